@@ -1,0 +1,1 @@
+"""The ClientApp: trains and evaluates on a device within its budget."""

@@ -1,0 +1,1 @@
+"""Device reports, probes, fleets of simulated devices, the virtual clock, budgets."""

@@ -1,0 +1,1 @@
+"""The ServerApp: run configuration, evaluation, checkpoint, journal, report."""

@@ -1,0 +1,1 @@
+"""The server side of every method, one file per method."""

@@ -1,0 +1,1 @@
+"""Data sets, their partition over devices, and their metrics."""
