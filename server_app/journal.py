@@ -1,0 +1,392 @@
+"""The journal: the files a run leaves in its folder, written so that a crash at any moment loses at most one round."""
+
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+# What a resumed run may change without becoming another experiment: where things lie, and how far and how fast it goes.
+MAY_CHANGE_ON_RESUME = frozenset(
+    {"resume", "rounds", "workers", "output-dir", "run-name", "data-dir", "evaluate-every", "checkpoint-every"}
+)
+ERROR_LINES = 40
+
+Count = Annotated[int, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0)]  # above 1 when a budget was overrun
+
+
+class JournalError(RuntimeError):
+    """A run folder that cannot be written to, or that does not hold what a run leaves behind."""
+
+
+class Record(BaseModel):
+    """A line of a journal file: every key must be there, no other may.
+
+    Numbers that JSON does not have are written as the strings "NaN", "Infinity" and "-Infinity", and are read back as
+    floats.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class ServerSeconds(Record):
+    """Where the server's time of one round went."""
+
+    assign: Seconds
+    payload: Seconds
+    absorb: Seconds
+    finish: Seconds
+    evaluate: Seconds
+
+
+class RoundRecord(Record):
+    """One finished round. `wall_seconds` is what this round took, `simulated_seconds` the virtual clock at its end."""
+
+    round: Annotated[int, Field(ge=1)]
+    strategy: str
+    task: str
+    accuracy: float | None  # these three are None in a round without evaluation
+    loss: float | None
+    accuracy_by_tier: dict[str, float] | None
+    devices_sampled: Count
+    devices_replied: Count
+    devices_failed: Count
+    devices_refused: Count
+    bytes_down: Bytes
+    bytes_up: Bytes
+    memory_utilisation: Share | None  # None when no device trained
+    bandwidth_utilisation: Share | None  # None when no device trained under a payload budget
+    distinct_architectures: Count
+    simulated_seconds: Seconds
+    wall_seconds: Seconds
+    server_seconds: ServerSeconds
+    server_peak_rss_bytes: Bytes
+
+
+class BudgetRecord(Record):
+    """What a device might spend in a round; None is no limit."""
+
+    memory_bytes: Bytes
+    payload_bytes: Bytes | None
+    deadline_seconds: Seconds | None
+
+
+class DeviceRecord(Record):
+    """One device in one round. What a device that did not train cannot have is None."""
+
+    device: Annotated[int, Field(ge=0)]
+    node: int | None
+    round: Annotated[int, Field(ge=1)]
+    tier: str | None
+    architecture: dict[str, Any] | None
+    parameters: Count | None
+    payload_bytes: Bytes | None
+    budget: BudgetRecord | None
+    predicted_memory_bytes: Bytes | None
+    measured_memory_bytes: Bytes | None
+    seconds: Seconds | None
+    simulated_seconds: Seconds | None
+    examples: Count | None
+    loss: float | None
+    outcome: str
+
+    @field_validator("outcome")
+    @classmethod
+    def _known_outcome(cls, outcome: str) -> str:
+        if outcome in ("trained", "late") or outcome.startswith(("failed: ", "refused: ", "skipped: ")):
+            return outcome
+        raise ValueError(f"{outcome!r} is not 'trained', 'late', 'failed: ...', 'refused: ...' or 'skipped: ...'")
+
+    @property
+    def outcome_word(self) -> str:
+        """The outcome without its reason: trained, late, failed, refused or skipped."""
+        return self.outcome.split(":", 1)[0]
+
+
+class Summary(Record):
+    """The whole run in a few figures. Bytes and wall seconds are sums over the rounds."""
+
+    status: Literal["finished", "failed"]
+    rounds: Count
+    final_accuracy: float | None
+    best_accuracy: float | None
+    best_round: int | None
+    accuracy_by_tier: dict[str, float] | None
+    bytes_down: Bytes
+    bytes_up: Bytes
+    devices_by_outcome: dict[str, int]
+    simulated_seconds: Seconds
+    wall_seconds: Seconds
+    error: str | None
+
+
+AnyRecord = TypeVar("AnyRecord", RoundRecord, DeviceRecord)
+
+
+class Journal:
+    """Writes one run's folder. Open it with `Journal.open`, write every round, and `finish` it in any case.
+
+    A round's devices are written before the round itself, so a round that is in rounds.jsonl is complete.
+    """
+
+    def __init__(self, run_dir: Path, last_round: int) -> None:
+        self.run_dir = run_dir
+        self.last_round = last_round
+        self._writer: SummaryWriter | None = None
+
+    @classmethod
+    def open(cls, run_dir: Path, config: Mapping[str, Any], resume: bool) -> "Journal":
+        """Start a run's journal, or with `resume` go on with one, and write config.json.
+
+        `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them. A resumed journal
+        still holds all its rounds: call `drop_after` with the round of the checkpoint.
+
+        Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
+        it is set, or when the run to be resumed had another configuration.
+        """
+        # A missing tensorboard should stop the run here, not after its first round.
+        import torch.utils.tensorboard  # noqa: F401
+
+        check_folder(run_dir, resume)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        journal = cls(run_dir, last_round=0)
+        if resume:
+            _check_same_experiment(run_dir, config)
+            rounds = read_rounds(run_dir)
+            # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
+            journal.drop_after(rounds[-1].round if rounds else 0)
+        resolved = {"config": dict(config), "versions": _versions(), "seed": config["seed"]}
+        _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
+        (run_dir / "summary.json").unlink(missing_ok=True)
+        return journal
+
+    def write_round(
+        self, record: RoundRecord | Mapping[str, Any], devices: Sequence[DeviceRecord | Mapping[str, Any]]
+    ) -> None:
+        """Append one finished round and its devices to the files, on disk when this returns, and to TensorBoard.
+
+        Raises ValueError (a pydantic ValidationError for a missing, unknown or ill-typed key), and nothing is written.
+        """
+        record = RoundRecord.model_validate(record)
+        checked = [DeviceRecord.model_validate(device) for device in devices]
+        if record.round != self.last_round + 1:
+            raise ValueError(
+                f"round {record.round} cannot follow round {self.last_round} in the journal {self.run_dir}"
+            )
+        for device in checked:
+            if device.round != record.round:
+                raise ValueError(
+                    f"device {device.device} of round {device.round} was written with round {record.round}"
+                )
+        _append(self.run_dir / "devices.jsonl", checked)
+        _append(self.run_dir / "rounds.jsonl", [record])
+        self.last_round = record.round
+        self._write_scalars(record)
+
+    def drop_after(self, round: int) -> None:
+        """Remove every line beyond `round`, the round of the checkpoint that a resumed run goes on from."""
+        rounds = [record for record in read_rounds(self.run_dir) if record.round <= round]
+        if len(rounds) < round:
+            raise JournalError(
+                f"the checkpoint in {self.run_dir} is of round {round}, but rounds.jsonl ends with round {len(rounds)}"
+            )
+        _write_beside(self.run_dir / "rounds.jsonl", "".join(_line(record) for record in rounds))
+        beside = self.run_dir / "devices.jsonl.new"
+        with beside.open("w", encoding="utf-8") as file:
+            # One line at a time: a long run's devices do not fit in memory.
+            for device in read_devices(self.run_dir):
+                if device.round <= round:
+                    file.write(_line(device))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.run_dir / "devices.jsonl")
+        self.last_round = round
+
+    def finish(self, status: Literal["finished", "failed"], error: str | None = None) -> Summary:
+        """Write summary.json, then report.html. `error` is a traceback, of which the last lines are kept."""
+        from server_app.report import write_report
+
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        last_lines = None if error is None else "\n".join(error.rstrip().splitlines()[-ERROR_LINES:])
+        summary = summarize(self.run_dir, status, last_lines)
+        _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
+        write_report(self.run_dir)
+        return summary
+
+    def _write_scalars(self, record: RoundRecord) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self._writer is None:
+            # purge_step hides what an interrupted run had written of this round and later ones.
+            self._writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=record.round)
+        scalars: dict[str, float | None] = {
+            "accuracy": record.accuracy,
+            "loss": record.loss,
+            "bytes/down": record.bytes_down,
+            "bytes/up": record.bytes_up,
+            "utilisation/memory": record.memory_utilisation,
+            "utilisation/bandwidth": record.bandwidth_utilisation,
+            "devices/sampled": record.devices_sampled,
+            "devices/replied": record.devices_replied,
+            "devices/failed": record.devices_failed,
+            "devices/refused": record.devices_refused,
+            "architectures": record.distinct_architectures,
+            "seconds/simulated": record.simulated_seconds,
+            "seconds/wall": record.wall_seconds,
+            "server/peak_rss_bytes": record.server_peak_rss_bytes,
+        }
+        scalars |= {f"accuracy_by_tier/{tier}": value for tier, value in (record.accuracy_by_tier or {}).items()}
+        scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.model_dump().items()}
+        for name, value in scalars.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, record.round)
+        self._writer.flush()
+
+
+def check_folder(run_dir: Path, resume: bool) -> None:
+    """Raise JournalError unless a new run may start in `run_dir`, or with `resume` an earlier one go on there."""
+    exists = (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
+    if exists and not resume:
+        state = "a finished" if (run_dir / "summary.json").exists() else "an unfinished"
+        raise JournalError(
+            f"{run_dir} already holds {state} run, which is not overwritten: "
+            "choose another run-name, or go on with it by resume=true"
+        )
+    if resume and not exists:
+        raise JournalError(f"{run_dir} holds no run to resume: check output-dir and run-name, or set resume=false")
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The content of config.json: `config`, `versions` and `seed`. Raises JournalError when there is no run."""
+    path = run_dir / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
+    except json.JSONDecodeError as error:
+        raise JournalError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict) or set(content) != {"config", "versions", "seed"}:
+        raise JournalError(f"{path} must be an object with the keys config, versions and seed")
+    return content
+
+
+def read_summary(run_dir: Path) -> Summary | None:
+    """The content of summary.json, or None while the run has not ended."""
+    path = run_dir / "summary.json"
+    if not path.exists():
+        return None
+    try:
+        return Summary.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise JournalError(f"{path}: {error}") from None
+
+
+def read_rounds(run_dir: Path) -> list[RoundRecord]:
+    """The finished rounds, 1, 2, ... without gaps. A torn last line, as a crash leaves it, is not a finished round."""
+    rounds = list(_read_lines(run_dir / "rounds.jsonl", RoundRecord))
+    for expected, record in enumerate(rounds, start=1):
+        if record.round != expected:
+            raise JournalError(
+                f"{run_dir / 'rounds.jsonl'}, line {expected}: round {record.round} instead of {expected}"
+            )
+    return rounds
+
+
+def read_devices(run_dir: Path) -> Iterator[DeviceRecord]:
+    """The devices of every round, one after the other, also those of a round that a crash kept from finishing."""
+    return _read_lines(run_dir / "devices.jsonl", DeviceRecord)
+
+
+def summarize(run_dir: Path, status: Literal["finished", "failed"], error: str | None) -> Summary:
+    """The figures of summary.json, from the journal files."""
+    rounds = read_rounds(run_dir)
+    evaluated = [record for record in rounds if record.accuracy is not None]
+    # The first of equals; NaN, which compares with nothing, never wins.
+    best = max(evaluated, key=lambda record: _or_lowest(record.accuracy), default=None)
+    outcomes = Counter(device.outcome_word for device in read_devices(run_dir) if device.round <= len(rounds))
+    return Summary(
+        status=status,
+        rounds=len(rounds),
+        final_accuracy=evaluated[-1].accuracy if evaluated else None,
+        best_accuracy=best.accuracy if best else None,
+        best_round=best.round if best else None,
+        accuracy_by_tier=evaluated[-1].accuracy_by_tier if evaluated else None,
+        bytes_down=sum(record.bytes_down for record in rounds),
+        bytes_up=sum(record.bytes_up for record in rounds),
+        devices_by_outcome=dict(sorted(outcomes.items())),
+        simulated_seconds=rounds[-1].simulated_seconds if rounds else 0.0,
+        wall_seconds=sum(record.wall_seconds for record in rounds),
+        error=error,
+    )
+
+
+def _or_lowest(accuracy: float | None) -> float:
+    return accuracy if accuracy is not None and accuracy == accuracy else float("-inf")
+
+
+def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return  # torn by a crash: only the last line can lack its end
+            try:
+                yield kind.model_validate_json(line)
+            except ValidationError as error:
+                raise JournalError(f"{path}, line {number}: {error}") from None
+
+
+def _line(record: Record) -> str:
+    return record.model_dump_json() + "\n"
+
+
+def _append(path: Path, records: Sequence[Record]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(_line(record) for record in records))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_beside(path: Path, text: str) -> None:
+    """Write a whole file so that at every moment either the old or the new one is there."""
+    beside = path.with_name(path.name + ".new")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _check_same_experiment(run_dir: Path, config: Mapping[str, Any]) -> None:
+    before = read_config(run_dir)["config"]
+    changed = [
+        f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
+        for key in sorted(before.keys() | config.keys())
+        if before.get(key) != config.get(key) and key not in MAY_CHANGE_ON_RESUME
+    ]
+    if changed:
+        raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in ("torch", "flwr", "wildflower"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None  # the app can run from its bundle without being installed
+    return found

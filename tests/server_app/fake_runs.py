@@ -1,0 +1,67 @@
+"""Run folders as a run would leave them, for the tests of what reads them."""
+
+from pathlib import Path
+
+from server_app.journal import Journal
+
+CONFIG = {"task": "digits", "strategy": "heterofl", "rounds": 3, "seed": 7, "learning-rate": 0.1}
+
+
+def a_round(number: int, **changes) -> dict:
+    record = {
+        "round": number,
+        "strategy": "heterofl",
+        "task": "digits",
+        "accuracy": 0.1 * number,
+        "loss": 2.0 / number,
+        "accuracy_by_tier": {"small": 0.05 * number, "large": 0.1 * number},
+        "devices_sampled": 3,
+        "devices_replied": 2,
+        "devices_failed": 1,
+        "devices_refused": 0,
+        "bytes_down": 1000,
+        "bytes_up": 900,
+        "memory_utilisation": 0.9,
+        "bandwidth_utilisation": None,
+        "distinct_architectures": 2,
+        "simulated_seconds": 60.0 * number,
+        "wall_seconds": 1.5,
+        "server_seconds": {"assign": 0.1, "payload": 0.1, "absorb": 0.1, "finish": 0.1, "evaluate": 0.1},
+        "server_peak_rss_bytes": 10**8,
+    }
+    return record | changes
+
+
+def a_device(number: int, device: int, **changes) -> dict:
+    record = {
+        "device": device,
+        "node": 2**63 - 5,
+        "round": number,
+        "tier": "small",
+        "architecture": {"widths": [3, 8], "depths": []},
+        "parameters": 500,
+        "payload_bytes": 2000,
+        "budget": {"memory_bytes": 10**6, "payload_bytes": None, "deadline_seconds": 30.0},
+        "predicted_memory_bytes": 9 * 10**5,
+        "measured_memory_bytes": None,
+        "seconds": 0.2,
+        "simulated_seconds": 12.0,
+        "examples": 40,
+        "loss": 1.0,
+        "outcome": "trained",
+    }
+    return record | changes
+
+
+def three_rounds(run_dir: Path) -> Journal:
+    journal = Journal.open(run_dir, CONFIG, resume=False)
+    for number in (1, 2, 3):
+        journal.write_round(
+            a_round(number),
+            [
+                a_device(number, 0),
+                a_device(number, 1, outcome="late"),
+                a_device(number, 2, outcome="failed: no memory"),
+            ],
+        )
+    return journal

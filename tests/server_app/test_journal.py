@@ -1,0 +1,199 @@
+import json
+
+import pytest
+from fake_runs import CONFIG, a_device, a_round, three_rounds
+from pydantic import ValidationError
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from server_app.journal import Journal, JournalError, read_config, read_devices, read_rounds, read_summary
+
+
+def test_config_holds_the_resolved_configuration_versions_and_seed(tmp_path):
+    Journal.open(tmp_path / "run", CONFIG, resume=False)
+    content = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert content["config"] == CONFIG
+    assert content["seed"] == 7
+    assert set(content["versions"]) == {"python", "torch", "flwr", "wildflower"}
+    assert content["versions"]["flwr"] == "1.41.0"
+
+
+def test_lines_have_exactly_the_keys_of_the_contract(tmp_path):
+    three_rounds(tmp_path)
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    devices = [json.loads(line) for line in (tmp_path / "devices.jsonl").read_text().splitlines()]
+    assert rounds == [a_round(number) for number in (1, 2, 3)]
+    assert len(devices) == 9
+    assert devices[3] == a_device(2, 0)
+
+
+@pytest.mark.parametrize("key", ["accuracy", "bytes_up", "server_seconds"])
+def test_a_missing_key_is_an_error_and_writes_nothing(tmp_path, key):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    record = a_round(1)
+    del record[key]
+    with pytest.raises(ValidationError, match=key):
+        journal.write_round(record, [a_device(1, 0)])
+    assert not (tmp_path / "rounds.jsonl").exists()
+    assert not (tmp_path / "devices.jsonl").exists()
+
+
+def test_an_unknown_key_is_an_error(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    with pytest.raises(ValidationError, match="accurracy"):
+        journal.write_round(a_round(1, accurracy=0.5), [])
+    with pytest.raises(ValidationError, match="battery"):
+        journal.write_round(a_round(1), [a_device(1, 0, battery=0.5)])
+    with pytest.raises(ValidationError, match="exploded"):
+        journal.write_round(a_round(1), [a_device(1, 0, outcome="exploded")])
+    assert read_rounds(tmp_path) == []
+
+
+def test_rounds_come_one_after_the_other_with_their_own_devices(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1), [])
+    with pytest.raises(ValueError, match="round 3 cannot follow round 1"):
+        journal.write_round(a_round(3), [])
+    with pytest.raises(ValueError, match="round 1 was written with round 2"):
+        journal.write_round(a_round(2), [a_device(1, 0)])
+
+
+def test_a_diverged_loss_stays_readable_json(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1, loss=float("nan")), [a_device(1, 0, loss=float("inf"))])
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads((tmp_path / "rounds.jsonl").read_text(), parse_constant=refuse)["loss"] == "NaN"
+    loss = read_rounds(tmp_path)[0].loss
+    assert loss != loss
+    assert next(read_devices(tmp_path)).loss == float("inf")
+
+
+@pytest.mark.parametrize(("end", "state"), [(True, "a finished run"), (False, "an unfinished run")])
+def test_an_earlier_run_is_not_overwritten(tmp_path, end, state):
+    journal = three_rounds(tmp_path)
+    if end:
+        journal.finish("finished")
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.json*")}
+    with pytest.raises(JournalError) as error:
+        Journal.open(tmp_path, CONFIG, resume=False)
+    for part in (str(tmp_path), state, "run-name", "resume=true"):
+        assert part in str(error.value)
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.json*")} == before
+
+
+def test_nothing_to_resume_is_an_error(tmp_path):
+    with pytest.raises(JournalError, match="no run to resume"):
+        Journal.open(tmp_path / "typo", CONFIG, resume=True)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_resume_drops_what_is_beyond_the_checkpoint_and_a_torn_line(tmp_path):
+    three_rounds(tmp_path)
+    # The crash came while round 4 was written: its devices are there, its round is half there.
+    with (tmp_path / "devices.jsonl").open("a") as file:
+        file.write(json.dumps(a_device(4, 0)) + "\n")
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(a_round(4))[:50])
+    journal = Journal.open(tmp_path, CONFIG | {"rounds": 5, "resume": True}, resume=True)
+    assert journal.last_round == 3
+    assert (tmp_path / "rounds.jsonl").read_bytes().endswith(b"}\n")
+    journal.drop_after(2)
+    journal.write_round(a_round(3, accuracy=0.9), [a_device(3, 5)])
+    assert [record.accuracy for record in read_rounds(tmp_path)] == pytest.approx([0.1, 0.2, 0.9])
+    assert [(device.round, device.device) for device in read_devices(tmp_path)] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+        (3, 5),
+    ]
+    assert read_config(tmp_path)["config"]["rounds"] == 5
+
+
+def test_a_checkpoint_ahead_of_the_journal_is_an_error(tmp_path):
+    journal = three_rounds(tmp_path)
+    with pytest.raises(JournalError, match=r"of round 4, but rounds\.jsonl ends with round 3"):
+        journal.drop_after(4)
+
+
+def test_resume_with_another_configuration_is_an_error(tmp_path):
+    three_rounds(tmp_path)
+    with pytest.raises(JournalError, match=r"learning-rate was 0\.1 and is 0\.2"):
+        Journal.open(tmp_path, CONFIG | {"learning-rate": 0.2}, resume=True)
+
+
+def test_resuming_a_finished_run_takes_its_summary_away(tmp_path):
+    three_rounds(tmp_path).finish("finished")
+    Journal.open(tmp_path, CONFIG | {"rounds": 5}, resume=True)
+    assert read_summary(tmp_path) is None
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    three_rounds(tmp_path)
+    path = tmp_path / "rounds.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + '{"round": 2}\n' + lines[2])
+    with pytest.raises(JournalError, match=r"rounds\.jsonl, line 2"):
+        read_rounds(tmp_path)
+    path.write_text(lines[0] + lines[2])
+    with pytest.raises(JournalError, match="line 2: round 3 instead of 2"):
+        read_rounds(tmp_path)
+
+
+def test_summary_of_a_finished_run(tmp_path):
+    journal = three_rounds(tmp_path)
+    journal.write_round(a_round(4, accuracy=None, loss=None, accuracy_by_tier=None), [a_device(4, 0)])
+    journal.finish("finished")
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "status": "finished",
+        "rounds": 4,
+        "final_accuracy": pytest.approx(0.3),
+        "best_accuracy": pytest.approx(0.3),
+        "best_round": 3,
+        "accuracy_by_tier": {"small": pytest.approx(0.15), "large": pytest.approx(0.3)},
+        "bytes_down": 4000,
+        "bytes_up": 3600,
+        "devices_by_outcome": {"failed": 3, "late": 3, "trained": 4},
+        "simulated_seconds": 240.0,
+        "wall_seconds": 6.0,
+        "error": None,
+    }
+    assert (tmp_path / "report.html").exists()
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_summary_of_a_run_that_failed_before_its_first_round(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    summary = journal.finish("failed", "\n".join(f"line {number}" for number in range(100)))
+    assert (summary.status, summary.rounds, summary.final_accuracy, summary.best_round) == ("failed", 0, None, None)
+    assert summary.error is not None
+    assert summary.error.splitlines()[-1] == "line 99"
+    assert len(summary.error.splitlines()) == 40
+    assert (tmp_path / "report.html").exists()
+
+
+def test_best_accuracy_is_the_first_of_equals_and_never_nan(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    for number, accuracy in enumerate([float("nan"), 0.5, 0.5, float("nan")], start=1):
+        journal.write_round(a_round(number, accuracy=accuracy), [])
+    summary = journal.finish("finished")
+    assert (summary.best_accuracy, summary.best_round) == (0.5, 2)
+
+
+def test_tensorboard_scalars_after_a_resume_have_every_round_once(tmp_path):
+    three_rounds(tmp_path)
+    journal = Journal.open(tmp_path, CONFIG, resume=True)
+    journal.drop_after(1)
+    journal.write_round(a_round(2, accuracy=0.75), [])
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {"accuracy", "loss", "accuracy_by_tier/small", "bytes/up", "seconds/simulated", "seconds/wall"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert "utilisation/bandwidth" not in events.Tags()["scalars"]  # it was None in every round
+    by_round = [(event.step, round(event.value, 4)) for event in events.Scalars("accuracy")]
+    assert by_round == [(1, 0.1), (2, 0.75)]
