@@ -1,0 +1,176 @@
+"""Data sets in memory, and the cache folder that spares every later process the decoding.
+
+A decoded data set is kept as one safetensors file. Reading it back maps the file, so that all client processes of a
+machine share one copy of the pages and none of them imports the library that decoded it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DECODED_VERSION = 1
+"""Raised whenever decoding changes, so that files of an older release are not read."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Examples: `inputs` (examples, channels, height, width), `labels` (examples,) int64."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.labels):
+            raise ValueError(f"{len(self.inputs)} inputs do not go with {len(self.labels)} labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A decoded data set.
+
+    `mean` and `std` (channels,) are those of `train.inputs`, in the unit in which the inputs are stored.
+    `natural_ids` (training examples,) says which real-world source, numbered from 0, each example is from.
+    """
+
+    train: Data
+    test: Data
+    classes: int
+    mean: Tensor
+    std: Tensor
+    natural_ids: Tensor | None = None
+
+
+def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None) -> DataSet:
+    """A data set of byte images: counts the classes and measures mean and standard deviation per channel.
+
+    Sums of bytes are whole numbers, hence exact: every machine normalizes by the same bits.
+    """
+    if not len(train) or not len(test):
+        raise ValueError(f"a data set needs examples, found {len(train)} for training and {len(test)} for testing")
+    if train.inputs.dtype != torch.uint8 or test.inputs.dtype != torch.uint8:
+        raise ValueError(f"images must be bytes, not {train.inputs.dtype} and {test.inputs.dtype}")
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        raise ValueError(
+            f"training images are {tuple(train.inputs.shape[1:])}, test images {tuple(test.inputs.shape[1:])}: "
+            "they must have one shape"
+        )
+    labels = torch.cat([train.labels, test.labels])
+    if int(labels.min()) < 0:
+        raise ValueError(f"labels count from 0, found {int(labels.min())}")
+    channels = train.inputs.shape[1]
+    counts = torch.stack(
+        [torch.bincount(train.inputs[:, c].flatten(), minlength=256) for c in range(channels)]
+    ).double()
+    values, pixels = torch.arange(256.0, dtype=torch.float64), counts.sum(1)
+    mean = counts @ values / pixels
+    std = (counts @ values**2 / pixels - mean**2).clamp_min(0).sqrt()
+    if bool((std == 0).any()):
+        raise ValueError("a channel of the training images has one value only, so it cannot be normalized")
+    return DataSet(train, test, int(labels.max()) + 1, mean.float(), std.float(), natural_ids)
+
+
+def stratified_test(labels: Tensor, fraction: float) -> Tensor:
+    """A mask (examples,) of the test examples of a data set that comes without a test set: `fraction` of each class.
+
+    The choice depends on the labels alone, never on the seed of a run.
+    """
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero().flatten()
+        chosen = torch.randperm(len(members), generator=generator)[: round(fraction * len(members))]
+        mask[members[chosen]] = True
+    return mask
+
+
+def cache_folder(kind: str) -> Path:
+    """The folder for files of one kind (`data`, `partitions`): `$WILDFLOWER_CACHE`, else `~/.cache/wildflower`."""
+    root = os.environ.get("WILDFLOWER_CACHE") or "~/.cache/wildflower"
+    return Path(root).expanduser() / kind
+
+
+def digest(**determined_by: object) -> str:
+    """The name of a cache file: 20 hexadecimal digits over everything that determines its contents."""
+    return hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def describe_files(files: list[Path]) -> list[tuple[str, int, int]]:
+    """Path, size and time of change of each file, for `digest`."""
+    return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+
+
+@contextmanager
+def written_whole(target: Path) -> Iterator[Path]:
+    """Gives a path beside `target` to write to, renamed to `target` at the end.
+
+    Other processes see no file or all of it; of several that write the same one, the last wins and nothing is lost.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem + "-", suffix=target.suffix)
+    except OSError as error:
+        raise OSError(
+            f"cannot write to the cache folder {target.parent} ({error.strerror}); "
+            "set WILDFLOWER_CACHE to a folder that can be written"
+        ) from error
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
+    """The data set of the cache file `name`-`key`, decoded and written there by the first process that asks."""
+    file = cache_folder("data") / f"{name}-{key}.safetensors"
+    if not file.exists():
+        _write(decode(), file)
+    try:
+        tensors = load_file(file)
+        return DataSet(
+            train=Data(tensors["train_inputs"], tensors["train_labels"]),
+            test=Data(tensors["test_inputs"], tensors["test_labels"]),
+            classes=int(tensors["classes"]),
+            mean=tensors["mean"],
+            std=tensors["std"],
+            natural_ids=tensors.get("natural_ids"),
+        )
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"the cache file {file} cannot be read ({error}); delete it and it is made anew") from error
+
+
+def _write(data: DataSet, file: Path) -> None:
+    tensors = {
+        "train_inputs": data.train.inputs,
+        "train_labels": data.train.labels,
+        "test_inputs": data.test.inputs,
+        "test_labels": data.test.labels,
+        "classes": torch.tensor(data.classes),
+        "mean": data.mean,
+        "std": data.std,
+    }
+    if data.natural_ids is not None:
+        tensors["natural_ids"] = data.natural_ids
+    with written_whole(file) as beside:
+        save_file({key: value.contiguous() for key, value in tensors.items()}, beside)

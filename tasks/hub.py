@@ -1,0 +1,188 @@
+"""Image data sets in the format of the Hugging Face hub: downloaded by `datasets`, or from a local copy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.data import (
+    DECODED_VERSION,
+    Data,
+    DataSet,
+    decoded_once,
+    describe_files,
+    digest,
+    make_data_set,
+    stratified_test,
+)
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Where a data set is on the hub and what its columns are called."""
+
+    path: str
+    channels: int
+    image: str = "image"
+    label: str = "label"
+    config: str | None = None
+    natural_id: str | None = None
+    held_out: float = 0.0
+    """Fraction of each class held out as the test set, for a repository without one."""
+
+
+REPOSITORIES = {
+    "mnist": Repository("ylecun/mnist", 1),
+    "fashion-mnist": Repository("zalando-datasets/fashion_mnist", 1),
+    "cifar10": Repository("uoft-cs/cifar10", 3, image="img"),
+    "cifar100": Repository("uoft-cs/cifar100", 3, image="img", label="fine_label"),
+    "svhn": Repository("ufldl-stanford/svhn", 3, config="cropped_digits"),
+    "stl10": Repository("tanganke/stl10", 3),
+    "femnist": Repository("flwrlabs/femnist", 1, label="character", natural_id="writer_id", held_out=0.1),
+}
+
+
+def existing_folder(name: str, data_dir: str) -> Path:
+    """`data_dir` as a path; FileNotFoundError unless it is a folder: no other place is searched in its stead."""
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"data-dir '{data_dir}' of the task '{name}' {what}; it must be a folder")
+    return folder
+
+
+def find_local(folder: Path) -> list[Path]:
+    """The files of a local copy: parquet files as on the hub, or what `save_to_disk` wrote; empty if neither."""
+    return sorted(folder.rglob("*.parquet")) or sorted(folder.rglob("*.arrow"))
+
+
+def load(name: str, data_dir: str) -> DataSet:
+    """The data set `name` of REPOSITORIES from a local copy in `data_dir`, else from the hub.
+
+    FileNotFoundError when there is no copy and the hub cannot be reached; ValueError when a copy lacks a column.
+    """
+    repository = REPOSITORIES[name]
+    if not data_dir:
+        key = digest(decoded=DECODED_VERSION, repository=repository.path, config=repository.config)
+        return decoded_once(name, key, lambda: _decode(repository, lambda split: _download(name, split)))
+    folder = existing_folder(name, data_dir)
+    files = find_local(folder)
+    if not files:
+        raise FileNotFoundError(
+            f"{folder}: no data of the task '{name}'; expected parquet files such as train-00000-of-00001.parquet, "
+            "or a folder that save_to_disk of `datasets` wrote"
+        )
+    key = digest(decoded=DECODED_VERSION, files=describe_files(files))
+    return decoded_once(name, key, lambda: _decode(repository, lambda split: _open(folder, split)))
+
+
+def _import_datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise FileNotFoundError(
+            "reading it needs the package `datasets`, which is not installed: pip install 'wildflower[server]'"
+        ) from error
+    return datasets
+
+
+def _download(name: str, split: str) -> Dataset:
+    repository = REPOSITORIES[name]
+    try:
+        return _import_datasets().load_dataset(repository.path, repository.config, split=split)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"the data set {repository.path} could not be downloaded ({error}); "
+            f"connect to the hub once, or set data-dir to a local copy of {repository.path}"
+        ) from error
+
+
+def _open(folder: Path, split: str) -> Dataset:
+    datasets = _import_datasets()
+    parquet = sorted(file for file in folder.rglob("*.parquet") if _is_of_split(file, folder, split))
+    if parquet:
+        import pyarrow.parquet
+
+        return datasets.Dataset(pyarrow.concat_tables([pyarrow.parquet.read_table(file) for file in parquet]))
+    for saved in (folder / split, folder):
+        if (saved / "state.json").is_file():
+            return datasets.load_from_disk(str(saved))
+    raise FileNotFoundError(f"{folder}: no data of the split '{split}', such as {split}-00000-of-00001.parquet")
+
+
+def _is_of_split(file: Path, folder: Path, split: str) -> bool:
+    """Whether a parquet file is `<split>.parquet`, `<split>-00000-of-00001.parquet` or `<split>/<number>.parquet`."""
+    stem = file.stem.split("-")[0]
+    return stem == split or (stem.isdecimal() and file.parent != folder and file.parent.name == split)
+
+
+def _decode(repository: Repository, open_split: Any) -> DataSet:
+    train_rows = open_split("train")
+    train = _examples(train_rows, repository)
+    natural_ids = None
+    if repository.natural_id is not None:
+        _require_column(train_rows, repository.natural_id, repository)
+        names = np.asarray(train_rows.with_format("arrow")[:].column(repository.natural_id).to_pylist())
+        natural_ids = torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
+    if not repository.held_out:
+        return make_data_set(train, _examples(open_split("test"), repository), natural_ids=natural_ids)
+    test = stratified_test(train.labels, repository.held_out)
+    return make_data_set(
+        Data(train.inputs[~test], train.labels[~test]),
+        Data(train.inputs[test], train.labels[test]),
+        natural_ids=None if natural_ids is None else natural_ids[~test],
+    )
+
+
+def _require_column(rows: Dataset, column: str, repository: Repository) -> None:
+    if column not in rows.column_names:
+        raise ValueError(f"the copy of {repository.path} has no column '{column}', only {', '.join(rows.column_names)}")
+
+
+def _examples(rows: Dataset, repository: Repository) -> Data:
+    _require_column(rows, repository.image, repository)
+    _require_column(rows, repository.label, repository)
+    images: Tensor | None = None
+    labels = torch.empty(len(rows), dtype=torch.int64)
+    for position, (encoded, label) in enumerate(_encoded(rows, repository)):
+        image = _decode_image(encoded, repository.channels, position)
+        if images is None:
+            images = torch.empty((len(rows), *image.shape), dtype=torch.uint8)
+        if image.shape != images.shape[1:]:
+            raise ValueError(
+                f"{repository.path}: image {position} is {tuple(image.shape)}, the first is {tuple(images.shape[1:])}"
+            )
+        images[position], labels[position] = image, label
+    if images is None:
+        raise ValueError(f"{repository.path}: a split has no examples")
+    return Data(images, labels)
+
+
+def _encoded(rows: Dataset, repository: Repository) -> Iterator[tuple[bytes, int]]:
+    """The bytes of each image file with its label, a thousand at a time."""
+    for table in rows.with_format("arrow").iter(batch_size=1000):
+        labels = table.column(repository.label).to_pylist()
+        for image, label in zip(table.column(repository.image).to_pylist(), labels, strict=True):
+            yield image["bytes"], label
+
+
+def _decode_image(encoded: bytes, channels: int, position: int) -> Tensor:
+    """An image file as bytes of shape (channels, height, width)."""
+    import PIL.Image
+
+    try:
+        with PIL.Image.open(io.BytesIO(encoded)) as image:
+            pixels = np.array(image.convert("RGB" if channels == 3 else "L"))
+    except (PIL.UnidentifiedImageError, OSError, TypeError) as error:
+        raise ValueError(f"image {position} cannot be decoded: {error}") from error
+    return torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1)

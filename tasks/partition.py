@@ -1,0 +1,182 @@
+"""Which device holds which training examples.
+
+`divide` deals out every example once, through flwr-datasets' partitioners, and keeps the result as an index file, so
+that of all processes only the first ever imports flwr-datasets. `draw` computes the examples of one device alone, from
+(seed, device): any number of devices costs nothing until they are asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tasks.data import cache_folder, digest, written_whole
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+INDEX_VERSION = 1
+"""Raised whenever partitions change, so that index files of an older release are not read."""
+
+MOST_REQUIRED_EXAMPLES = 10
+"""A Dirichlet partition is drawn again until every device has this many examples (flwr-datasets' own default) ..."""
+
+LEAST_SHARE = 4
+"""... or a quarter of an equal share where that is less."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """Examples of every device: device d holds `examples[starts[d] : starts[d + 1]]`."""
+
+    examples: np.ndarray
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, device: int) -> np.ndarray:
+        return self.examples[self.starts[device] : self.starts[device + 1]]
+
+
+def divide(
+    partition: str, *, labels: np.ndarray, natural_ids: np.ndarray | None, alpha: float, devices: int, seed: int
+) -> Index:
+    """Deals out all examples, each to one device.
+
+    `iid`: equal shares of a shuffled order. `dirichlet`: shares of every class drawn from Dir(`alpha`) over devices; a
+    device that has more than an equal share gets none of the classes after (Yurochkin et al. 2019, arXiv:1905.12022,
+    as its authors' code balances). `natural`: one device per natural id, and `devices` of them chosen by `seed`.
+
+    ValueError: more devices than examples or natural ids, no natural ids, an alpha that leaves devices almost empty.
+    """
+    if partition == "natural":
+        if natural_ids is None:
+            raise ValueError(
+                "partition 'natural' needs a task that records where each example is from, such as femnist; "
+                "use 'iid' or 'dirichlet'"
+            )
+        sources = int(natural_ids.max()) + 1
+        if devices > sources:
+            raise ValueError(f"{devices} devices are more than the {sources} natural ids of the task")
+        # Every source is dealt once; which of them take part is chosen afterwards, so one index file serves all.
+        index = _kept_index(_digest(partition, natural_ids), partition, natural_ids, alpha, sources, seed)
+        return _choose(index, np.random.default_rng([seed, devices]).permutation(sources)[:devices])
+    if devices > len(labels):
+        raise ValueError(
+            f"{devices} devices are more than the {len(labels)} training examples; "
+            "use fewer devices, or set examples-per-device and let devices share examples"
+        )
+    settings = {"devices": devices, "seed": seed} | ({"alpha": alpha} if partition == "dirichlet" else {})
+    return _kept_index(_digest(partition, labels, **settings), partition, labels, alpha, devices, seed)
+
+
+def draw(members: list[np.ndarray], *, alpha: float | None, device: int, seed: int, examples: int) -> np.ndarray:
+    """The `examples` training examples of one device; devices draw independently and may share examples.
+
+    `members` are the training examples in groups: all in one group for iid, one group per class for dirichlet. The
+    device's mix of groups is drawn from Dir(`alpha`) unless that is None, its number of examples per group from that
+    mix, then the examples; a group that has fewer gives all it has, and the rest comes from the others by the mix.
+    """
+    rng = np.random.default_rng([seed, device, 0])
+    available = np.array([len(group) for group in members])
+    mix = available / available.sum() if alpha is None else rng.dirichlet(np.full(len(members), alpha))
+    counts = _counts_by_mix(rng, mix, available, examples)
+    return np.concatenate(
+        [rng.choice(group, count, replace=False) for group, count in zip(members, counts, strict=True)]
+    )
+
+
+def _counts_by_mix(rng: np.random.Generator, mix: np.ndarray, available: np.ndarray, examples: int) -> np.ndarray:
+    counts = np.zeros_like(available)
+    while (missing := examples - counts.sum()) > 0:
+        open_mix = np.where(counts < available, mix, 0.0)
+        if open_mix.sum() == 0:  # the mix has only classes that are used up
+            open_mix = (available - counts).astype(float)
+        counts = np.minimum(counts + rng.multinomial(missing, open_mix / open_mix.sum()), available)
+    return counts
+
+
+def _choose(index: Index, devices: np.ndarray) -> Index:
+    parts = [index[device] for device in devices.tolist()]
+    return Index(np.concatenate(parts), np.cumsum([0, *(len(part) for part in parts)]))
+
+
+def _digest(partition: str, column: np.ndarray, **settings: float) -> str:
+    hashed = hashlib.sha256(np.ascontiguousarray(column, dtype="<i8").tobytes()).hexdigest()
+    return digest(index=INDEX_VERSION, partition=partition, column=hashed, **settings)
+
+
+def _kept_index(key: str, partition: str, column: np.ndarray, alpha: float, devices: int, seed: int) -> Index:
+    """The index file of `key` and the installed version of flwr-datasets, made if there is none.
+
+    A device without flwr-datasets takes the file of whichever version made it, if there is one and no other.
+    """
+    folder = cache_folder("partitions")
+    try:
+        file = folder / f"{partition}-{key}-{metadata.version('flwr-datasets')}.npz"
+    except metadata.PackageNotFoundError as error:
+        found = sorted(folder.glob(f"{partition}-{key}-*.npz"))
+        if len(found) != 1:
+            raise FileNotFoundError(
+                f"{folder} has {len(found)} index files {partition}-{key}-*.npz and needs one: "
+                "copy it from the server's cache folder, or pip install 'wildflower[server]' to compute it here"
+            ) from error
+        file = found[0]
+    if not file.exists():
+        index = _compute(partition, column, alpha, devices, seed)
+        with written_whole(file) as beside:
+            np.savez(beside, examples=index.examples, starts=index.starts)
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            index = Index(arrays["examples"], arrays["starts"])
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"the index file {file} cannot be read ({error}); delete it and it is made anew") from error
+    _check(index, len(column), devices, file)
+    return index
+
+
+def _check(index: Index, examples: int, devices: int, file: Path) -> None:
+    complete = np.array_equal(np.sort(index.examples), np.arange(examples))
+    if not complete or len(index) != devices or index.starts[-1] != examples or (np.diff(index.starts) < 1).any():
+        raise ValueError(
+            f"{file}: does not deal {examples} examples to {devices} devices; delete it and it is made anew"
+        )
+
+
+def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, seed: int) -> Index:
+    try:
+        from datasets import Dataset
+        from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
+    except ImportError as error:
+        raise ImportError(
+            "computing a partition needs flwr-datasets, which is not installed: pip install 'wildflower[server]'"
+        ) from error
+    examples = np.arange(len(column))
+    partitioner: Partitioner
+    if partition == "iid":
+        examples = np.random.default_rng([seed, devices]).permutation(examples)
+        partitioner = IidPartitioner(devices)
+    elif partition == "dirichlet":
+        least = max(1, min(MOST_REQUIRED_EXAMPLES, len(column) // (LEAST_SHARE * devices)))
+        partitioner = DirichletPartitioner(devices, "column", alpha, least, self_balancing=True, seed=seed)
+    else:
+        partitioner = NaturalIdPartitioner("column")
+    rows = {"example": examples, "column": column[examples]}
+    partitioner.dataset = Dataset.from_dict(rows)
+    try:
+        # As arrow tables: a column that is read as Python or numpy values is read one value at a time.
+        tables = [partitioner.load_partition(device).with_format("arrow")[:] for device in range(devices)]
+    except ValueError as error:
+        raise ValueError(
+            f"no {partition} partition of {len(column)} examples over {devices} devices with alpha {alpha} was found "
+            f"({error}); raise alpha, use fewer devices, or set examples-per-device"
+        ) from error
+    parts = [table.column("example").to_numpy() for table in tables]
+    return Index(np.concatenate(parts), np.cumsum([0, *map(len, parts)]))

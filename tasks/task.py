@@ -1,0 +1,233 @@
+"""A task: a data set, its partition over devices, the shape of inputs and labels, the metric and the default family."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from tasks import digits, hub, idx, partition
+from tasks.data import Data, DataSet
+
+__all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "accuracy", "load_task"]
+
+PARTITIONS = ("iid", "dirichlet", "natural")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is fixed about a task: how its data are loaded from a data folder, its family, its augmentation."""
+
+    load: Callable[[str], DataSet]
+    family: str
+    crop_padding: int = 0
+    flip: bool = False
+
+
+TASKS: dict[str, Kind] = {
+    "digits": Kind(digits.load, "lenet5"),
+    "mnist": Kind(partial(idx.load, "mnist"), "lenet5"),
+    "fashion-mnist": Kind(partial(idx.load, "fashion-mnist"), "lenet5"),
+    "idx": Kind(idx.load_any, "lenet5"),
+    "cifar10": Kind(partial(hub.load, "cifar10"), "resnet18", crop_padding=4, flip=True),
+    "cifar100": Kind(partial(hub.load, "cifar100"), "resnet18", crop_padding=4, flip=True),
+    # A mirrored house number is another number or none.
+    "svhn": Kind(partial(hub.load, "svhn"), "resnet18", crop_padding=4),
+    "stl10": Kind(partial(hub.load, "stl10"), "resnet18", crop_padding=4, flip=True),
+    "femnist": Kind(partial(hub.load, "femnist"), "lenet5"),
+}
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """All that a server and its clients must agree on to hold the same task.
+
+    `data_dir`: a folder, or "" for the usual places. `alpha`: of the Dirichlet partition. `test_fraction`: the part of
+    each device's examples that it keeps for testing. `examples_per_device`: None deals out every example once; a number
+    lets each device draw that many for itself, so that devices may share examples and be as many as one likes.
+    """
+
+    name: str
+    devices: int
+    data_dir: str = ""
+    partition: str = "iid"
+    alpha: float = 0.5
+    seed: int = 0
+    test_fraction: float = 0.1
+    examples_per_device: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("task", self.name, TASKS)
+        _one_of("partition", self.partition, PARTITIONS)
+        if not isinstance(self.data_dir, str):
+            raise ValueError(f"data_dir must be a text, got {self.data_dir!r}")
+        _whole("devices", self.devices, 1)
+        _whole("seed", self.seed, 0)
+        if not _is_number(self.alpha) or not 0 < self.alpha < math.inf:
+            raise ValueError(f"alpha must be a number above 0, got {self.alpha!r}")
+        if not _is_number(self.test_fraction) or not 0 <= self.test_fraction < 1:
+            raise ValueError(f"test_fraction must be a number from 0 to below 1, got {self.test_fraction!r}")
+        if self.examples_per_device is not None:
+            _whole("examples_per_device", self.examples_per_device, 1)
+            if self.partition == "natural":
+                raise ValueError("examples_per_device does not go with partition 'natural', which says who holds what")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name; `from_json` gives an equal spec."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TaskSpec:
+        """The spec of `to_json`'s value; ValueError names an unknown or missing field and a value out of range."""
+        if not isinstance(value, Mapping):
+            raise ValueError(f"a task spec is an object with named fields, got {value!r}")
+        names = [field.name for field in fields(cls)]
+        for name in value:
+            _one_of("field of a task spec", name, names)
+        for name in ("name", "devices"):
+            if name not in value:
+                raise ValueError(f"a task spec needs the field '{name}'")
+        return cls(**value)
+
+
+def _one_of(what: str, name: object, valid: Any) -> None:
+    if name in valid:
+        return
+    nearest = difflib.get_close_matches(str(name), valid, n=1)
+    raise ValueError(
+        f"unknown {what} {name!r}"
+        + (f", did you mean '{nearest[0]}'?" if nearest else "")
+        + f" Valid: {', '.join(valid)}"
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(what: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{what} must be a whole number of at least {least}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One device's examples: indices into the task's training data, int64; no index is in both."""
+
+    train: Tensor
+    test: Tensor
+
+
+class Task:
+    """A loaded task.
+
+    `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
+    """
+
+    metric = "accuracy"
+
+    def __init__(self, spec: TaskSpec, data: DataSet) -> None:
+        kind = TASKS[spec.name]
+        self.spec = spec
+        self.train = data.train
+        self.test = data.test
+        self.classes = data.classes
+        self.input_shape: tuple[int, ...] = tuple(data.train.inputs.shape[1:])
+        self.family = kind.family
+        self._crop_padding = kind.crop_padding
+        self._flip = kind.flip
+        self._mean = data.mean[:, None, None]
+        self._std = data.std[:, None, None]
+        self._natural_ids = data.natural_ids
+        if spec.examples_per_device is None:
+            self._index = partition.divide(
+                spec.partition,
+                labels=data.train.labels.numpy(),
+                natural_ids=None if data.natural_ids is None else data.natural_ids.numpy(),
+                alpha=spec.alpha,
+                devices=spec.devices,
+                seed=spec.seed,
+            )
+        elif spec.examples_per_device > len(data.train):
+            raise ValueError(
+                f"examples_per_device {spec.examples_per_device} is more than the {len(data.train)} training examples"
+            )
+
+    @cached_property
+    def _members(self) -> list[np.ndarray]:
+        """The training examples of each class for a Dirichlet partition, all in one group for iid."""
+        if self.spec.partition == "iid":
+            return [np.arange(len(self.train))]
+        labels = self.train.labels.numpy()
+        return [np.flatnonzero(labels == label) for label in range(self.classes)]
+
+    def shard(self, device: int) -> Shard:
+        """The examples of one device, the same on every machine; at least one is for training.
+
+        IndexError unless 0 <= device < spec.devices.
+        """
+        spec = self.spec
+        if not 0 <= device < spec.devices:
+            raise IndexError(f"device {device} is not one of 0 to {spec.devices - 1}")
+        if spec.examples_per_device is None:
+            examples = self._index[device]
+        else:
+            examples = partition.draw(
+                self._members,
+                alpha=None if spec.partition == "iid" else spec.alpha,
+                device=device,
+                seed=spec.seed,
+                examples=spec.examples_per_device,
+            )
+        shuffled = torch.from_numpy(np.random.default_rng([spec.seed, device, 1]).permutation(examples))
+        for_test = min(round(spec.test_fraction * len(examples)), len(examples) - 1)
+        return Shard(train=shuffled[for_test:], test=shuffled[:for_test])
+
+    def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
+        """Inputs as stored, (batch, channels, height, width), to float32 normalized per channel.
+
+        With a generator, tasks of color images are first augmented: every image is shifted by up to 4 pixels over a
+        black border and, where the task allows it, mirrored with probability one half.
+        """
+        if augment is not None and self._crop_padding:
+            inputs = crop_and_flip(inputs, augment, padding=self._crop_padding, flip=self._flip)
+        return (inputs.float() - self._mean.to(inputs.device)) / self._std.to(inputs.device)
+
+
+def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: bool) -> Tensor:
+    """A random crop of every image, padded by `padding` zeros, to its own size, then with `flip` a coin's mirroring.
+
+    `images` are (batch, channels, height, width). All images are gathered at once, from row and column numbers.
+    """
+    batch, _, height, width = images.shape
+    tops, lefts = torch.randint(0, 2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device)
+    rows = tops + torch.arange(height, device=tops.device)
+    columns = lefts + torch.arange(width, device=lefts.device)
+    if flip:
+        mirrored = torch.rand((batch, 1), generator=generator, device=generator.device) < 0.5
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    padded = torch.nn.functional.pad(images, (padding,) * 4)
+    which = torch.arange(batch, device=images.device)[:, None, None]
+    rows, columns = rows.to(images.device)[:, :, None], columns.to(images.device)[:, None, :]
+    return padded.permute(0, 2, 3, 1)[which, rows, columns].permute(0, 3, 1, 2)
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> float:
+    """The fraction of examples whose largest output (examples, classes) is at their label (examples,)."""
+    return float((outputs.argmax(1) == labels).double().mean())
+
+
+@lru_cache(maxsize=8)
+def load_task(spec: TaskSpec) -> Task:
+    """The task of a spec, kept for the life of the process.
+
+    FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
+    """
+    return Task(spec, TASKS[spec.name].load(spec.data_dir))
