@@ -1,0 +1,394 @@
+"""report.html: one self-contained page about a run, made from its journal alone."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from server_app.charts import (
+    Line,
+    bytes_text,
+    cards,
+    line_chart,
+    page,
+    percent,
+    plain,
+    seconds_text,
+    table,
+    time_unit,
+)
+from server_app.journal import (
+    DeviceRecord,
+    RoundRecord,
+    Summary,
+    read_config,
+    read_devices,
+    read_rounds,
+    read_summary,
+    summarize,
+)
+
+# Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
+MOST_DEVICES = 200
+MOST_CELLS = 6000
+MOST_COLUMNS = 150
+MOST_REASONS = 12
+SHADES = 6  # of sizes, as defined in the page's style
+MISSED = ("late", "failed", "refused", "skipped")
+OUTCOMES = ("trained", *MISSED)
+REASON_LETTERS = 160
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `run_dir`/report.html, beside and then renamed, and return its path. The run need not have ended.
+
+    Raises JournalError when `run_dir` does not hold a run.
+    """
+    content = read_config(run_dir)
+    rounds = read_rounds(run_dir)
+    ended = read_summary(run_dir)
+    summary = ended or summarize(run_dir, "failed", None)
+    status = ended.status if ended else "unfinished"
+    fleet = gather_activity(read_devices(run_dir), rounds=len(rounds))
+    body = "".join(
+        [
+            _heading(run_dir, status, content["config"]),
+            f"<h2>What stopped the run</h2><pre>{escape(summary.error)}</pre>" if summary.error else "",
+            _headline(summary, fleet),
+            _charts(rounds) if rounds else "",
+            _who_trained_what(fleet) if fleet.rows else "",
+            _device_table(fleet) if fleet.rows else "",
+            _configuration(content),
+        ]
+    )
+    path = run_dir / "report.html"
+    beside = path.with_name("report.html.new")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(page(f"{run_dir.resolve().name} - Wildflower", body))
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    return path
+
+
+@dataclass
+class Tally:
+    """What a row of the device table, or a cell of the map, adds up to."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    parameters: int = 0  # summed over what was trained
+    memory_share: float = 0.0  # predicted memory over the budget, summed over what was trained
+    payload_bytes: int = 0
+
+    def add(self, record: DeviceRecord) -> None:
+        """Count one device in one round."""
+        word = record.outcome_word
+        self.outcomes[word] += 1
+        if word == "trained":
+            self.parameters += record.parameters or 0
+            self.payload_bytes += record.payload_bytes or 0
+            if record.budget and record.budget.memory_bytes and record.predicted_memory_bytes is not None:
+                self.memory_share += record.predicted_memory_bytes / record.budget.memory_bytes
+
+    @property
+    def total(self) -> int:
+        """Rounds of devices that were counted."""
+        return sum(self.outcomes.values())
+
+    @property
+    def mean_parameters(self) -> float | None:
+        """Of the models that were trained; None when none was."""
+        return self.parameters / self.outcomes["trained"] if self.outcomes["trained"] else None
+
+
+@dataclass
+class Activity:
+    """Who trained what when: rows are devices, or tiers where there are too many; columns are one or more rounds."""
+
+    rows: dict[int | str, Tally]
+    cells: dict[tuple[int | str, int], Tally]
+    columns: int
+    rounds_per_column: int
+    by_tier: bool
+    tiers: dict[int, str]  # of the devices, unless rows are tiers
+    reasons: Counter[str]
+    devices: int  # how many different ones took part
+    models: Tally
+
+
+def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
+    """Read device records once, keeping sums only. Records beyond `rounds` belong to a round that never finished."""
+    rounds_per_column = max(1, -(-rounds // MOST_COLUMNS))
+    columns = -(-rounds // rounds_per_column)
+    seen: dict[int, str] = {}
+    reasons: Counter[str] = Counter()
+    models = Tally()
+    device_rows: dict[int | str, Tally] = {}
+    device_cells: dict[tuple[int | str, int], Tally] = {}
+    tier_rows: dict[int | str, Tally] = {}
+    tier_cells: dict[tuple[int | str, int], Tally] = {}
+    by_tier = False
+    for record in records:
+        if record.round > rounds:
+            continue
+        tier = record.tier or "unknown"
+        column = (record.round - 1) // rounds_per_column
+        seen[record.device] = tier
+        if record.outcome_word != "trained":
+            # Without their numbers, reasons are few and can be counted.
+            reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
+        models.add(record)
+        tier_rows.setdefault(tier, Tally()).add(record)
+        tier_cells.setdefault((tier, column), Tally()).add(record)
+        if not by_tier:
+            device_rows.setdefault(record.device, Tally()).add(record)
+            device_cells.setdefault((record.device, column), Tally()).add(record)
+            by_tier = len(device_rows) > MOST_DEVICES or len(device_cells) > MOST_CELLS
+    rows, cells = (tier_rows, tier_cells) if by_tier else (device_rows, device_cells)
+    return Activity(
+        rows=dict(sorted(rows.items(), key=lambda row: row[0])),
+        cells=cells,
+        columns=columns,
+        rounds_per_column=rounds_per_column,
+        by_tier=by_tier,
+        tiers=seen,
+        reasons=reasons,
+        devices=len(seen),
+        models=models,
+    )
+
+
+def _heading(run_dir: Path, status: str, config: dict[str, Any]) -> str:
+    what = " · ".join(
+        f"{key} {config[key]}"
+        for key in ("strategy", "task", "family", "fleet", "seed")
+        if config.get(key) not in (None, "")
+    )
+    name = escape(run_dir.resolve().name)
+    return f'<h1>{name} <span class="badge {status}">{status}</span></h1><p class="lead">{escape(what)}</p>'
+
+
+def _headline(summary: Summary, activity: Activity) -> str:
+    outcomes = summary.devices_by_outcome
+    missed = ", ".join(f"{outcomes[word]:,} {word}" for word in MISSED if outcomes.get(word))
+    mean = activity.models.mean_parameters
+    best = (
+        f"best {percent(summary.best_accuracy)} in round {summary.best_round}"
+        if summary.best_accuracy is not None
+        else ""
+    )
+    return cards(
+        [
+            ("Final accuracy", "none" if summary.final_accuracy is None else percent(summary.final_accuracy), best),
+            ("Rounds", f"{summary.rounds:,}", f"{seconds_text(summary.wall_seconds)} on this machine"),
+            ("Simulated time", seconds_text(summary.simulated_seconds), "of the devices' own clock"),
+            ("Sent to devices", bytes_text(summary.bytes_down), "down"),
+            ("Sent by devices", bytes_text(summary.bytes_up), "up"),
+            ("Devices", f"{activity.devices:,}", "took part"),
+            ("Trainings", f"{outcomes.get('trained', 0):,}", missed or "none missed"),
+            ("Mean model", "none" if mean is None else f"{plain(mean)}", "parameters"),
+        ]
+    )
+
+
+def _charts(rounds: Sequence[RoundRecord]) -> str:
+    numbers = [record.round for record in rounds]
+    length, unit = time_unit(rounds[-1].simulated_seconds)
+    clock = [record.simulated_seconds / length for record in rounds]
+    accuracy = [record.accuracy for record in rounds]
+    tiers = sorted({tier for record in rounds for tier in record.accuracy_by_tier or {}})
+    by_tier = [[(record.accuracy_by_tier or {}).get(tier) for record in rounds] for tier in tiers]
+    server = [sum(record.server_seconds.model_dump().values()) for record in rounds]
+    memory = [record.memory_utilisation for record in rounds]
+    bandwidth = [record.bandwidth_utilisation for record in rounds]
+    figures = [
+        line_chart(
+            "Accuracy over rounds", [Line("global model", numbers, accuracy)], x_label="round", y_format=percent
+        ),
+        line_chart(
+            "Accuracy over simulated time", [Line("global model", clock, accuracy)], x_label=unit, y_format=percent
+        ),
+        line_chart(
+            "Accuracy by tier",
+            [Line(tier, numbers, values) for tier, values in zip(tiers, by_tier, strict=True)],
+            x_label="round",
+            y_format=percent,
+        ),
+        line_chart("Loss", [Line("global model", numbers, [record.loss for record in rounds])], x_label="round"),
+        line_chart(
+            "Budget used by what was assigned",
+            [Line("memory", numbers, memory), Line("bandwidth", numbers, bandwidth)],
+            x_label="round",
+            from_zero=True,
+            y_format=percent,
+        ),
+        line_chart(
+            "Bytes per round",
+            [
+                Line("down", numbers, [record.bytes_down for record in rounds]),
+                Line("up", numbers, [record.bytes_up for record in rounds]),
+            ],
+            x_label="round",
+            y_format=bytes_text,
+            from_zero=True,
+        ),
+        line_chart(
+            "Devices per round",
+            [
+                Line("replied", numbers, [record.devices_replied for record in rounds], color=2),
+                Line("sampled", numbers, [record.devices_sampled for record in rounds], color=7),
+                Line("failed", numbers, [record.devices_failed for record in rounds], color=1),
+                Line("refused", numbers, [record.devices_refused for record in rounds], color=3),
+            ],
+            x_label="round",
+            from_zero=True,
+        ),
+        line_chart(
+            "Seconds per round on this machine",
+            [Line("whole round", numbers, [record.wall_seconds for record in rounds]), Line("server", numbers, server)],
+            x_label="round",
+            y_format=seconds_text,
+            from_zero=True,
+        ),
+        line_chart(
+            "Different architectures per round",
+            [Line("architectures", numbers, [record.distinct_architectures for record in rounds])],
+            x_label="round",
+            from_zero=True,
+        ),
+    ]
+    return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def shade_bounds(sizes: Iterable[float]) -> list[float]:
+    """The upper bounds of the map's shades: one per size where there are few, else equal steps up to the largest."""
+    distinct = sorted(set(sizes))
+    if len(distinct) <= SHADES:
+        return distinct
+    low, high = distinct[0], distinct[-1]
+    return [low + (high - low) * (step + 1) / SHADES for step in range(SHADES - 1)] + [high]
+
+
+def shade(size: float, bounds: Sequence[float]) -> int:
+    """Which of the six shades a model of `size` parameters gets; few sizes are spread over all shades."""
+    step = next(step for step, bound in enumerate(bounds) if size <= bound)
+    return SHADES - 1 if len(bounds) == 1 else round(step * (SHADES - 1) / (len(bounds) - 1))
+
+
+def _who_trained_what(activity: Activity) -> str:
+    names = list(activity.rows)
+    cell_height = 22 if len(names) <= 12 else 14 if len(names) <= 40 else 7 if len(names) <= 100 else 4
+    # Wide cells for a short run, but no wider than reads as a cell.
+    cell_width = min(40.0, 1120 / activity.columns)
+    left, top = 86, 18
+    gap = 1 if cell_width >= 4 and cell_height >= 6 else 0
+    width, height = max(560.0, left + cell_width * activity.columns + 4), top + cell_height * len(names) + 4
+    sizes = [cell.mean_parameters for cell in activity.cells.values() if cell.mean_parameters is not None]
+    bounds = shade_bounds(sizes)
+    every_name = -(-15 // cell_height)  # a name needs 15 units
+    parts = []
+    for row, name in enumerate(names):
+        if row % every_name == 0:
+            label = escape(_shorten(str(name), 13))
+            base = top + row * cell_height + min(cell_height, 15) - 2
+            parts.append(f'<text class="y" x="{left - 6}" y="{base}">{label}</text>')
+    every_column = max(1, -(-48 // int(max(cell_width, 1))))
+    for column in range(0, activity.columns, every_column):
+        middle = left + (column + 0.5) * cell_width
+        parts.append(f'<text class="x" x="{middle:.1f}" y="{top - 6}">{column * activity.rounds_per_column + 1}</text>')
+    rows = {name: row for row, name in enumerate(names)}
+    for (name, column), cell in activity.cells.items():
+        x, y = left + column * cell_width, float(top + rows[name] * cell_height)
+        mean = cell.mean_parameters
+        inner = []
+        for word in OUTCOMES:
+            if not cell.outcomes[word]:
+                continue
+            tall = (cell_height - gap) * cell.outcomes[word] / cell.total
+            style = f"s{shade(mean, bounds)}" if word == "trained" and mean is not None else word
+            inner.append(
+                f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{cell_width - gap:.1f}" height="{tall:.1f}"/>'
+            )
+            y += tall
+        text = escape(_cell_text(activity, name, column, cell))
+        parts.append(f"<g><title>{text}</title>{''.join(inner)}</g>")
+    rows_are = "tier" if activity.by_tier else "device"
+    title = f"Who trained what when: {rows_are} by round"
+    note = "Color is the size of the trained model."
+    if activity.by_tier:
+        note += f" {activity.devices:,} devices took part, so a cell is a tier: mean size, and the share that missed."
+    if activity.rounds_per_column > 1:
+        note += f" Each column is {activity.rounds_per_column} rounds."
+    svg = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    return (
+        f"<h2>{escape(title)}</h2><figure>{_map_legend(bounds, activity)}"
+        f'<div class="scroll">{svg}</div><p class="note">{escape(note)}</p></figure>'
+    )
+
+
+def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) -> str:
+    first = column * activity.rounds_per_column + 1
+    last = first + activity.rounds_per_column - 1
+    when = f"round {first}" if first == last else f"rounds {first} to {last}"
+    who = f"tier {name}" if isinstance(name, str) else f"device {name} ({activity.tiers[name]})"
+    what = ", ".join(f"{cell.outcomes[word]} {word}" for word in OUTCOMES if cell.outcomes[word])
+    size = "" if cell.mean_parameters is None else f", {plain(cell.mean_parameters)} parameters"
+    return f"{who}, {when}: {what}{size}"
+
+
+def _map_legend(bounds: Sequence[float], activity: Activity) -> str:
+    sizes = {cell.mean_parameters for cell in activity.cells.values()} - {None}
+    up_to = "up to " if len(sizes) > len(bounds) else ""
+    entries = [(f"s{shade(bound, bounds)}", f"{up_to}{plain(bound)} parameters") for bound in bounds]
+    entries += [(word, word) for word in MISSED if any(tally.outcomes[word] for tally in activity.rows.values())]
+    items = "".join(f'<li><span class="box {style}"></span>{escape(text)}</li>' for style, text in entries)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _device_table(activity: Activity) -> str:
+    rows = []
+    for name, tally in activity.rows.items():
+        trained = tally.outcomes["trained"]
+        rows.append(
+            [
+                str(name),
+                *([] if isinstance(name, str) else [activity.tiers[name]]),
+                f"{tally.total:,}",
+                *(f"{tally.outcomes[word]:,}" if tally.outcomes[word] else "" for word in OUTCOMES),
+                "" if tally.mean_parameters is None else plain(tally.mean_parameters),
+                percent(tally.memory_share / trained) if trained and tally.memory_share else "",
+                bytes_text(tally.payload_bytes),
+            ]
+        )
+    first = ["tier"] if activity.by_tier else ["device", "tier"]
+    headers = [*first, "sampled", *OUTCOMES, "mean parameters", "memory used", "payload in all"]
+    devices = f"{len(rows):,} {'tiers' if activity.by_tier else 'devices'} by outcome"
+    devices_table = table(headers, rows, text_columns=len(first))
+    reasons = ""
+    if activity.reasons:
+        most = activity.reasons.most_common(MOST_REASONS)
+        more = len(activity.reasons) - len(most)
+        listed = table(["outcome", "times"], [(reason, f"{count:,}") for reason, count in most])
+        reasons = f"<h2>Why devices did not train</h2>{listed}"
+        reasons += f'<p class="note">and {more:,} other reasons</p>' if more else ""
+    is_open = " open" if len(rows) <= 24 else ""
+    return f"{reasons}<h2>Devices</h2><details{is_open}><summary>{devices}</summary>{devices_table}</details>"
+
+
+def _configuration(content: dict[str, Any]) -> str:
+    settings = table(["key", "value"], [(key, str(value)) for key, value in content["config"].items()], text_columns=2)
+    versions = table(
+        ["package", "version"], [(k, v or "not installed") for k, v in content["versions"].items()], text_columns=2
+    )
+    return (
+        f"<h2>Configuration</h2><details><summary>{len(content['config'])} keys</summary>{settings}</details>"
+        f"<details><summary>Versions</summary>{versions}</details>"
+    )
+
+
+def _shorten(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[: letters - 1] + "…"
