@@ -1,0 +1,78 @@
+"""What a device may spend in one round."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from devices.report import DeviceReport
+from devices.validation import check_number, check_whole, json_object
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one device may spend in one round; checked when it is made.
+
+    Attributes:
+        memory_bytes: Peak memory of training.
+        payload_bytes: Weights that travel one way; None: no limit. 0: nothing can travel, the device is skipped.
+        deadline_seconds: Time from work order to update; None: no limit.
+    """
+
+    memory_bytes: int
+    payload_bytes: int | None
+    deadline_seconds: float | None
+
+    def __post_init__(self) -> None:
+        check_whole(self.memory_bytes, "budget: memory_bytes")
+        if self.payload_bytes is not None:
+            check_whole(self.payload_bytes, "budget: payload_bytes")
+        if self.deadline_seconds is not None:
+            check_number(self.deadline_seconds, "budget: deadline_seconds", positive=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name: a dict of JSON scalars."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> "Budget":
+        """The budget of `to_json`, checked; ValueError names the key, its value and what would be right."""
+        return cls(**json_object(value, "budget", [field.name for field in fields(cls)]))
+
+
+def budget_of(
+    report: DeviceReport,
+    *,
+    memory_fraction: float,
+    transfer_seconds: float | None,
+    deadline_seconds: float | None,
+) -> Budget:
+    """The budget of a device that reported `report`.
+
+    Memory is what the owner set apart, within what is available, or else `memory_fraction` of what is available. The
+    payload is what the slower of the known links carries in `transfer_seconds`, within the owner's limit; a link that
+    nobody measured limits nothing, a link of 0 Mbit/s makes the payload 0.
+
+    Args:
+        report: What the device said of itself.
+        memory_fraction: Above 0, at most 1: the rest is left to the system and to what our cost does not foresee.
+        transfer_seconds: How long weights may travel one way; None: links set no limit.
+        deadline_seconds: Passed on.
+    """
+    fraction = check_number(memory_fraction, "memory_fraction", positive=True)
+    if fraction > 1:
+        raise ValueError(f"memory_fraction = {memory_fraction!r}: must be at most 1")
+    if report.memory_limit_bytes is None:
+        memory_bytes = int(report.memory_available_bytes * fraction)
+    else:
+        memory_bytes = min(report.memory_limit_bytes, report.memory_available_bytes)
+
+    limits = [] if report.payload_limit_bytes is None else [report.payload_limit_bytes]
+    if transfer_seconds is not None:
+        check_number(transfer_seconds, "transfer_seconds", positive=True)
+        links = [link for link in (report.down_mbit_per_s, report.up_mbit_per_s) if link is not None]
+        limits += [payload_bytes(link, transfer_seconds) for link in links]
+    return Budget(memory_bytes, min(limits, default=None), deadline_seconds)
+
+
+def payload_bytes(mbit_per_s: float, seconds: float) -> int:
+    """Whole bytes that a link carries in `seconds`."""
+    return int(mbit_per_s * 1e6 * seconds / 8)

@@ -1,0 +1,72 @@
+"""What a device says of itself."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from devices.validation import check_number, check_text, check_whole, json_object
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """What a device says of itself; checked when it is made, so that a report that exists is a valid one.
+
+    Attributes:
+        kind: What it is: "raspberry-pi-4", "jetson-nano", "x86-64", "simulated", ...
+        memory_total_bytes: Memory in which training happens: RAM within the limits of its container, or the memory
+            of a CUDA card.
+        memory_available_bytes: The part of it that is free now.
+        down_mbit_per_s: Link from the server to the device, in 10^6 bits per second; None if nobody measured it.
+        up_mbit_per_s: Link from the device to the server, likewise.
+        accelerator: Name of the CUDA device; None if there is none.
+        cpu_count: CPUs that the process may use.
+        flop_per_s: Floating point operations per second in training; None if nobody measured it.
+        memory_limit_bytes: What the owner set apart for training. It replaces the fraction that a budget takes of the
+            available memory. None: the owner set nothing.
+        payload_limit_bytes: What the owner lets travel one way in one round. None: the owner set nothing.
+        age_seconds: How long ago this was true.
+    """
+
+    kind: str
+    memory_total_bytes: int
+    memory_available_bytes: int
+    down_mbit_per_s: float | None = None
+    up_mbit_per_s: float | None = None
+    accelerator: str | None = None
+    cpu_count: int = 1
+    flop_per_s: float | None = None
+    memory_limit_bytes: int | None = None
+    payload_limit_bytes: int | None = None
+    age_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_text(self.kind, "device report: kind")
+        check_whole(self.memory_total_bytes, "device report: memory_total_bytes")
+        check_whole(self.memory_available_bytes, "device report: memory_available_bytes")
+        if self.memory_available_bytes > self.memory_total_bytes:
+            raise ValueError(
+                f"device report: memory_available_bytes = {self.memory_available_bytes}: "
+                f"must be at most memory_total_bytes = {self.memory_total_bytes}"
+            )
+        if self.accelerator is not None:
+            check_text(self.accelerator, "device report: accelerator")
+        check_whole(self.cpu_count, "device report: cpu_count", minimum=1)
+        if self.down_mbit_per_s is not None:
+            check_number(self.down_mbit_per_s, "device report: down_mbit_per_s")
+        if self.up_mbit_per_s is not None:
+            check_number(self.up_mbit_per_s, "device report: up_mbit_per_s")
+        if self.flop_per_s is not None:
+            check_number(self.flop_per_s, "device report: flop_per_s", positive=True)
+        if self.memory_limit_bytes is not None:
+            check_whole(self.memory_limit_bytes, "device report: memory_limit_bytes")
+        if self.payload_limit_bytes is not None:
+            check_whole(self.payload_limit_bytes, "device report: payload_limit_bytes")
+        check_number(self.age_seconds, "device report: age_seconds")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name: a dict of JSON scalars."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> "DeviceReport":
+        """The report of `to_json`, checked; ValueError names the key, its value and what would be right."""
+        return cls(**json_object(value, "device report", [field.name for field in fields(cls)]))

@@ -1,0 +1,50 @@
+"""Checks of values that come from a message, a file or a user, with errors that say what would be right."""
+
+import difflib
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+
+def nearest(name: object, valid: Iterable[str]) -> str:
+    """The end of an error message about a wrong name: the nearest valid name, or all of them when none is near."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"valid are {', '.join(names)}"
+
+
+def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, Any]:
+    """Return `value` if it is a dict with exactly these keys; ValueError names the wrong key and the nearest valid one."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: expected a JSON object, got {type(value).__name__}")
+    for key in value:
+        if key not in keys:
+            raise ValueError(f"{what}: unknown key {key!r}, {nearest(key, keys)}")
+    for key in keys:
+        if key not in value:
+            raise ValueError(f"{what}: key {key!r} is missing")
+    return value
+
+
+def check_whole(value: object, where: str, *, minimum: int = 0) -> int:
+    """Return `value` if it is an int of at least `minimum` (a bool is none); ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{where} = {value!r}: must be a whole number of at least {minimum}")
+    return value
+
+
+def check_number(value: object, where: str, *, minimum: float = 0.0, positive: bool = False) -> float:
+    """Return `value` as a float if it is a finite number of at least `minimum`, or above 0 with `positive`."""
+    bound = "above 0" if positive else f"of at least {minimum:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where} = {value!r}: must be a finite number {bound}")
+    if value < minimum or (positive and value <= 0):
+        raise ValueError(f"{where} = {value!r}: must be a finite number {bound}")
+    return float(value)
+
+
+def check_text(value: object, where: str) -> str:
+    """Return `value` if it is a string that is not blank; ValueError otherwise."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{where} = {value!r}: must be a text that is not empty")
+    return value
