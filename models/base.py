@@ -1,0 +1,239 @@
+"""Families: a global model together with the rule that cuts smaller models out of it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import nn
+
+from models.architecture import Architecture
+from models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
+from models.placement import CLASSES, Placement, Select, leading, spread
+
+
+@dataclass(frozen=True)
+class Family(ABC):
+    """A global model and the sub-models that can be cut out of it.
+
+    A family is a value: equal arguments make equal families, which is what its caches go by. Subclasses are frozen
+    dataclasses whose fields are what `spec` writes and `make_family` reads.
+    """
+
+    name: ClassVar[str]
+
+    input_shape: tuple[int, ...]
+    classes: int = 10
+    norm: str = "batch"
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.input_shape or any(not _is_count(size) for size in self.input_shape):
+            raise ValueError(f"{self.name}: input_shape must hold sizes >= 1, not {self.input_shape!r}")
+        if not _is_count(self.classes):
+            raise ValueError(f"{self.name}: classes must be a number >= 1, not {self.classes!r}")
+        if self.norm not in ("batch", "static"):
+            raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
+        if not isinstance(self.scaler, bool):
+            raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
+        self.blocks(self.full())  # an input that is too small is found here, not in the middle of a round
+
+    @property
+    @abstractmethod
+    def groups(self) -> Mapping[str, int]:
+        """Channel groups and their full sizes, in the order of `Architecture.widths`."""
+
+    @cached_property
+    def stages(self) -> Mapping[str, int]:
+        """Stages and their numbers of blocks, in the order of `Architecture.depths`; empty where depth is fixed."""
+        return {}
+
+    @cached_property
+    def block_groups(self) -> Mapping[str, tuple[str, int]]:
+        """Groups that live inside one removable block: group -> (stage, number of the block, from 0)."""
+        return {}
+
+    @abstractmethod
+    def blocks(self, arch: Architecture) -> list[Block]:
+        """Return the pieces of the architecture in order of computation."""
+
+    def spec(self) -> dict[str, Any]:
+        """Return the JSON from which `make_family` makes this family again."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"name": self.name} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    # Architectures
+
+    def architecture(
+        self, widths: Mapping[str, int] | None = None, depths: Mapping[str, int] | None = None
+    ) -> Architecture:
+        """Return an architecture by names: what is not named is full, groups of removed blocks are 0."""
+        widths, depths = widths or {}, depths or {}
+        for what, given, known in (("group", widths, self.groups), ("stage", depths, self.stages)):
+            for key in given:
+                if key not in known:
+                    raise ValueError(f"{self.name} has no {what} {key!r}; {nearest(key, known)}")
+        kept_blocks = {**self.stages, **depths}
+        arch = Architecture(
+            tuple(
+                widths.get(group, full) if self._used(group, kept_blocks) else 0 for group, full in self.groups.items()
+            ),
+            tuple(kept_blocks.values()),
+        )
+        self.validate(arch)
+        return arch
+
+    def full(self) -> Architecture:
+        """Return the global model's architecture."""
+        return Architecture(tuple(self.groups.values()), tuple(self.stages.values()))
+
+    def largest(self) -> Architecture:
+        """Return the largest architecture, which is the full one."""
+        return self.full()
+
+    def smallest(self) -> Architecture:
+        """Return the architecture with one channel in every group and one block in every stage."""
+        return self.architecture(dict.fromkeys(self.groups, 1), dict.fromkeys(self.stages, 1))
+
+    def width(self, rate: float, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+        """Return the architecture that keeps `rate` of every channel group, at full depth.
+
+        HeteroFL keeps ceil(rate * full) channels. RecipFL's cut of ResNet-18 to 0.2 rounds down: pass `math.floor`.
+        """
+        if not 0 < rate <= 1:
+            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
+        # A hair's breadth of rounding error must not add or lose a channel.
+        return self.architecture(
+            {group: max(1, rounding(round(rate * full, 9))) for group, full in self.groups.items()}
+        )
+
+    def sample(self, rng: np.random.Generator) -> Architecture:
+        """Draw the depth of every stage and the width of every kept group, each uniform over all its values."""
+        depths = {stage: int(rng.integers(1, blocks + 1)) for stage, blocks in self.stages.items()}
+        return self.architecture({g: int(rng.integers(1, full + 1)) for g, full in self.groups.items()}, depths)
+
+    def validate(self, arch: Architecture) -> None:
+        """Raise ValueError that names the entry out of bounds and its bound."""
+        for what, given, known in (("depths", arch.depths, self.stages), ("widths", arch.widths, self.groups)):
+            if len(given) != len(known):
+                raise ValueError(f"{self.name}: {len(given)} {what}, but there are {len(known)}: {', '.join(known)}")
+        for (stage, blocks), depth in zip(self.stages.items(), arch.depths, strict=True):
+            if not 1 <= depth <= blocks:
+                raise ValueError(f"{self.name}: depth of {stage} must be 1 to {blocks}, not {depth}")
+        kept_blocks = dict(zip(self.stages, arch.depths, strict=True))
+        for (group, full), width in zip(self.groups.items(), arch.widths, strict=True):
+            if not self._used(group, kept_blocks):
+                if width != 0:
+                    raise ValueError(f"{self.name}: width of {group} must be 0, its block is not kept, not {width}")
+            elif not 1 <= width <= full:
+                raise ValueError(f"{self.name}: width of {group} must be 1 to {full}, not {width}")
+
+    def channels(self, arch: Architecture) -> dict[str, Channels]:
+        """Return the kept channels of every group, by group."""
+        return {
+            group: Channels(group, kept, full)
+            for (group, full), kept in zip(self.groups.items(), arch.widths, strict=True)
+        }
+
+    def _used(self, group: str, kept_blocks: Mapping[str, int]) -> bool:
+        if group not in self.block_groups:
+            return True
+        stage, number = self.block_groups[group]
+        return number < kept_blocks[stage]
+
+    # Sub-models
+
+    def build(self, arch: Architecture) -> nn.Module:
+        """Return the sub-model, initialized by torch's generator, on the current default device.
+
+        It maps (batch, *input_shape) to (batch, classes). Raises ValueError for an architecture out of bounds.
+        """
+        self.validate(arch)
+        return Network(self.blocks(arch))
+
+    def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
+        """Return what the sub-model's state_dict holds, in its order, without building it. Do not change the result."""
+        return _tensors(self, arch)
+
+    def place(self, arch: Architecture, select: Select = leading) -> Placement:
+        """Return where the sub-model's tensors lie in the global ones, with `select` applied to every channel group."""
+        if select is leading:
+            return _leading_placement(self, arch)
+        return self._place(arch, select)
+
+    def _place(self, arch: Architecture, select: Select) -> Placement:
+        specs = self.tensors(arch)
+        channels = self.channels(arch)
+        selected = {group: select(group, entry.full, entry.kept) for group, entry in channels.items() if entry.kept > 0}
+        wide = {
+            axis: spread(selected[axis.group], axis.repeat)
+            for spec in specs.values()
+            for axis in spec.axes
+            if axis is not None and axis.group in selected
+        }
+        # Dimensions without a group of this family (kernels, input channels, classes) are never cut.
+        return Placement(
+            {
+                name: tuple(slice(None) if axis is None else wide.get(axis, slice(None)) for axis in spec.axes)
+                for name, spec in specs.items()
+            },
+            {name: spec.axes for name, spec in specs.items()},
+        )
+
+
+@dataclass(frozen=True)
+class ImageFamily(Family):
+    """A family over images of shape (channels, height, width)."""
+
+    input_shape: tuple[int, ...] = (1, 28, 28)
+
+    def __post_init__(self) -> None:
+        if len(self.input_shape) != 3:
+            raise ValueError(f"{self.name}: input_shape must be (channels, height, width), not {self.input_shape!r}")
+        super().__post_init__()
+
+    @property
+    def inputs(self) -> Channels:
+        """The image's channels, which are never cut."""
+        return Channels("input", self.input_shape[0], self.input_shape[0])
+
+    @property
+    def outputs(self) -> Channels:
+        """The classes, which are never cut."""
+        return Channels(CLASSES, self.classes, self.classes)
+
+    def normalized(self, channels: Channels, name: str = "norm") -> tuple[Layer, ...]:
+        """Return the norm of a layer's output, with the scaler before it where the family has one."""
+        norm = Norm(name, channels, static=self.norm == "static")
+        return (Scale(channels), norm) if self.scaler else (norm,)
+
+
+# Bounded: a ResNet-152 has some 800 tensors, and a search may look at many thousand architectures.
+@lru_cache(maxsize=256)
+def _tensors(family: Family, arch: Architecture) -> dict[str, TensorSpec]:
+    family.validate(arch)
+    return dict(item for block in family.blocks(arch) for item in block.tensors())
+
+
+@lru_cache(maxsize=256)
+def _leading_placement(family: Family, arch: Architecture) -> Placement:
+    return family._place(arch, leading)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown name: what was probably meant, or all there is."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=3)
+    if close:
+        return "did you mean " + " or ".join(map(repr, close)) + "?"
+    return "it has " + (", ".join(map(repr, known)) or "none")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

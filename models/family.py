@@ -1,0 +1,32 @@
+"""The families by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from models.base import Family, nearest
+from models.lenet import LeNet5
+
+__all__ = ["FAMILIES", "Family", "make_family"]
+
+FAMILIES: dict[str, type[Family]] = {family.name: family for family in (LeNet5,)}
+
+
+def make_family(spec: Mapping[str, Any]) -> Family:
+    """Make a family from {"name": ..., **arguments}, as `Family.spec` writes it.
+
+    Raises ValueError for an unknown name or argument, with the nearest valid one, and for values out of bounds.
+    """
+    arguments = dict(spec)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"no family is named {name!r}; {nearest(str(name), FAMILIES)}")
+    known = [field.name for field in fields(FAMILIES[name])]
+    for key, value in arguments.items():
+        if key not in known:
+            raise ValueError(f"family {name!r} has no argument {key!r}; {nearest(key, known)}")
+        if isinstance(value, list):
+            arguments[key] = tuple(value)
+    return FAMILIES[name](**arguments)

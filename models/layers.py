@@ -1,0 +1,339 @@
+"""Layers and blocks: one description builds a network, places its tensors and is priced by `models.cost`.
+
+A layer is a small frozen value that names the channel groups it reads and writes. `build` makes the module, `tensors`
+says which channel group each dimension of each of its tensors belongs to, `output_shape` the shape of its result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.placement import Axis
+
+Shape = tuple[int, ...]
+"""Of one example: (channels, height, width) or, once flattened, (features,)."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The channels that one architecture keeps of a channel group."""
+
+    group: str
+    kept: int
+    full: int
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and type of one tensor of a sub-model's state, and the channel group of each dimension."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    axes: tuple[Axis | None, ...]
+
+
+class Layer(ABC):
+    """One step of a network."""
+
+    name: str
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """Return the module, initialized, on the current default device."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Return the shape of the result for one example of `shape`; ValueError where the layer does not fit it."""
+        return shape
+
+    @abstractmethod
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Return the tensors of the module's state, in its order."""
+
+
+class Stateless(Layer):
+    """A layer without tensors, which needs no name."""
+
+    name = ""
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Return nothing."""
+        return {}
+
+
+def _spec(*dimensions: tuple[int, Axis | None]) -> TensorSpec:
+    return TensorSpec(tuple(size for size, _ in dimensions), torch.float32, tuple(axis for _, axis in dimensions))
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """A 2-D convolution with a square kernel."""
+
+    name: str
+    inputs: Channels
+    outputs: Channels
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    bias: bool = True
+
+    def build(self) -> nn.Module:
+        """Return an `nn.Conv2d`."""
+        return nn.Conv2d(
+            self.inputs.kept, self.outputs.kept, self.kernel, stride=self.stride, padding=self.padding, bias=self.bias
+        )
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """(channels, height, width) -> the same of the result; ValueError where the kernel does not fit."""
+        _, height, width = shape
+        height, width = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in (height, width))
+        if height < 1 or width < 1:
+            raise ValueError(f"{self.name}: a {self.kernel}x{self.kernel} kernel does not fit an input of {shape[1:]}")
+        return self.outputs.kept, height, width
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Weight (out, in, kernel, kernel) and bias (out)."""
+        out = (self.outputs.kept, Axis(self.outputs.group))
+        kernel = (self.kernel, None)
+        specs = {"weight": _spec(out, (self.inputs.kept, Axis(self.inputs.group)), kernel, kernel)}
+        return specs | ({"bias": _spec(out)} if self.bias else {})
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """A fully connected layer. After a flatten, each input channel stands for `positions` consecutive features."""
+
+    name: str
+    inputs: Channels
+    outputs: Channels
+    positions: int = 1
+
+    def build(self) -> nn.Module:
+        """Return an `nn.Linear`."""
+        return nn.Linear(self.inputs.kept * self.positions, self.outputs.kept)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """(features,) -> (outputs,)."""
+        if shape != (self.inputs.kept * self.positions,):
+            raise ValueError(f"{self.name}: expects {self.inputs.kept * self.positions} features, gets {shape}")
+        return (self.outputs.kept,)
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Weight (out, in * positions) and bias (out)."""
+        out = (self.outputs.kept, Axis(self.outputs.group))
+        features = (self.inputs.kept * self.positions, Axis(self.inputs.group, self.positions))
+        return {"weight": _spec(out, features), "bias": _spec(out)}
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """Batch norm whose state holds no integers: the number of batches is not tracked.
+
+    Running statistics therefore need a fixed momentum; whoever wants a cumulative average sets `momentum` to 1/k at the
+    k-th batch.
+    """
+
+    def __init__(self, channels: int, *, running_statistics: bool) -> None:
+        super().__init__(channels, track_running_stats=running_statistics)
+        self.num_batches_tracked = None
+
+    def _load_from_state_dict(self, *arguments: object) -> None:
+        # PyTorch's own version adds a counter to plain dictionaries, which a strict load then refuses.
+        nn.Module._load_from_state_dict(self, *arguments)
+
+
+@dataclass(frozen=True)
+class Norm(Layer):
+    """Batch norm: with running statistics, or static (HeteroFL's sBN), which always uses the batch's own."""
+
+    name: str
+    channels: Channels
+    static: bool = False
+
+    def build(self) -> nn.Module:
+        """Return a batch norm without integer state."""
+        return BatchNorm2d(self.channels.kept, running_statistics=not self.static)
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Weight and bias, and the running mean and variance where they are kept."""
+        names = ("weight", "bias") if self.static else ("weight", "bias", "running_mean", "running_var")
+        return {name: _spec((self.channels.kept, Axis(self.channels.group))) for name in names}
+
+
+class Scaler(nn.Module):
+    """Divide by the kept share of channels while training, so that cut layers have the magnitude of whole ones.
+
+    Source: HeteroFL (Diao et al. 2021), section 3.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape to the same shape."""
+        return x / self.rate if self.training else x
+
+
+@dataclass(frozen=True)
+class Scale(Stateless):
+    """A `Scaler` for the rate kept / full of one channel group."""
+
+    channels: Channels
+
+    def build(self) -> nn.Module:
+        """Return a `Scaler`."""
+        return Scaler(self.channels.kept / self.channels.full)
+
+
+@dataclass(frozen=True)
+class Relu(Stateless):
+    """max(0, x), in place: neither a convolution nor a norm needs its result again in the backward pass."""
+
+    def build(self) -> nn.Module:
+        """Return an in-place `nn.ReLU`."""
+        return nn.ReLU(inplace=True)
+
+
+@dataclass(frozen=True)
+class Pool(Stateless):
+    """Max or average pooling over square windows that do not overlap; a rest at the border is dropped."""
+
+    kind: str  # "max" or "average"
+    window: int = 2
+
+    def build(self) -> nn.Module:
+        """Return an `nn.MaxPool2d` or `nn.AvgPool2d`."""
+        return nn.MaxPool2d(self.window) if self.kind == "max" else nn.AvgPool2d(self.window)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """(channels, height, width) -> the sides divided by the window."""
+        channels, height, width = shape
+        if height < self.window or width < self.window:
+            raise ValueError(f"a pooling window of {self.window} does not fit an input of {(height, width)}")
+        return channels, height // self.window, width // self.window
+
+
+@dataclass(frozen=True)
+class GlobalPool(Stateless):
+    """The mean over all positions, flattened."""
+
+    def build(self) -> nn.Module:
+        """Return the pooling and the flatten."""
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """(channels, height, width) -> (channels,)."""
+        return (shape[0],)
+
+
+@dataclass(frozen=True)
+class Flatten(Stateless):
+    """All positions of all channels as features, channels first."""
+
+    def build(self) -> nn.Module:
+        """Return an `nn.Flatten`."""
+        return nn.Flatten()
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """(channels, height, width) -> (channels * height * width,)."""
+        features = 1
+        for size in shape:
+            features *= size
+        return (features,)
+
+
+@dataclass(frozen=True)
+class Dropout(Stateless):
+    """Zero each entry with probability `rate` while training."""
+
+    rate: float
+
+    def build(self) -> nn.Module:
+        """Return an `nn.Dropout`."""
+        return nn.Dropout(self.rate)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a network: layers one after another, and possibly a shortcut that is added to their result.
+
+    `shortcut` is None where nothing is added, () for the block's input itself, else the layers of a projection; `after`
+    are the layers that follow the addition.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    shortcut: tuple[Layer, ...] | None = None
+    after: tuple[Layer, ...] = ()
+
+    def build(self) -> nn.Module:
+        """Return the block's module."""
+        return BlockModule(self)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """Return the shape of the result for one example of `shape`."""
+        for layer in (*self.layers, *self.after):
+            shape = layer.output_shape(shape)
+        return shape
+
+    def tensors(self) -> Iterator[tuple[str, TensorSpec]]:
+        """Yield the tensors of the block's state with their names in the network."""
+        for path, layers in self._paths().items():
+            for layer in layers:
+                for tensor, spec in layer.tensors().items():
+                    yield f"{self.name}.{path}{layer.name}.{tensor}", spec
+
+    def _paths(self) -> dict[str, tuple[Layer, ...]]:
+        return {"": self.layers, "shortcut.": self.shortcut or (), "after.": self.after}
+
+
+class BlockModule(nn.Module):
+    """The module of a `Block`."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.order = [_add_layer(self, layer) for layer in block.layers]
+        self.shortcut = None if block.shortcut is None else _sequence(block.shortcut)
+        self.after = _sequence(block.after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, *input shape) -> (batch, *output shape)."""
+        y = x
+        for name in self.order:
+            y = self.get_submodule(name)(y)
+        if self.shortcut is not None:
+            y = y + self.shortcut(x)
+        return self.after(y)
+
+
+def _add_layer(module: nn.Module, layer: Layer) -> str:
+    # Layers without tensors are numbered: no state depends on their names.
+    name = layer.name or f"{type(layer).__name__.lower()}{len(module._modules)}"
+    module.add_module(name, layer.build())
+    return name
+
+
+def _sequence(layers: tuple[Layer, ...]) -> nn.Sequential:
+    sequence = nn.Sequential()
+    for layer in layers:
+        _add_layer(sequence, layer)
+    return sequence
+
+
+class Network(nn.Module):
+    """Blocks one after another: (batch, *input shape) -> (batch, classes)."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        super().__init__()
+        for block in blocks:
+            self.add_module(block.name, block.build())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return one row of logits per example."""
+        for block in self.children():
+            x = block(x)
+        return x

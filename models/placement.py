@@ -1,0 +1,181 @@
+"""Placements: for every tensor of a sub-model, which coordinates of which global tensor it is.
+
+Channels are selected per channel group, so that all tensors that share a group are cut alike. Three selections:
+leading (HeteroFL, Diao et al. 2021), rolling (FedRolex, Alam et al. 2022) and chosen (Federated Dropout, Caldas et
+al. 2018).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Coordinates = slice | Tensor
+"""Of one dimension: a slice with unit step, or a 1-D LongTensor of distinct indices."""
+
+Select = Callable[[str, int, int], Coordinates]
+"""(group, full size, kept size) -> which channels of the group."""
+
+CLASSES = "classes"
+"""The group of the classifier's outputs. It is never cut."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The channel group of one dimension of a tensor.
+
+    `repeat` is the number of consecutive entries that belong to one channel: 1, or the number of positions after an
+    image was flattened, channels first.
+    """
+
+    group: str
+    repeat: int = 1
+
+
+def leading(group: str, full: int, kept: int) -> Coordinates:
+    """Select the first `kept` channels."""
+    return slice(0, kept)
+
+
+def rolling(offset: int) -> Select:
+    """Select a window that starts at channel `offset` (modulo the group's size) and wraps around."""
+
+    def select(group: str, full: int, kept: int) -> Coordinates:
+        if kept == full:
+            return slice(0, full)
+        start = offset % full
+        if start + kept <= full:
+            return slice(start, start + kept)
+        return torch.arange(start, start + kept) % full
+
+    return select
+
+
+def chosen(generator_seed: int) -> Select:
+    """Select a random subset in ascending order: the same one for the same seed (>= 0), group and sizes."""
+
+    def select(group: str, full: int, kept: int) -> Coordinates:
+        if kept == full:
+            return slice(0, full)
+        # Not torch's generator: on the CPU it takes in only 32 bits of a seed.
+        rng = np.random.default_rng([generator_seed, zlib.crc32(group.encode())])
+        return torch.from_numpy(np.sort(rng.permutation(full)[:kept]))
+
+    return select
+
+
+def spread(coordinates: Coordinates, repeat: int) -> Coordinates:
+    """Turn coordinates of channels into coordinates of a dimension that holds `repeat` entries per channel."""
+    if repeat == 1:
+        return coordinates
+    if isinstance(coordinates, slice):
+        return slice(coordinates.start * repeat, coordinates.stop * repeat)
+    return (coordinates.unsqueeze(1) * repeat + torch.arange(repeat)).flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where each tensor of a sub-model lies in the global tensor of the same name.
+
+    `coordinates` and `axes` hold one entry per dimension of each tensor, in the order of the sub-model's state. An axis
+    is None for a dimension that has no channels, such as a kernel's height.
+    """
+
+    coordinates: dict[str, tuple[Coordinates, ...]]
+    axes: dict[str, tuple[Axis | None, ...]]
+
+    def gather(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the sub-model's tensors out of global `weights`.
+
+        Tensors of `weights` that the sub-model has not are left out. Raises ValueError for tensors that are missing.
+        """
+        self._require(weights, "global weights")
+        gathered = {}
+        for name, coordinates in self.coordinates.items():
+            cut = _narrow(weights[name], coordinates)
+            for dimension, index in enumerate(coordinates):
+                if isinstance(index, Tensor):
+                    cut = cut.index_select(dimension, index)
+            fresh = any(isinstance(index, Tensor) for index in coordinates)
+            gathered[name] = cut.contiguous() if fresh else cut.clone(memory_format=torch.contiguous_format)
+        return gathered
+
+    def add_to(self, totals: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Add sub-model sized `values` into global `totals`, in place, in the type of `totals`.
+
+        Only tensors named in `values` are added. Raises ValueError for names and shapes that do not belong here, before
+        anything has been added.
+        """
+        unknown = sorted(set(values) - set(self.coordinates))
+        if unknown:
+            raise ValueError(f"the sub-model has no tensors {unknown[:5]}")
+        self._require(totals, "totals", values)
+        for name, value in values.items():
+            expected = _shape(totals[name], self.coordinates[name])
+            if tuple(value.shape) != expected:
+                raise ValueError(f"{name}: values have shape {tuple(value.shape)}, the placement {expected}")
+        for name, value in values.items():
+            self._add(name, totals[name], value)
+
+    def add_weight(self, counts: Mapping[str, Tensor], weight: int, class_weight: Tensor | None = None) -> None:
+        """Add `weight` to every coordinate of this placement in the global `counts`, in place.
+
+        With `class_weight` (one entry per class), a tensor that has a dimension of classes gets that class's entry
+        along it instead of `weight`: so a device can count only for the classes that it has. Raises ValueError for missing
+        tensors and a `class_weight` of another size, before anything has been added.
+        """
+        self._require(counts, "counts")
+        addends = {}
+        for name in self.coordinates:
+            total = counts[name]
+            addends[name] = torch.tensor(weight, dtype=total.dtype)
+            groups = [None if axis is None else axis.group for axis in self.axes[name]]
+            if class_weight is not None and CLASSES in groups:
+                dimension = groups.index(CLASSES)
+                given, classes = tuple(class_weight.shape), total.shape[dimension]
+                if given != (classes,):
+                    raise ValueError(f"{name}: {classes} classes, but class_weight has shape {given}")
+                addends[name] = class_weight.to(total.dtype).reshape([-1] + [1] * (total.dim() - dimension - 1))
+        for name, addend in addends.items():
+            self._add(name, counts[name], addend.expand(_shape(counts[name], self.coordinates[name])))
+
+    def _add(self, name: str, total: Tensor, value: Tensor) -> None:
+        coordinates = self.coordinates[name]
+        view = _narrow(total, coordinates)
+        indexed = {dimension: index for dimension, index in enumerate(coordinates) if isinstance(index, Tensor)}
+        if not indexed:
+            view.add_(value)
+        elif len(indexed) == 1:
+            [(dimension, index)] = indexed.items()
+            view.index_add_(dimension, index, value.to(view.dtype))
+        else:
+            # All dimensions up to the last indexed one are indexed, so that the result keeps the order of dimensions.
+            last = max(indexed)
+            grids = []
+            for dimension in range(last + 1):
+                entries = indexed.get(dimension, torch.arange(view.shape[dimension]))
+                grids.append(entries.reshape([-1] + [1] * (last - dimension)))
+            # Coordinates are distinct, so reading, adding and writing back loses nothing.
+            view[tuple(grids)] = view[tuple(grids)] + value
+
+    def _require(self, tensors: Mapping[str, Tensor], what: str, names: Iterable[str] | None = None) -> None:
+        missing = [name for name in (self.coordinates if names is None else names) if name not in tensors]
+        if missing:
+            raise ValueError(f"{what}: tensors {missing[:5]} are missing")
+
+
+def _narrow(tensor: Tensor, coordinates: tuple[Coordinates, ...]) -> Tensor:
+    """Return a view with the slices applied; indexed dimensions stay whole."""
+    return tensor[tuple(slice(None) if isinstance(index, Tensor) else index for index in coordinates)]
+
+
+def _shape(tensor: Tensor, coordinates: tuple[Coordinates, ...]) -> tuple[int, ...]:
+    return tuple(
+        len(index) if isinstance(index, Tensor) else len(range(*index.indices(size)))
+        for index, size in zip(coordinates, tensor.shape, strict=True)
+    )

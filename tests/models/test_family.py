@@ -1,0 +1,198 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from models.architecture import Architecture
+from models.family import FAMILIES, make_family
+from models.placement import chosen, leading, rolling
+
+torch.set_num_threads(1)
+
+# Inputs small enough for milliseconds, and each option of the families at least once.
+SMALL = [
+    {"name": "lenet5", "input_shape": [1, 8, 8]},
+    {"name": "lenet5", "input_shape": [3, 32, 32], "classes": 7},
+    {"name": "lenet5", "norm": "static", "scaler": True},
+]
+
+
+def family_of(spec):
+    return make_family(spec)
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=str)
+def test_spec_round_trips_through_json(spec):
+    family = family_of(spec)
+    assert make_family(json.loads(json.dumps(family.spec()))) == family
+    for key, value in spec.items():
+        assert family.spec()[key] == value
+
+
+def test_every_family_is_tested():
+    assert {spec["name"] for spec in SMALL} == set(FAMILIES)
+
+
+def train_one_step(family, model):
+    inputs = torch.randn(4, *family.input_shape)
+    labels = torch.arange(4) % family.classes
+    model.train()
+    logits = model(inputs)
+    assert logits.shape == (4, family.classes)
+    nn.functional.cross_entropy(logits, labels).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=str)
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_sampled_architectures_are_cut_built_and_trained(spec, seed):
+    family = family_of(spec)
+    arch = family.sample(np.random.default_rng(seed))
+    family.validate(arch)
+    torch.manual_seed(0)
+    whole = family.build(family.full()).state_dict()
+    model = family.build(arch)
+    state = model.state_dict()
+    specs = family.tensors(arch)
+
+    # What is derived from the description is what PyTorch holds, in its order.
+    assert {name: (spec.shape, spec.dtype) for name, spec in specs.items()} == {
+        name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()
+    }
+    assert list(specs) == list(state)
+    assert set(state) <= set(whole)
+
+    for select in (leading, rolling(seed % 1000), chosen(seed)):
+        placement = family.place(arch, select)
+        cut = placement.gather(whole)
+        assert list(cut) == list(state)
+        model.load_state_dict(cut, strict=True)
+        # Adding back what was gathered hits each coordinate of the sub-model once and no other.
+        counts = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in whole.items()}
+        placement.add_weight(counts, 1)
+        placement.add_to(counts, {name: torch.ones(tensor.shape, dtype=torch.int64) for name, tensor in cut.items()})
+        for name, count in counts.items():
+            assert set(count.unique().tolist()) <= {0, 2}
+            assert count.sum() == 2 * (cut[name].numel() if name in cut else 0)
+        totals = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+        placement.add_to(totals, cut)
+        for name, total in totals.items():
+            assert torch.equal(total, torch.where(counts[name] > 0, whole[name], 0))
+    train_one_step(family, model)
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=str)
+def test_smallest_and_largest_train(spec):
+    family = family_of(spec)
+    for arch in (family.smallest(), family.largest()):
+        train_one_step(family, family.build(arch))
+    assert family.largest() == family.full() == family.width(1.0)
+    assert all(width <= 1 for width in family.smallest().widths)
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=str)
+def test_state_is_floating_point_and_static_norms_have_no_statistics(spec):
+    family = family_of(spec)
+    state = family.build(family.full()).state_dict()
+    assert all(tensor.is_floating_point() for tensor in state.values())
+    assert any("running_mean" in name for name in state) == (family.norm == "batch" and spec["name"] != "pfl-cnn")
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=str)
+def test_classes_are_never_cut(spec):
+    family = family_of(spec)
+    specs = family.tensors(family.smallest())
+    shapes = [s.shape for s in specs.values() if s.axes[0] is not None and s.axes[0].group == "classes"]
+    assert shapes
+    assert all(shape[0] == family.classes for shape in shapes)
+
+
+def test_build_follows_the_seed():
+    family = make_family({"name": "lenet5"})
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        states.append(family.build(family.full()).state_dict()["head.fc1.weight"])
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])
+
+
+def test_build_uses_the_default_device():
+    family = make_family({"name": "lenet5"})
+    with torch.device("meta"):
+        model = family.build(family.full())
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+
+
+def test_widths_round_up_and_keep_one_channel():
+    family = make_family({"name": "lenet5"})
+    assert family.width(1 / 16) == Architecture((1, 1, 8, 6))  # 0.375, 1, 7.5, 5.25
+    assert family.width(0.5, math.floor) == Architecture((3, 8, 60, 42))
+    assert family.width(0.1, math.floor) == Architecture((1, 1, 12, 8))
+    for rate in (0, -0.5, 1.5):
+        with pytest.raises(ValueError, match=r"lies in \(0, 1\]"):
+            family.width(rate)
+
+
+def test_running_statistics_are_tracked_without_a_counter():
+    family = make_family({"name": "lenet5"})
+    model = family.build(family.full())
+    norm = model.get_submodule("block1.norm")
+    conv = model.get_submodule("block1.conv")
+    inputs = torch.randn(16, 1, 28, 28)
+    model(inputs)
+    # One step of an exponential average with momentum 0.1 from mean 0.
+    torch.testing.assert_close(norm.running_mean, 0.1 * conv(inputs).mean((0, 2, 3)))
+
+
+def test_scaler_divides_by_the_kept_share_in_training_only():
+    family = make_family({"name": "lenet5", "norm": "static", "scaler": True})
+    model = family.build(family.width(0.5))
+    scaler = next(module for module in model.modules() if type(module).__name__ == "Scaler")
+    assert scaler.train()(torch.ones(1)).item() == 2.0
+    assert scaler.eval()(torch.ones(1)).item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "lenet"}, "no family is named 'lenet'; did you mean 'lenet5'"),
+        ({}, "no family is named None"),
+        ({"name": "lenet5", "clases": 10}, "no argument 'clases'; did you mean 'classes'"),
+        ({"name": "lenet5", "classes": 0}, "classes must be a number >= 1, not 0"),
+        ({"name": "lenet5", "norm": "layer"}, "norm must be 'batch' or 'static', not 'layer'"),
+        ({"name": "lenet5", "scaler": 1}, "scaler must be true or false"),
+        ({"name": "lenet5", "input_shape": [28, 28]}, r"input_shape must be \(channels, height, width\)"),
+        ({"name": "lenet5", "input_shape": [1, 0, 28]}, "input_shape must hold sizes >= 1"),
+        ({"name": "lenet5", "input_shape": [1, 2, 2]}, "does not fit"),
+    ],
+)
+def test_bad_specs_are_refused(spec, message):
+    with pytest.raises(ValueError, match=message):
+        make_family(spec)
+
+
+@pytest.mark.parametrize(
+    ("arch", "message"),
+    [
+        (Architecture((6, 16, 120)), "3 widths, but there are 4: conv1, conv2, fc1, fc2"),
+        (Architecture((6, 16, 120, 84), (1,)), "1 depths, but there are 0"),
+        (Architecture((6, 17, 120, 84)), "width of conv2 must be 1 to 16, not 17"),
+        (Architecture((6, 16, 0, 84)), "width of fc1 must be 1 to 120, not 0"),
+    ],
+)
+def test_architectures_out_of_bounds_are_refused(arch, message):
+    family = make_family({"name": "lenet5"})
+    for use in (family.validate, family.build, family.tensors, family.place):
+        with pytest.raises(ValueError, match=message):
+            use(arch)
+    with pytest.raises(ValueError, match="has no group 'conv3'; did you mean"):
+        family.architecture({"conv3": 4})
