@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,21 +124,21 @@ def written_whole(target: Path) -> Iterator[Path]:
 
     Other processes see no file or all of it; of several that write the same one, the last wins and nothing is lost.
     """
+    # Hidden, so that no search for finished files finds it; named anew by every process and thread.
+    beside = target.with_name(f".{target.stem}-{secrets.token_hex(8)}{target.suffix}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem + "-", suffix=target.suffix)
+        beside.touch(exist_ok=False)
     except OSError as error:
         raise OSError(
             f"cannot write to the cache folder {target.parent} ({error.strerror}); "
             "set WILDFLOWER_CACHE to a folder that can be written"
         ) from error
-    os.close(handle)
     try:
-        yield Path(name)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        yield beside
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ def load(name: str, data_dir: str) -> DataSet:
     repository = REPOSITORIES[name]
     if not data_dir:
         key = digest(decoded=DECODED_VERSION, repository=repository.path, config=repository.config)
-        return decoded_once(name, key, lambda: _decode(repository, lambda split: _download(name, split)))
+        return decoded_once(name, key, lambda: _decode(repository, lambda split: _download(repository, split)))
     folder = existing_folder(name, data_dir)
     files = find_local(folder)
     if not files:
@@ -83,7 +83,7 @@ def load(name: str, data_dir: str) -> DataSet:
             "or a folder that save_to_disk of `datasets` wrote"
         )
     key = digest(decoded=DECODED_VERSION, files=describe_files(files))
-    return decoded_once(name, key, lambda: _decode(repository, lambda split: _open(folder, split)))
+    return decoded_once(name, key, lambda: _decode(repository, lambda split: _open(folder, repository, split)))
 
 
 def _import_datasets() -> Any:
@@ -96,10 +96,10 @@ def _import_datasets() -> Any:
     return datasets
 
 
-def _download(name: str, split: str) -> Dataset:
-    repository = REPOSITORIES[name]
+def _download(repository: Repository, split: str) -> Dataset:
+    datasets = _import_datasets()
     try:
-        return _import_datasets().load_dataset(repository.path, repository.config, split=split)
+        return datasets.load_dataset(repository.path, repository.config, split=split)
     except OSError as error:
         raise FileNotFoundError(
             f"the data set {repository.path} could not be downloaded ({error}); "
@@ -107,41 +107,58 @@ def _download(name: str, split: str) -> Dataset:
         ) from error
 
 
-def _open(folder: Path, split: str) -> Dataset:
+def _open(folder: Path, repository: Repository, split: str) -> Dataset:
+    """The rows of a split in a local copy: of its parquet files, else of what `save_to_disk` wrote."""
     datasets = _import_datasets()
-    parquet = sorted(file for file in folder.rglob("*.parquet") if _is_of_split(file, folder, split))
+    if repository.config is not None and (folder / repository.config).is_dir():
+        folder = folder / repository.config
+    parquet = sorted(file for file in folder.rglob("*.parquet") if _is_of_split(file, split))
     if parquet:
-        import pyarrow.parquet
+        import pyarrow
 
-        return datasets.Dataset(pyarrow.concat_tables([pyarrow.parquet.read_table(file) for file in parquet]))
-    for saved in (folder / split, folder):
+        return datasets.Dataset(pyarrow.concat_tables([_read_parquet(file) for file in parquet]))
+    # A repository without a test set may have been saved as one data set, without a folder per split.
+    for saved in (folder / split, folder) if repository.held_out else (folder / split,):
         if (saved / "state.json").is_file():
             return datasets.load_from_disk(str(saved))
     raise FileNotFoundError(f"{folder}: no data of the split '{split}', such as {split}-00000-of-00001.parquet")
 
 
-def _is_of_split(file: Path, folder: Path, split: str) -> bool:
+def _is_of_split(file: Path, split: str) -> bool:
     """Whether a parquet file is `<split>.parquet`, `<split>-00000-of-00001.parquet` or `<split>/<number>.parquet`."""
     stem = file.stem.split("-")[0]
-    return stem == split or (stem.isdecimal() and file.parent != folder and file.parent.name == split)
+    return stem == split or (stem.isdecimal() and file.parent.name == split)
 
 
-def _decode(repository: Repository, open_split: Any) -> DataSet:
-    train_rows = open_split("train")
-    train = _examples(train_rows, repository)
-    natural_ids = None
-    if repository.natural_id is not None:
-        _require_column(train_rows, repository.natural_id, repository)
-        names = np.asarray(train_rows.with_format("arrow")[:].column(repository.natural_id).to_pylist())
-        natural_ids = torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
-    if not repository.held_out:
-        return make_data_set(train, _examples(open_split("test"), repository), natural_ids=natural_ids)
-    test = stratified_test(train.labels, repository.held_out)
-    return make_data_set(
-        Data(train.inputs[~test], train.labels[~test]),
-        Data(train.inputs[test], train.labels[test]),
-        natural_ids=None if natural_ids is None else natural_ids[~test],
-    )
+def _read_parquet(file: Path) -> Any:
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(file)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{file}: not a whole parquet file ({file.stat().st_size} bytes): {error}") from error
+
+
+def _decode(repository: Repository, open_split: Callable[[str], Dataset]) -> DataSet:
+    rows = open_split("train")
+    train = _examples(rows, repository)
+    sources = None if repository.natural_id is None else _column(rows, repository.natural_id, repository)
+    if repository.held_out:
+        for_test = stratified_test(train.labels, repository.held_out)
+        test = Data(train.inputs[for_test], train.labels[for_test])
+        train = Data(train.inputs[~for_test], train.labels[~for_test])
+        sources = None if sources is None else sources[~for_test.numpy()]
+    else:
+        test = _examples(open_split("test"), repository)
+    if sources is None:
+        return make_data_set(train, test)
+    numbered = np.unique(sources, return_inverse=True)[1].astype(np.int64)
+    return make_data_set(train, test, natural_ids=torch.from_numpy(numbered))
+
+
+def _column(rows: Dataset, column: str, repository: Repository) -> np.ndarray:
+    _require_column(rows, column, repository)
+    return np.asarray(rows.select_columns(column).with_format("arrow")[:].column(column).to_pylist())
 
 
 def _require_column(rows: Dataset, column: str, repository: Repository) -> None:

@@ -71,8 +71,8 @@ def load(name: str, data_dir: str) -> DataSet:
         return hub.load(name, "")
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"no data for the task '{name}': {INSTALL_FOLDER / name} is not installed "
-            f"(apt-get install dataset-{name}), no data-dir was given, and {error}"
+            f"no data for the task '{name}': set data-dir to a folder with its IDX files or put them into "
+            f"{INSTALL_FOLDER / name} (where the Debian package dataset-fashion-mnist puts Fashion-MNIST); {error}"
         ) from error
 
 
@@ -91,9 +91,8 @@ def _load_folder(name: str, folder: Path) -> DataSet:
 
 def _find(folder: Path, part: str) -> Path:
     found = sorted(file for file in folder.iterdir() if _FILE_NAMES[part].fullmatch(file.name))
-    unpacked = [file for file in found if file.suffix != ".gz"]
     # The same file packed and unpacked is one file, and the unpacked one is faster to read.
-    found = [file for file in found if file.with_suffix("") not in unpacked]
+    found = [file for file in found if file.suffix != ".gz" or file.with_suffix("") not in found]
     if len(found) == 1:
         return found[0]
     if not found:

@@ -11,7 +11,6 @@ import hashlib
 import zipfile
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,16 +137,16 @@ def _kept_index(key: str, partition: str, column: np.ndarray, alpha: float, devi
             index = Index(arrays["examples"], arrays["starts"])
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"the index file {file} cannot be read ({error}); delete it and it is made anew") from error
-    _check(index, len(column), devices, file)
+    if not _deals_all(index, len(column), devices):
+        raise ValueError(f"{file}: does not deal {len(column)} examples to {devices} devices; delete it")
     return index
 
 
-def _check(index: Index, examples: int, devices: int, file: Path) -> None:
-    complete = np.array_equal(np.sort(index.examples), np.arange(examples))
-    if not complete or len(index) != devices or index.starts[-1] != examples or (np.diff(index.starts) < 1).any():
-        raise ValueError(
-            f"{file}: does not deal {examples} examples to {devices} devices; delete it and it is made anew"
-        )
+def _deals_all(index: Index, examples: int, devices: int) -> bool:
+    """Whether every example is dealt once and every device has some."""
+    sizes = np.diff(index.starts)
+    once = np.array_equal(np.sort(index.examples), np.arange(examples))
+    return once and len(index) == devices and index.starts[0] == 0 and sizes.sum() == examples and sizes.min() > 0
 
 
 def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, seed: int) -> Index:

@@ -129,6 +129,8 @@ class Task:
     """A loaded task.
 
     `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
+    `input_shape` is (channels, height, width). `family` is the name of the default family, `family_spec` what
+    `models.make_family` makes it from. `metric` is what `accuracy` computes.
     """
 
     metric = "accuracy"
@@ -141,6 +143,11 @@ class Task:
         self.classes = data.classes
         self.input_shape: tuple[int, ...] = tuple(data.train.inputs.shape[1:])
         self.family = kind.family
+        self.family_spec: dict[str, Any] = {
+            "name": kind.family,
+            "input_shape": list(self.input_shape),
+            "classes": self.classes,
+        }
         self._crop_padding = kind.crop_padding
         self._flip = kind.flip
         self._mean = data.mean[:, None, None]
@@ -198,7 +205,7 @@ class Task:
         """
         if augment is not None and self._crop_padding:
             inputs = crop_and_flip(inputs, augment, padding=self._crop_padding, flip=self._flip)
-        return (inputs.float() - self._mean.to(inputs.device)) / self._std.to(inputs.device)
+        return (inputs.float() - self._mean.to(inputs.device)).div_(self._std.to(inputs.device))
 
 
 def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: bool) -> Tensor:

@@ -1,0 +1,231 @@
+import threading
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import partition
+from tasks.partition import Index, divide, draw
+
+LABELS = np.random.default_rng(3).integers(0, 5, 600)
+NATURAL_IDS = np.random.default_rng(4).permutation(np.repeat(np.arange(6), [10, 20, 30, 40, 200, 300]))
+
+
+def _divide(kind: str, *, labels: np.ndarray = LABELS, alpha: float = 0.5, devices: int = 6, seed: int = 1) -> Index:
+    return divide(kind, labels=labels, natural_ids=NATURAL_IDS, alpha=alpha, devices=devices, seed=seed)
+
+
+def _class_shares(index: Index) -> np.ndarray:
+    counts = np.array([np.bincount(LABELS[index[device]], minlength=5) for device in range(len(index))])
+    return counts / counts.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "natural"])
+def test_every_example_is_dealt_once(kind: str) -> None:
+    index = _divide(kind)
+    assert len(index) == 6
+    assert sorted(np.concatenate([index[device] for device in range(6)]).tolist()) == list(range(600))
+
+
+def test_iid_shares_are_equal_and_shuffled() -> None:
+    index = _divide("iid", devices=7)
+    assert {len(index[device]) for device in range(7)} == {85, 86}
+    assert (np.diff(index[0]) < 0).any()
+    assert np.abs(_class_shares(_divide("iid")) - np.bincount(LABELS) / 600).max() < 0.12
+
+
+def test_a_small_alpha_gives_unlike_devices_a_large_one_alike() -> None:
+    unlike, alike = _class_shares(_divide("dirichlet", alpha=0.1)), _class_shares(_divide("dirichlet", alpha=1e4))
+    assert unlike.max(1).mean() > 0.6
+    assert alike.max(1).mean() < 0.3
+
+
+def test_a_dirichlet_partition_leaves_no_device_almost_empty() -> None:
+    index = _divide("dirichlet", alpha=0.3, devices=10)
+    assert min(len(index[device]) for device in range(10)) >= partition.MOST_REQUIRED_EXAMPLES
+
+
+def test_a_dirichlet_partition_of_few_examples_asks_less() -> None:
+    """60 devices with 10 examples on average cannot all have 10."""
+    index = _divide("dirichlet", alpha=5.0, devices=60)
+    assert min(len(index[device]) for device in range(60)) >= 2
+
+
+def test_a_hopeless_dirichlet_partition() -> None:
+    with (
+        pytest.warns(UserWarning, match="min_partition_size"),
+        pytest.raises(ValueError, match=r"over 300 devices with alpha 0.001 .* raise alpha, use fewer devices"),
+    ):
+        _divide("dirichlet", alpha=0.001, devices=300)
+
+
+def test_natural_devices_are_the_sources() -> None:
+    index = _divide("natural")
+    for device in range(6):
+        assert len(np.unique(NATURAL_IDS[index[device]])) == 1
+    assert sorted(len(index[device]) for device in range(6)) == [10, 20, 30, 40, 200, 300]
+
+
+def test_some_of_the_sources_are_chosen_by_the_seed() -> None:
+    chosen = {tuple(NATURAL_IDS[_divide("natural", devices=2, seed=seed)[0]][:1]) for seed in range(20)}
+    assert len(chosen) > 2
+    assert len(_divide("natural", devices=2)) == 2
+
+
+def test_more_devices_than_sources() -> None:
+    with pytest.raises(ValueError, match="7 devices are more than the 6 natural ids"):
+        _divide("natural", devices=7)
+
+
+def test_a_task_without_natural_ids() -> None:
+    with pytest.raises(ValueError, match="partition 'natural' needs a task that records where each example is from"):
+        divide("natural", labels=LABELS, natural_ids=None, alpha=1.0, devices=2, seed=0)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_more_devices_than_examples(kind: str) -> None:
+    with pytest.raises(ValueError, match="601 devices are more than the 600 training examples"):
+        _divide(kind, devices=601)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+def test_the_seed_determines_the_partition(kind: str, empty_cache: Path) -> None:
+    first = _divide(kind, seed=1)
+    for file in empty_cache.rglob("*.npz"):
+        file.unlink()
+    again, other = _divide(kind, seed=1), _divide(kind, seed=2)
+    assert np.array_equal(first.examples, again.examples)
+    assert np.array_equal(first.starts, again.starts)
+    assert not np.array_equal(first.examples, other.examples)
+
+
+def test_each_thing_that_determines_a_partition_has_its_own_file(empty_cache: Path) -> None:
+    _divide("dirichlet")
+    _divide("dirichlet", alpha=0.6)
+    _divide("dirichlet", seed=2)
+    _divide("dirichlet", devices=5)
+    _divide("dirichlet", labels=np.roll(LABELS, 1))
+    _divide("iid")
+    _divide("iid", alpha=0.6)  # of no account here
+    _divide("natural")
+    _divide("natural", devices=3, seed=2)  # chosen out of the same file
+    assert len(list(empty_cache.rglob("*.npz"))) == 7
+
+
+def test_a_kept_partition_is_read_and_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = _divide("dirichlet", seed=7)
+    monkeypatch.setattr(partition, "_compute", None)
+    assert np.array_equal(_divide("dirichlet", seed=7).examples, computed.examples)
+
+
+def test_a_partition_of_another_version_is_not_read(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+    _divide("iid")
+    monkeypatch.setattr(metadata, "version", lambda _name: "99.0")
+    _divide("iid")
+    assert len(list(empty_cache.rglob("*.npz"))) == 2
+
+
+def _not_installed(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
+
+
+def test_a_device_without_the_partitioners_takes_the_copied_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = _divide("iid", seed=8)
+    monkeypatch.setattr(metadata, "version", _not_installed)
+    assert np.array_equal(_divide("iid", seed=8).examples, computed.examples)
+
+
+def test_a_device_without_partitioners_and_files(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+    monkeypatch.setattr(metadata, "version", _not_installed)
+    with pytest.raises(FileNotFoundError, match=r"has 0 index files .* copy it from the server's"):
+        _divide("iid")
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", None])
+def test_a_spoiled_index_file_is_named(content: bytes | None, empty_cache: Path) -> None:
+    _divide("iid")
+    (file,) = empty_cache.rglob("*.npz")
+    file.write_bytes(file.read_bytes()[:-30] if content is None else content)
+    with pytest.raises(ValueError, match=f"{file.name} cannot be read"):
+        _divide("iid")
+
+
+@pytest.mark.parametrize(
+    ("examples", "starts"), [([0] * 600, range(0, 601, 100)), (range(600), [0, 0, 200, 300, 400, 500, 600])]
+)
+def test_an_index_file_that_deals_wrongly_is_refused(examples: list[int], starts: list[int], empty_cache: Path) -> None:
+    _divide("iid")
+    (file,) = empty_cache.rglob("*.npz")
+    np.savez(file, examples=np.array(examples), starts=np.array(starts))
+    with pytest.raises(ValueError, match="does not deal 600 examples to 6 devices"):
+        _divide("iid")
+
+
+def test_processes_at_once_end_with_one_whole_file(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(6)
+    compute = partition._compute
+
+    def compute_at_once(*arguments: object) -> Index:
+        index = compute(*arguments)  # type: ignore[arg-type]
+        together.wait(timeout=30)
+        return index
+
+    monkeypatch.setattr(partition, "_compute", compute_at_once)
+    results: list[Index] = []
+    threads = [threading.Thread(target=lambda: results.append(_divide("iid"))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 6
+    assert all(np.array_equal(result.examples, results[0].examples) for result in results)
+    assert [file.suffix for file in (empty_cache / "partitions").iterdir()] == [".npz"]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WILDFLOWER_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OSError, match="set WILDFLOWER_CACHE to a folder that can be written"):
+        _divide("iid")
+
+
+MEMBERS = [np.flatnonzero(LABELS == label) for label in range(5)]
+
+
+def _draw(device: int, *, alpha: float | None = 0.5, examples: int = 50, seed: int = 1) -> np.ndarray:
+    members = MEMBERS if alpha is not None else [np.arange(600)]
+    return draw(members, alpha=alpha, device=device, seed=seed, examples=examples)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.01, 0.5, 100.0])
+@pytest.mark.parametrize("examples", [1, 50, 599, 600])
+def test_a_device_draws_different_examples(alpha: float | None, examples: int) -> None:
+    drawn = _draw(99_999, alpha=alpha, examples=examples)
+    assert len(set(drawn.tolist())) == len(drawn) == examples
+    assert set(drawn.tolist()) <= set(range(600))
+
+
+def test_a_drawn_shard_depends_on_seed_and_device_alone() -> None:
+    assert np.array_equal(_draw(5), _draw(5))
+    assert not np.array_equal(_draw(5), _draw(6))
+    assert not np.array_equal(_draw(5), _draw(5, seed=2))
+
+
+def test_drawn_mixes_follow_alpha() -> None:
+    def largest_share(alpha: float | None) -> float:
+        return float(np.mean([np.bincount(LABELS[_draw(d, alpha=alpha)]).max() / 50 for d in range(40)]))
+
+    assert largest_share(0.1) > 0.7
+    assert largest_share(1e4) < 0.35
+    assert largest_share(None) < 0.35
+
+
+def test_drawn_examples_cover_the_data() -> None:
+    assert len(np.unique(np.concatenate([_draw(device, alpha=None) for device in range(100)]))) > 590
+
+
+def test_a_class_that_runs_out_is_made_up_for_by_others() -> None:
+    members = [np.arange(3), np.arange(3, 1000), np.arange(0)]
+    counts = [np.sum(draw(members, alpha=0.05, device=d, seed=0, examples=100) < 3) for d in range(40)]
+    assert max(counts) == 3
