@@ -172,7 +172,7 @@ def _examples(rows: Dataset, repository: Repository) -> Data:
     images: Tensor | None = None
     labels = torch.empty(len(rows), dtype=torch.int64)
     for position, (encoded, label) in enumerate(_encoded(rows, repository)):
-        image = _decode_image(encoded, repository.channels, position)
+        image = _decode_image(encoded, repository, position)
         if images is None:
             images = torch.empty((len(rows), *image.shape), dtype=torch.uint8)
         if image.shape != images.shape[1:]:
@@ -193,13 +193,13 @@ def _encoded(rows: Dataset, repository: Repository) -> Iterator[tuple[bytes, int
             yield image["bytes"], label
 
 
-def _decode_image(encoded: bytes, channels: int, position: int) -> Tensor:
+def _decode_image(encoded: bytes, repository: Repository, position: int) -> Tensor:
     """An image file as bytes of shape (channels, height, width)."""
     import PIL.Image
 
     try:
         with PIL.Image.open(io.BytesIO(encoded)) as image:
-            pixels = np.array(image.convert("RGB" if channels == 3 else "L"))
+            pixels = np.array(image.convert("RGB" if repository.channels == 3 else "L"))
     except (PIL.UnidentifiedImageError, OSError, TypeError) as error:
-        raise ValueError(f"image {position} cannot be decoded: {error}") from error
-    return torch.from_numpy(pixels).view(*pixels.shape[:2], channels).permute(2, 0, 1)
+        raise ValueError(f"{repository.path}: image {position} cannot be decoded: {error}") from error
+    return torch.from_numpy(pixels).view(*pixels.shape[:2], repository.channels).permute(2, 0, 1)

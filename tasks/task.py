@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -97,7 +97,8 @@ class TaskSpec:
         return cls(**value)
 
 
-def _one_of(what: str, name: object, valid: Any) -> None:
+def _one_of(what: str, name: object, valid: Iterable[str]) -> None:
+    valid = list(valid)
     if name in valid:
         return
     nearest = difflib.get_close_matches(str(name), valid, n=1)

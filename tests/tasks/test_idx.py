@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from idx_files import idx_bytes, write_folder
 
 from tasks import hub, idx
-from tests.tasks.idx_files import idx_bytes, write_folder
 
 IMAGES = "train-images-idx3-ubyte"
 LABELS = "train-labels-idx1-ubyte"

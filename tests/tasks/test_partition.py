@@ -190,7 +190,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         _divide("iid")
 
 
-MEMBERS = [np.flatnonzero(LABELS == label) for label in range(5)]
+MEMBERS = [np.flatnonzero(label == LABELS) for label in range(5)]
 
 
 def _draw(device: int, *, alpha: float | None = 0.5, examples: int = 50, seed: int = 1) -> np.ndarray:

@@ -1,0 +1,293 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from idx_files import write_folder
+
+from tasks import idx
+from tasks.data import Data, make_data_set
+from tasks.task import PARTITIONS, TASKS, Task, TaskSpec, accuracy, crop_and_flip, load_task
+
+DIGITS = TaskSpec(name="digits", devices=20)
+
+
+def _examples(task: Task) -> list[int]:
+    shards = [task.shard(device) for device in range(task.spec.devices)]
+    return sorted(torch.cat([part for shard in shards for part in (shard.train, shard.test)]).tolist())
+
+
+def test_a_spec_survives_json() -> None:
+    spec = TaskSpec(
+        name="cifar10",
+        devices=7,
+        data_dir="~/cifar",
+        partition="dirichlet",
+        alpha=0.1,
+        seed=3,
+        test_fraction=0.2,
+        examples_per_device=50,
+    )
+    assert TaskSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert TaskSpec.from_json({"name": "digits", "devices": 20}) == DIGITS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "fashion-mnst"}, "unknown task 'fashion-mnst', did you mean 'fashion-mnist'"),
+        ({"name": "xyzzy"}, "unknown task 'xyzzy'.* Valid: digits, mnist"),
+        ({"name": ["digits"]}, r"unknown task \['digits'\]"),
+        ({"partition": "dirichlett"}, "unknown partition 'dirichlett', did you mean 'dirichlet'"),
+        ({"alpha": 0}, "alpha must be a number above 0, got 0"),
+        ({"alpha": -0.5}, "alpha must be a number above 0, got -0.5"),
+        ({"alpha": float("nan")}, "alpha must be"),
+        ({"alpha": float("inf")}, "alpha must be"),
+        ({"alpha": "0.5"}, "alpha must be a number above 0, got '0.5'"),
+        ({"devices": 0}, "devices must be a whole number of at least 1, got 0"),
+        ({"devices": 2.5}, "devices must be a whole number"),
+        ({"devices": True}, "devices must be a whole number"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"test_fraction": 1.0}, "test_fraction must be a number from 0 to below 1, got 1.0"),
+        ({"test_fraction": -0.1}, "test_fraction must be"),
+        ({"examples_per_device": 0}, "examples_per_device must be a whole number of at least 1"),
+        ({"examples_per_device": 5, "partition": "natural"}, "does not go with partition 'natural'"),
+        ({"data_dir": None}, "data_dir must be a text"),
+        ({"alhpa": 0.5}, "unknown field of a task spec 'alhpa', did you mean 'alpha'"),
+    ],
+)
+def test_a_wrong_spec_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TaskSpec.from_json({"name": "digits", "devices": 20, **changes})
+
+
+def test_a_spec_that_is_incomplete_or_none() -> None:
+    with pytest.raises(ValueError, match="needs the field 'devices'"):
+        TaskSpec.from_json({"name": "digits"})
+    with pytest.raises(ValueError, match="an object with named fields"):
+        TaskSpec.from_json(["digits", 20])  # type: ignore[arg-type]
+
+
+def test_digits() -> None:
+    task = load_task(DIGITS)
+    assert (len(task.train), len(task.test)) == (1438, 359)
+    assert task.input_shape == (1, 8, 8)
+    assert task.classes == 10
+    assert int(task.train.inputs.max()) == 16
+    assert task.family_spec == {"name": "lenet5", "input_shape": [1, 8, 8], "classes": 10}
+    assert task.metric == "accuracy"
+    shares = torch.bincount(task.test.labels) / torch.bincount(torch.cat([task.train.labels, task.test.labels]))
+    torch.testing.assert_close(shares, torch.full((10,), 0.2), rtol=0, atol=0.003)
+
+
+def test_the_test_set_does_not_depend_on_the_seed() -> None:
+    first, second = (load_task(TaskSpec(name="digits", devices=5, seed=seed)) for seed in (1, 2))
+    assert torch.equal(first.test.inputs, second.test.inputs)
+
+
+def test_digits_take_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'digits' comes with scikit-learn and takes no data folder"):
+        load_task(TaskSpec(name="digits", devices=5, data_dir=str(tmp_path)))
+
+
+def test_a_task_is_loaded_once() -> None:
+    assert load_task(DIGITS) is load_task(TaskSpec(name="digits", devices=20))
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_shards_deal_out_all_examples_once(partition: str) -> None:
+    assert _examples(load_task(TaskSpec(name="digits", devices=20, partition=partition))) == list(range(1438))
+
+
+def test_a_shard_keeps_its_share_for_testing() -> None:
+    task = load_task(TaskSpec(name="digits", devices=20, test_fraction=0.25))
+    shard = task.shard(3)
+    assert len(shard.test) == round(0.25 * (len(shard.train) + len(shard.test)))
+    assert shard.train.dtype == shard.test.dtype == torch.int64
+    assert not set(shard.train.tolist()) & set(shard.test.tolist())
+    assert not len(load_task(TaskSpec(name="digits", devices=20, test_fraction=0.0)).shard(3).test)
+
+
+def test_a_device_with_one_example_trains_on_it() -> None:
+    task = load_task(TaskSpec(name="digits", devices=1438, test_fraction=0.9))
+    assert len(task.shard(7).train) == 1
+    assert len(task.shard(7).test) == 0
+
+
+def test_a_shard_is_the_same_every_time_and_another_for_another_seed() -> None:
+    shard = load_task(DIGITS).shard(3)
+    load_task.cache_clear()
+    again, other = load_task(DIGITS).shard(3), load_task(TaskSpec(name="digits", devices=20, seed=1)).shard(3)
+    assert torch.equal(shard.train, again.train)
+    assert torch.equal(shard.test, again.test)
+    assert not torch.equal(shard.train, other.train)
+
+
+@pytest.mark.parametrize("device", [-1, 20])
+def test_a_device_that_is_not_there(device: int) -> None:
+    with pytest.raises(IndexError, match=f"device {device} is not one of 0 to 19"):
+        load_task(DIGITS).shard(device)
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_more_devices_than_examples(partition: str) -> None:
+    with pytest.raises(ValueError, match=r"1439 devices are more than the 1438 training examples.*examples-per-device"):
+        load_task(TaskSpec(name="digits", devices=1439, partition=partition))
+
+
+def test_natural_partition_of_a_task_without_sources() -> None:
+    with pytest.raises(ValueError, match="partition 'natural' needs a task that records where each example is from"):
+        load_task(TaskSpec(name="digits", devices=5, partition="natural"))
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet"])
+def test_any_number_of_devices_that_draw_their_examples(partition: str, empty_cache: Path) -> None:
+    task = load_task(TaskSpec(name="digits", devices=100_000, partition=partition, examples_per_device=30))
+    first, last = task.shard(0), task.shard(99_999)
+    assert len(first.train) == len(last.train) == 27
+    assert len(set(last.train.tolist()) | set(last.test.tolist())) == 30
+    assert not torch.equal(first.train, last.train)
+    assert not (empty_cache / "partitions").exists()
+
+
+def test_more_examples_per_device_than_there_are() -> None:
+    with pytest.raises(ValueError, match="examples_per_device 1439 is more than the 1438 training examples"):
+        load_task(TaskSpec(name="digits", devices=2, examples_per_device=1439))
+
+
+def test_a_folder_of_idx_files_as_a_task(tmp_path: Path) -> None:
+    task = load_task(TaskSpec(name="idx", devices=4, data_dir=str(write_folder(tmp_path))))
+    assert task.input_shape == (1, 6, 5)
+    assert task.classes == 4
+    assert _examples(task) == list(range(40))
+
+
+def test_prepared_inputs_are_normalized() -> None:
+    task = load_task(DIGITS)
+    before = task.train.inputs.clone()
+    inputs = task.prepare(task.train.inputs, augment=None)
+    assert inputs.dtype == torch.float32
+    assert inputs.mean().item() == pytest.approx(0, abs=1e-5)
+    assert inputs.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+    # Tasks that are not augmented take a generator and leave it alone.
+    assert torch.equal(inputs, task.prepare(task.train.inputs, augment=torch.Generator().manual_seed(0)))
+    assert torch.equal(task.train.inputs, before)
+
+
+def _color_task(name: str) -> Task:
+    generator = torch.Generator().manual_seed(0)
+
+    def some(count: int) -> Data:
+        inputs = torch.randint(1, 256, (count, 3, 16, 16), generator=generator, dtype=torch.uint8)
+        return Data(inputs, torch.arange(count) % 10)
+
+    return Task(TaskSpec(name=name, devices=2), make_data_set(some(40), some(10)))
+
+
+@pytest.mark.parametrize(("name", "flips"), [("cifar10", True), ("cifar100", True), ("stl10", True), ("svhn", False)])
+def test_color_tasks_are_augmented(name: str, flips: bool) -> None:
+    task = _color_task(name)
+    batch = task.train.inputs[:1].expand(400, -1, -1, -1)
+    plain = task.prepare(batch, augment=None)
+    augmented = task.prepare(batch, augment=torch.Generator().manual_seed(1))
+    assert augmented.shape == plain.shape
+    assert torch.equal(augmented, task.prepare(batch, augment=torch.Generator().manual_seed(1)))
+    assert not torch.equal(augmented, task.prepare(batch, augment=torch.Generator().manual_seed(2)))
+    # 9 x 9 shifts, of which each may be mirrored.
+    different = len({image.numpy().tobytes() for image in augmented})
+    assert (different > 81) == flips
+    assert different > 70
+
+
+def test_every_crop_is_a_window_of_the_padded_image() -> None:
+    images = torch.arange(1, 1 + 50 * 2 * 4 * 5).view(50, 2, 4, 5)
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
+    crops = crop_and_flip(images, torch.Generator().manual_seed(0), padding=2, flip=True)
+    mirrored = shifted = 0
+    for image, crop in zip(padded, crops, strict=True):
+        windows = [image[:, top : top + 4, left : left + 5] for top in range(5) for left in range(5)]
+        straight = any(torch.equal(crop, window) for window in windows)
+        assert straight or any(torch.equal(crop, window.flip(2)) for window in windows)
+        mirrored += not straight
+        shifted += not torch.equal(crop, windows[12]) and not torch.equal(crop, windows[12].flip(2))
+    assert 12 <= mirrored <= 38
+    assert shifted >= 40
+
+
+def test_accuracy_counts_largest_outputs_at_their_labels() -> None:
+    outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    assert accuracy(outputs, torch.tensor([1, 0, 0, 0])) == 0.75
+
+
+def test_every_task_has_a_loader_that_checks_its_folder() -> None:
+    for name, kind in TASKS.items():
+        with pytest.raises((FileNotFoundError, ValueError), match=name):
+            kind.load("/no/such/folder")
+
+
+def test_partitions_of_the_specification() -> None:
+    for partition in PARTITIONS:
+        assert TaskSpec(name="digits", devices=2, partition=partition).partition == partition
+
+
+HEAVY = {"sklearn", "scipy", "datasets", "flwr_datasets", "pandas", "pyarrow", "torchvision", "PIL"}
+
+
+@pytest.fixture
+def imported_by_client(shared_cache: Path) -> Callable[[list[TaskSpec]], set[str]]:
+    """Loads tasks in a process of its own, takes shards and batches, and gives the modules it has imported."""
+
+    def run(specs: list[TaskSpec]) -> set[str]:
+        program = (
+            "import json, sys\n"
+            "from tasks.task import TaskSpec, load_task\n"
+            "for spec in json.loads(sys.argv[1]):\n"
+            "    task = load_task(TaskSpec.from_json(spec))\n"
+            "    task.prepare(task.train.inputs[task.shard(1).train], augment=None)\n"
+            "print(json.dumps(sorted(sys.modules)))\n"
+        )
+        root = Path(__file__).parents[2]
+        done = subprocess.run(
+            [sys.executable, "-c", program, json.dumps([spec.to_json() for spec in specs])],
+            cwd=root,
+            env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return set(json.loads(done.stdout))
+
+    return run
+
+
+def test_a_client_with_kept_files_imports_nothing_heavy(
+    imported_by_client: Callable[[list[TaskSpec]], set[str]], tmp_path: Path
+) -> None:
+    folder = str(write_folder(tmp_path))
+    specs = [
+        TaskSpec(name="digits", devices=5, partition="dirichlet", seed=11),
+        TaskSpec(name="digits", devices=100_000, examples_per_device=30),
+        TaskSpec(name="idx", devices=5, seed=11, data_dir=folder),
+    ]
+    for spec in specs:
+        load_task(spec)
+    modules = imported_by_client(specs)
+    assert "tasks.task" in modules
+    assert modules & HEAVY == set()
+
+
+@pytest.mark.skipif(not (idx.INSTALL_FOLDER / "fashion-mnist").is_dir(), reason="Fashion-MNIST is not installed")
+def test_a_client_of_fashion_mnist_imports_nothing_heavy(
+    imported_by_client: Callable[[list[TaskSpec]], set[str]],
+) -> None:
+    spec = TaskSpec(name="fashion-mnist", devices=100, partition="dirichlet")
+    task = load_task(spec)
+    assert task.family_spec == {"name": "lenet5", "input_shape": [1, 28, 28], "classes": 10}
+    assert _examples(task) == list(range(60_000))
+    assert imported_by_client([spec]) & HEAVY == set()
