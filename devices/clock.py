@@ -41,10 +41,12 @@ def transfer_seconds(trace: Trace | None, start_seconds: float, nbytes: int) -> 
     end_mbit = float(passed_mbit) + nbytes * 8 / 1e6
     periods = max(math.ceil(end_mbit / period_mbit) - 1, 0)
     rest_mbit = min(end_mbit - periods * period_mbit, period_mbit)
+    if rest_mbit <= 0:  # the division above rounded a whole number of periods up
+        periods, rest_mbit = periods - 1, period_mbit
     # The first second at whose end the rest has passed; its capacity cannot be 0, as the rest is above 0.
-    last = max(int(np.searchsorted(trace.cumulative, rest_mbit)) - 1, 0)
+    last = int(np.searchsorted(trace.cumulative, rest_mbit)) - 1
     end = periods * period_seconds + last + (rest_mbit - float(trace.cumulative[last])) / float(trace.values[last])
-    return end - start
+    return max(end - start, 0.0)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class GroupTable(BaseModel):
     share: float | None = Field(default=None, gt=0, le=1)
     kind: str = Field(default="simulated", min_length=1)
     memory: Annotated[Quantity, BeforeValidator(_memory)] | None = None
+    training_memory: Annotated[Quantity, BeforeValidator(_memory)] | None = None
     memory_trace: str | None = Field(default=None, min_length=1)
     fits_width: float | None = Field(default=None, gt=0, le=1)
     link: Annotated[Quantity, BeforeValidator(_link)] | None = None
@@ -83,7 +84,7 @@ class GroupTable(BaseModel):
 
         for keys, needed in [
             (("count", "share"), True),
-            (("memory", "memory_trace", "fits_width"), True),
+            (("memory", "training_memory", "memory_trace", "fits_width"), True),
             (("link", "down", "down_trace"), False),
             (("link", "up", "up_trace"), False),
         ]:
@@ -120,7 +121,8 @@ class _Group:
     kind: str
     memory: Quantity | Trace
     memory_total_bytes: int
-    fits: tuple[int, int] | None  # memory and payload, bytes
+    memory_is_set_apart: bool  # for training, so that a budget takes all of it
+    payload_limit_bytes: int | None
     down: Quantity | Trace | None
     up: Quantity | Trace | None
     same_links: bool
@@ -199,16 +201,13 @@ class Fleet:
     def report(self, device: int, simulated_seconds: float = 0.0) -> DeviceReport:
         """What the device says of itself at that time."""
         group = self._group_of(device)
-        if group.fits is not None:
-            memory_bytes, payload_limit = group.fits
-        else:
-            memory_bytes, payload_limit = int(self._value(group.memory, "memory", device, simulated_seconds)), None
+        memory_bytes = int(self._value(group.memory, "memory", device, simulated_seconds))
         links = self.links(device, simulated_seconds)
         down = None if links.down is None else links.down.at(simulated_seconds)
         up = None if links.up is None else links.up.at(simulated_seconds)
+        limits = [] if group.payload_limit_bytes is None else [group.payload_limit_bytes]
         if self._transfer_seconds is not None:
-            carried = [payload_bytes(link, self._transfer_seconds) for link in (down, up) if link is not None]
-            payload_limit = min([*carried, payload_limit] if payload_limit is not None else carried, default=None)
+            limits += [payload_bytes(link, self._transfer_seconds) for link in (down, up) if link is not None]
         return DeviceReport(
             kind=group.kind,
             memory_total_bytes=group.memory_total_bytes,
@@ -216,8 +215,8 @@ class Fleet:
             down_mbit_per_s=down,
             up_mbit_per_s=up,
             flop_per_s=self.flop_per_s(device, simulated_seconds),
-            memory_limit_bytes=memory_bytes if group.fits is not None else None,
-            payload_limit_bytes=payload_limit,
+            memory_limit_bytes=memory_bytes if group.memory_is_set_apart else None,
+            payload_limit_bytes=min(limits, default=None),
         )
 
     def flop_per_s(self, device: int, simulated_seconds: float = 0.0) -> float:
@@ -357,21 +356,22 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
         except ValueError as error:
             raise ValueError(f"{where}: {key} = {name!r}: {error}") from error
 
-    fits = None
-    memory: Quantity | Trace | None = table.memory or trace("memory_trace", MEMORY_COLUMNS)
+    payload_limit_bytes = None
+    memory: Quantity | Trace | None = table.memory or table.training_memory or trace("memory_trace", MEMORY_COLUMNS)
     if table.fits_width is not None:
         if requirement is None:
             raise ValueError(f"{where}: fits_width = {table.fits_width}: needs a family with widths to measure")
-        fits = requirement(table.fits_width)
-        memory = Fixed(float(fits[0]))
-    assert memory is not None  # GroupTable wants one of the three
+        memory_bytes, payload_limit_bytes = requirement(table.fits_width)
+        memory = Fixed(float(memory_bytes))
+    assert memory is not None  # GroupTable wants one of them
     highest = float(memory.values.max()) if isinstance(memory, Trace) else memory.highest
     return _Group(
         name=table.name,
         kind=table.kind,
         memory=memory,
         memory_total_bytes=int(highest),
-        fits=fits,
+        memory_is_set_apart=table.memory is None and table.memory_trace is None,
+        payload_limit_bytes=payload_limit_bytes,
         down=table.link or table.down or trace("down_trace", LINK_COLUMNS),
         up=table.link or table.up or trace("up_trace", LINK_COLUMNS),
         same_links=table.link is not None,

@@ -14,7 +14,7 @@ def nearest(name: object, valid: Iterable[str]) -> str:
 
 
 def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, Any]:
-    """Return `value` if it is a dict with exactly these keys; ValueError names the wrong key and the nearest valid one."""
+    """Return `value` if it is a dict with exactly these keys; ValueError names the wrong key and the nearest one."""
     if not isinstance(value, dict):
         raise ValueError(f"{what}: expected a JSON object, got {type(value).__name__}")
     for key in value:

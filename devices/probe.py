@@ -1,0 +1,209 @@
+"""What the machine we run on has to offer: RAM and CPUs within the limits of its container, CUDA, the kind of board."""
+
+import math
+import os
+import platform
+import re
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from devices.report import DeviceReport
+
+# NVIDIA's boards whose device tree does not say "Jetson" as their model name a chip in its place.
+TEGRA_KINDS = {
+    "nvidia,tegra210": "jetson-nano",
+    "nvidia,tegra186": "jetson-tx2",
+    "nvidia,tegra194": "jetson-xavier",
+    "nvidia,tegra234": "jetson-orin",
+}
+
+
+def probe_machine(root: Path = Path("/")) -> DeviceReport:
+    """Report what this process may use of this machine.
+
+    Memory is the least of the host's RAM, of every control group around this process (versions 1 and 2) and of
+    RLIMIT_AS. Where a CUDA card with memory of its own is found, its memory is reported, as training happens there; a
+    Jetson's GPU shares the RAM, so its RAM is reported. Links and speed are not measured here.
+
+    Args:
+        root: Where /proc, /sys and /dev are found; tests put trees of files there.
+
+    Raises:
+        ValueError: a limit of a control group is not what the kernel writes; names the file.
+    """
+    kind = board_kind(root)
+    cuda = _cuda(kind, root)
+    if cuda is not None and not cuda.shares_ram:
+        total_bytes, available_bytes = cuda.total_bytes, cuda.free_bytes
+    else:
+        total_bytes, available_bytes = _ram(root)
+    return DeviceReport(
+        kind=kind,
+        memory_total_bytes=total_bytes,
+        memory_available_bytes=max(0, min(available_bytes, total_bytes)),
+        accelerator=None if cuda is None else cuda.name,
+        cpu_count=_cpus(root),
+    )
+
+
+def board_kind(root: Path = Path("/")) -> str:
+    """The board by its device tree ("raspberry-pi-4", "jetson-orin-nano"), or else the processor ("x86-64")."""
+    model = _device_tree(root, "model")
+    for maker in ("Raspberry Pi", "NVIDIA Jetson"):
+        if model.startswith(maker):
+            name = re.sub(r"\s+(Rev|Model|Developer Kit|Engineering).*", "", model).removeprefix("NVIDIA ")
+            return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    compatible = _device_tree(root, "compatible").split("\0")
+    for chip, kind in TEGRA_KINDS.items():
+        if chip in compatible:
+            return kind
+    return platform.machine().lower().replace("_", "-") or "unknown"
+
+
+def _device_tree(root: Path, name: str) -> str:
+    """A text of the device tree, without the NUL at its end; empty where there is no device tree."""
+    text = _read(root / "proc" / "device-tree" / name)
+    return "" if text is None else text.rstrip("\0\n ")
+
+
+def _read(path: Path) -> str | None:
+    """The text of a file, None if it does not exist."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _ram(root: Path) -> tuple[int, int]:
+    """Bytes in all and free for this process."""
+    host = psutil.virtual_memory()
+    totals, available = [host.total], [host.available]
+    for folder in _control_groups(root, "memory"):
+        limit = _limit(folder / "memory.max", folder / "memory.limit_in_bytes")
+        if limit is None:
+            continue
+        totals.append(limit)
+        used = _limit(folder / "memory.current", folder / "memory.usage_in_bytes") or 0
+        available.append(limit - used + _reclaimable(folder))
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        totals.append(soft)
+        available.append(soft - psutil.Process().memory_info().vms)
+    return min(totals), min(available)
+
+
+def _limit(*paths: Path) -> int | None:
+    """The number of bytes in the first of the files that exists; None if none exists or it says "max"."""
+    for path in paths:
+        text = _read(path)
+        if text is None:
+            continue
+        if text.strip() == "max":
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"{path}: {text.strip()!r}: expected a number of bytes or 'max'") from None
+    return None
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of file cache that the kernel counts as used and gives back on demand."""
+    found: dict[str, int] = {}
+    for line in (_read(folder / "memory.stat") or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key in ("inactive_file", "total_inactive_file"):
+            found[key] = int(value)
+    # In version 1 the plain figure leaves out the groups inside; version 2 has only the plain one.
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
+
+
+def _cpus(root: Path) -> int:
+    """CPUs that this process may use, a started one counts."""
+    # macOS has no affinities.
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
+    for folder in _control_groups(root, "cpu"):
+        text = _read(folder / "cpu.max")  # version 2: "50000 100000" or "max 100000"
+        if text is None:
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            if quota is None or period is None:
+                continue
+            text = f"{quota} {period}"
+        words = text.split()
+        if words[:1] in (["max"], ["-1"]):
+            continue
+        if len(words) != 2 or not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise ValueError(f"{folder}: CPU quota and period {text!r}: expected two numbers above 0")
+        count = min(count, math.ceil(int(words[0]) / int(words[1])))
+    return count
+
+
+def _control_groups(root: Path, controller: str) -> list[Path]:
+    """Folders of this process's control groups that may limit `controller`, from its own group up to the outermost.
+
+    In a container the outermost visible group is the container's own, and /proc/self/cgroup may still name the host's
+    path to it: the mount table says which part of that path the mounted folder stands for.
+    """
+    mounts = _control_group_mounts(root)
+    folders = []
+    for line in (_read(root / "proc" / "self" / "cgroup") or "").splitlines():
+        number, controllers, group = line.split(":", 2)
+        version2 = number == "0" and not controllers
+        if not version2 and controller not in controllers.split(","):
+            continue
+        for mounted_group, mount_point, options in mounts:
+            if (options is None) != version2 or (options is not None and controller not in options):
+                continue
+            top = root / mount_point.lstrip("/")
+            inside = group[len(mounted_group.rstrip("/")) :] if _is_within(group, mounted_group) else group
+            folder = top / inside.strip("/")
+            folders += [level for level in (folder, *folder.parents) if level == top or top in level.parents]
+    return folders
+
+
+def _is_within(group: str, outer: str) -> bool:
+    return group == outer or group.startswith(outer.rstrip("/") + "/")
+
+
+def _control_group_mounts(root: Path) -> list[tuple[str, str, list[str] | None]]:
+    """(group that is mounted, where, controllers of version 1 or None for version 2) of every mounted hierarchy."""
+    mounts: list[tuple[str, str, list[str] | None]] = []
+    for line in (_read(root / "proc" / "self" / "mountinfo") or "").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, (kind, _, options) = left.split(), right.split(" ", 2)
+        if kind == "cgroup2":
+            mounts.append((fields[3], fields[4], None))
+        elif kind == "cgroup":
+            mounts.append((fields[3], fields[4], options.split(",")))
+    return mounts
+
+
+@dataclass(frozen=True)
+class _Cuda:
+    name: str
+    total_bytes: int
+    free_bytes: int
+    shares_ram: bool
+
+
+def _cuda(kind: str, root: Path) -> _Cuda | None:
+    """The current CUDA device, if there is one.
+
+    torch takes seconds to import on a small board, so it is imported only where NVIDIA's driver is.
+    """
+    drivers = ("dev/nvidiactl", "dev/nvhost-ctrl-gpu", "dev/nvmap")
+    if "torch" not in sys.modules and not any((root / driver).exists() for driver in drivers):
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    # An integrated GPU, like a Jetson's, has no memory of its own.
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    shares_ram = kind.startswith("jetson") or bool(properties.is_integrated)
+    free_bytes, total_bytes = (0, 0) if shares_ram else torch.cuda.mem_get_info()
+    return _Cuda(properties.name, total_bytes, free_bytes, shares_ram)
