@@ -1,1 +1,28 @@
-"""The server side of every method, one file per method."""
+"""The server side of every method, one file per method.
+
+`STRATEGIES` holds each method's class and its parameters by the name that the run configuration uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies.base import Setup, Strategy
+from strategies.fedadam import FedAdam, FedAdamParams
+from strategies.fedavg import FedAvg, FedAvgParams
+from strategies.federated_dropout import FederatedDropout, FederatedDropoutParams
+from strategies.fedprox import FedProx, FedProxParams
+from strategies.fedrolex import FedRolex, FedRolexParams
+from strategies.heterofl import HeteroFL, HeteroFLParams
+from strategies.local import Local
+
+STRATEGIES: dict[str, tuple[type[Strategy], type[Any]]] = {
+    "fedavg": (FedAvg, FedAvgParams),
+    "fedadam": (FedAdam, FedAdamParams),
+    "fedprox": (FedProx, FedProxParams),
+    "heterofl": (HeteroFL, HeteroFLParams),
+    "fedrolex": (FedRolex, FedRolexParams),
+    "federated-dropout": (FederatedDropout, FederatedDropoutParams),
+}
+
+__all__ = ["STRATEGIES", "Local", "Setup", "Strategy"]

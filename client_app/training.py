@@ -1,0 +1,182 @@
+"""One work order on one device: check the budget, build the sub-model, train it, say what it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from client_app.memory import MemoryMeter
+from client_app.objectives import Loss, local_loss
+from client_app.state import DeviceState
+from messages.layouts import returned_layout, sent_layout
+from messages.orders import LocalTraining, WorkOrder
+from messages.packing import MessageError, unpack
+from models.architecture import Architecture
+from models.base import Family
+from tasks.task import Task
+
+
+class Refusal(Exception):
+    """The device does not do this work; the text says why."""
+
+
+@dataclass
+class Trained:
+    """The result of a work order: the tensors to return, and the figures of the update."""
+
+    returned: dict[str, Tensor]
+    examples: int
+    loss: float | None
+    seconds: float
+    measured_memory_bytes: int
+    present: Tensor
+
+
+def train(
+    order: WorkOrder,
+    round_number: int,
+    training: LocalTraining,
+    family: Family,
+    task: Task,
+    data: bytes | None,
+    state: DeviceState,
+    device: torch.device,
+    available_bytes: int | None,
+) -> Trained:
+    """Do a work order.
+
+    Args:
+        data: the packed weights to start from; None where the device keeps a model of its own.
+        state: the device's folder, where its own model lies.
+        device: where to compute.
+        available_bytes: memory that this machine has free now, which may be less than it reported; the work may not
+            outgrow it or its budget. None in a simulation, where many devices share the machine.
+
+    Raises:
+        Refusal: the work cannot fit the budget, or grew beyond it.
+        MessageError: the weights are not those of the architecture.
+    """
+    started = time.perf_counter()
+    architecture = Architecture.from_json(order.architecture)
+    family.validate(architecture)
+    if order.digest != returned_layout(family, architecture, order.objective.kind).digest:
+        raise MessageError(f"device {order.device}: server and device disagree about the tensors of {architecture}")
+    statistics = order.objective.kind == "batch norm statistics"
+    for limit_bytes, what in ((order.memory_bytes or None, "the budget is"), (available_bytes, "this device has free")):
+        if not statistics and limit_bytes is not None and order.predicted_memory_bytes > limit_bytes:
+            raise Refusal(f"training needs about {order.predicted_memory_bytes} bytes, {what} {limit_bytes} bytes")
+    shard = task.shard(order.device).train
+    if not len(shard):
+        raise Refusal("the device holds no training examples")
+    labels = task.train.labels[shard]
+    present = torch.zeros(task.classes, dtype=torch.bool)
+    present[labels.unique()] = True
+
+    meter = MemoryMeter(device)
+    torch.manual_seed(order.seed)  # dropout, and the first weights of a device's own model
+    model = family.build(architecture)
+    key = f"model-{sent_layout(family, architecture).digest}"
+    own = state.load(key, round_number) if data is None else unpack(data, sent_layout(family, architecture))
+    if own is not None:
+        model.load_state_dict(own)
+    model.to(device)
+    generator = torch.Generator().manual_seed(order.seed)
+    loss = local_loss(order.objective, model, present.to(device))
+    batches = _batches(task, shard, training, generator, device, once=statistics)
+    # Many devices in one process share its allocator, so that what one of them holds cannot be told from outside.
+    limit = None if available_bytes is None else min(order.memory_bytes or available_bytes, available_bytes)
+    mean_loss: float | None = None
+    try:
+        if statistics:
+            _take_statistics(model, batches)
+        else:
+            mean_loss = _fit(model, loss, batches, training, meter, limit)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise Refusal(f"out of memory after {meter.peak_bytes()} bytes: {error}") from error
+    returned = {name: value.detach() for name, value in model.state_dict().items()}
+    wanted = returned_layout(family, architecture, order.objective.kind)
+    if data is None:
+        state.save(key, round_number, returned)
+    return Trained(
+        {entry.name: returned[entry.name] for entry in wanted.entries},
+        len(shard),
+        mean_loss,
+        time.perf_counter() - started,
+        meter.peak_bytes(),
+        present,
+    )
+
+
+def _batches(
+    task: Task, shard: Tensor, training: LocalTraining, generator: torch.Generator, device: torch.device, once: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Shuffled batches: whole epochs (the last batch may be short), or exactly `steps` batches."""
+    size, done = training.batch_size, 0
+    epochs = 1 if once else training.epochs
+    augment = generator if training.augment and not once else None
+    epoch = 0
+    while True:
+        order = shard[torch.randperm(len(shard), generator=generator)]
+        for start in range(0, len(order), size):
+            picked = order[start : start + size]
+            if len(picked) == 1 < len(order):
+                continue  # batch norm cannot normalize a single example over a 1x1 map
+            yield (
+                task.prepare(task.train.inputs[picked].to(device), augment=augment),
+                task.train.labels[picked].to(device),
+            )
+            done += 1
+            if training.steps and not once and done == training.steps:
+                return
+        epoch += 1
+        if (once or not training.steps) and epoch == epochs:
+            return
+
+
+def _fit(
+    model: nn.Module,
+    loss_of: Loss,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    training: LocalTraining,
+    meter: MemoryMeter,
+    limit_bytes: int | None,
+) -> float:
+    """Train; returns the mean loss over the examples seen."""
+    optimizer = _optimizer(model, training)
+    model.train()
+    seen, total = 0, torch.zeros((), dtype=torch.float64)
+    for inputs, labels in batches:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(inputs, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if training.clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+        optimizer.step()
+        seen += len(labels)
+        total += loss.detach().to("cpu", torch.float64) * len(labels)
+        if limit_bytes is not None and (held := meter.now_bytes()) > limit_bytes:
+            raise Refusal(f"training grew to {held} bytes, the budget is {limit_bytes} bytes")
+    return float(total) / max(1, seen)
+
+
+def _optimizer(model: nn.Module, training: LocalTraining) -> torch.optim.Optimizer:
+    rate, decay = training.learning_rate, training.weight_decay
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=training.momentum, weight_decay=decay)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(model.parameters(), lr=rate, weight_decay=decay)
+
+
+def _take_statistics(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> None:
+    """One pass in training mode without gradients; batch norm's statistics become the mean over the batches."""
+    model.train()
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    with torch.no_grad():
+        for number, (inputs, _) in enumerate(batches, start=1):
+            for norm in norms:
+                norm.momentum = 1.0 / number
+            model(inputs)

@@ -1,0 +1,209 @@
+"""Work orders and updates: the typed content of every message between server and nodes.
+
+A message carries a batch for one node: JSON for what is asked, and one packed array per distinct payload. Both sides
+validate with these models; a field that is unknown, missing or of another type is a MessageError that names it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from messages.packing import MessageError
+
+M = TypeVar("M", bound=BaseModel)
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Objective(_Model):
+    """What a device computes with its data, named by what it computes and not by the method that asks for it.
+
+    kind:
+        cross entropy: the mean cross-entropy of the batch.
+        masked cross entropy: the logits of classes that the device does not hold are set to 0 first (HeteroFL).
+        proximal: cross-entropy + mu / 2 ||w - w_received||^2 (FedProx).
+        batch norm statistics: no training; the cumulative batch norm statistics of one pass (HeteroFL's static BN).
+    """
+
+    kind: Literal["cross entropy", "masked cross entropy", "proximal", "batch norm statistics"] = "cross entropy"
+    mu: float = Field(0.0, ge=0)
+
+
+class LocalTraining(_Model):
+    """How a device trains: epochs over its data, or a number of steps where `steps` is given."""
+
+    epochs: NonNegative = 1
+    steps: NonNegative = 0
+    batch_size: Positive = 32
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    learning_rate: float = Field(0.1, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float = Field(0.0, ge=0)
+    augment: bool = True
+
+
+class Merge(_Model):
+    """How a node adds up the updates of its devices before it answers.
+
+    weighting: every device counts by its examples, or all alike.
+    present_classes: rows of the classifier count only for devices that hold the class (HeteroFL).
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    present_classes: bool = False
+
+
+class WorkOrder(_Model):
+    """What one device is asked to do.
+
+    Attributes:
+        payload: index of the array with its weights in this message; None where the device keeps its own model.
+        group: updates of one group are of the same tensors at the same coordinates, so that they may be added up.
+        digest: digest of the layout of the weights to return.
+        memory_bytes: what training may use; 0 for no limit but the device's own.
+    """
+
+    device: NonNegative
+    tier: str
+    architecture: dict[str, Any]
+    payload: NonNegative | None
+    group: NonNegative
+    digest: str
+    objective: Objective
+    seed: NonNegative
+    memory_bytes: NonNegative
+    predicted_memory_bytes: NonNegative
+
+
+class Batch(_Model):
+    """The work orders that one message carries to one node.
+
+    Attributes:
+        shared_process: the node carries many simulated devices beside other such nodes, so it trains on one thread.
+        state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
+    """
+
+    run: str
+    round: NonNegative
+    task: dict[str, Any]
+    family: dict[str, Any]
+    training: LocalTraining
+    merge: Merge | None
+    shared_process: bool
+    state_dir: str = ""
+    orders: list[WorkOrder] = Field(min_length=1)
+
+
+class Update(_Model):
+    """What one device answers.
+
+    Attributes:
+        outcome: "trained", or "refused: why" (by the device, before or while training), or "failed: why".
+        payload: index of the array with its weights in this message; None where they were added to a sum or stay.
+        index: the full weight index, only where it is not the one ordered.
+        seconds: wall time of the work on the device.
+        measured_memory_bytes: peak memory above what the process held before the work.
+    """
+
+    device: NonNegative
+    outcome: str
+    payload: NonNegative | None = None
+    index: list[Any] | None = None
+    examples: NonNegative = 0
+    loss: float | None = None
+    seconds: Seconds = 0.0
+    measured_memory_bytes: NonNegative = 0
+    present_classes: list[NonNegative] | None = None
+    report: dict[str, Any] | None = None
+
+
+class SumHeader(_Model):
+    """A sum of updates of one group: its devices, its weight, its weight per class, and the array that holds it."""
+
+    group: NonNegative
+    devices: list[NonNegative] = Field(min_length=1)
+    digest: str
+    weight: Positive
+    class_weight: list[NonNegative] | None = None
+    payload: NonNegative
+
+
+class Reply(_Model):
+    """What one node answers to one batch."""
+
+    run: str
+    round: NonNegative
+    updates: list[Update]
+    sums: list[SumHeader] = Field(default_factory=list)
+
+
+class EvaluationOrder(_Model):
+    """One model to score on one device.
+
+    data: the device's own test shard, or the test set of the whole task.
+    payload: index of the array with the weights; None for the model that the device keeps.
+    """
+
+    device: NonNegative
+    architecture: dict[str, Any]
+    payload: NonNegative | None
+    digest: str
+    data: Literal["shard", "test set"]
+
+
+class EvaluationBatch(_Model):
+    """The evaluation orders that one message carries to one node."""
+
+    run: str
+    round: NonNegative
+    task: dict[str, Any]
+    family: dict[str, Any]
+    batch_size: Positive
+    shared_process: bool
+    state_dir: str = ""
+    orders: list[EvaluationOrder] = Field(min_length=1)
+
+
+class Score(_Model):
+    """Correct answers, summed loss and examples of one evaluation order; `error` where it could not be done."""
+
+    device: NonNegative
+    correct: NonNegative = 0
+    loss_sum: float = 0.0
+    examples: NonNegative = 0
+    error: str | None = None
+
+
+class EvaluationReply(_Model):
+    """What one node answers to one evaluation batch."""
+
+    run: str
+    round: NonNegative
+    scores: list[Score]
+
+
+class NodeReport(_Model):
+    """A node's answer to a query: the device it carries and that device's report."""
+
+    device: NonNegative
+    report: dict[str, Any]
+
+
+def parse(model: type[M], text: object) -> M:
+    """Read one of these models from JSON text; raises MessageError that names the field and what was wrong."""
+    if not isinstance(text, str):
+        raise MessageError(f"{model.__name__}: expected JSON text, got {type(text).__name__}")
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the whole text"
+        raise MessageError(f"{model.__name__}: {where}: {first['msg']}") from None

@@ -1,0 +1,107 @@
+"""Exact sums of model weights.
+
+Floating-point addition depends on its order, and replies arrive in any order. Here every value is multiplied by its
+integer weight, rounded to a multiple of 2^-28 and added as a 64-bit integer: the sum is the same whichever reply comes
+first and however many workers share a round, so that a resumed run ends with the same bits. With weights of at least
+`UNIT` / 64 the rounding is below 2^-33 of a model's weight, less than a 32-bit float keeps of a weight near 0.001.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from messages.orders import Merge
+from messages.packing import Layout, MessageError
+
+SCALE = 2**28
+UNIT = 1024  # the weight of one device where all devices count alike
+_BOUND = 2.0**62  # half the range of a 64-bit integer
+
+
+@dataclass
+class WeightedSum:
+    """The sum of `weight x value` over devices that trained the same tensors.
+
+    Attributes:
+        total: flat int64 vector, all tensors of the layout in order, in multiples of 1 / SCALE.
+        weight: the sum of the devices' weights.
+        class_weight: the sum of the devices' weights per class, where rows of absent classes do not count; None where
+            every row counts.
+    """
+
+    total: Tensor
+    weight: int = 0
+    class_weight: Tensor | None = None
+    largest: float = 0.0  # bound of any element of `total`, so that no addition can overflow
+
+    @classmethod
+    def zeros(cls, layout: Layout, classes: int | None = None) -> WeightedSum:
+        """An empty sum over the tensors of `layout`; with `classes` it counts every class apart."""
+        class_weight = None if classes is None else torch.zeros(classes, dtype=torch.int64)
+        return cls(torch.zeros(layout.numel, dtype=torch.int64), 0, class_weight)
+
+    def add(
+        self, flat: Tensor, weight: int, present: Tensor | None = None, class_spans: tuple[tuple[int, int], ...] = ()
+    ) -> None:
+        """Add one device's weights.
+
+        Args:
+            flat: its tensors in one vector (`flatten`), any float dtype.
+            weight: its weight, a positive integer.
+            present: the classes it holds (bool, one per class); the others' rows do not count for this device.
+            class_spans: (start, stop) of the elements in `flat` of each tensor whose first dimension is the classes.
+
+        Raises:
+            MessageError: a value is not finite, or too large to be added exactly.
+        """
+        if weight < 1:
+            raise MessageError(f"the weight of an update is a positive integer, got {weight}")
+        scaled = flat.to(torch.float64, copy=True).mul_(float(weight) * SCALE)
+        largest = float(torch.linalg.vector_norm(scaled, float("inf"))) if scaled.numel() else 0.0
+        if not self.largest + largest < _BOUND:  # false for NaN too
+            raise MessageError(
+                f"weights must be finite and small enough to add exactly, got a magnitude of {largest / weight / SCALE:g}"
+            )
+        if present is not None and self.class_weight is not None:
+            for start, stop in class_spans:
+                scaled[start:stop].view(len(present), -1)[~present] = 0.0
+            self.class_weight += weight * present.to(torch.int64)
+        self.total += scaled.round_().to(torch.int64)
+        self.weight += weight
+        self.largest += largest
+
+
+def flatten(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
+    """All floating-point tensors of `layout` in one vector (float32, or float64 where one of them is)."""
+    wide = any(entry.dtype == torch.float64 for entry in layout.entries)
+    dtype = torch.float64 if wide else torch.float32
+    return torch.cat([state[e.name].detach().reshape(-1).to("cpu", dtype) for e in layout.entries])
+
+
+def split(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The views of a flat vector that belong to every tensor of `layout`."""
+    views: dict[str, Tensor] = {}
+    start = 0
+    for entry in layout.entries:
+        views[entry.name] = flat[start : start + entry.numel].view(entry.shape)
+        start += entry.numel
+    return views
+
+
+def device_weight(merge: Merge, examples: int) -> int:
+    """The weight of one device's update in a sum."""
+    return examples if merge.weighting == "examples" else UNIT
+
+
+def present_mask(present: Iterable[int] | None, classes: int, owner: str) -> Tensor:
+    """The classes that a device holds, as a bool vector; MessageError where a class does not exist or none is given."""
+    indices = sorted(set(present or ()))
+    if not indices or indices[-1] >= classes:
+        raise MessageError(f"{owner}: present classes {indices} are not some of 0..{classes - 1}")
+    mask = torch.zeros(classes, dtype=torch.bool)
+    mask[indices] = True
+    return mask

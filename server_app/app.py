@@ -1,0 +1,198 @@
+"""The ServerApp: reads the configuration, builds task, family, fleet and strategy, runs the rounds, keeps the journal."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import fields
+from functools import lru_cache
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.common import log
+from flwr.serverapp import Grid, ServerApp
+from models.cost import cost
+
+from devices.fleet import Fleet, bundled_fleet
+from messages.orders import LocalTraining
+from models.family import Family, make_family
+from server_app import checkpoint
+from server_app.config import ConfigError, RunConfig, sampled_devices
+from server_app.journal import Journal, check_folder
+from strategies import STRATEGIES, Local, Setup, Strategy
+from strategies.base import Model, RoundSettings, Scorer
+from strategies.population import ConnectedDevices, Population, SimulatedDevices
+from tasks.scoring import score
+from tasks.task import Task, TaskSpec, load_task
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment that the run configuration describes."""
+    config = RunConfig.from_run_config(context.run_config)
+    run(grid, config)
+
+
+def run(grid: Grid, config: RunConfig) -> Path:
+    """Run all rounds of an experiment over a grid; returns the run's folder.
+
+    Raises:
+        ConfigError, JournalError, CheckpointError: before round 1, naming what is wrong.
+    """
+    torch.set_num_threads(1)  # the workers need the other cores
+    config = named(config)
+    run_dir = run_folder(config)
+    check_folder(run_dir, config.resume)
+    strategy, scorer = build(config)
+    first_round = 1
+    if config.resume:
+        saved = checkpoint.load(run_dir)
+        strategy.load_state_dict(saved.state)
+        strategy.population.now_seconds = saved.now_seconds
+        first_round = saved.round + 1
+    journal = Journal.open(run_dir, config.to_dict(), config.resume)
+    if config.resume:
+        journal.drop_after(first_round - 1)
+    log(INFO, "Run folder: %s", run_dir)
+    strategy.summary()
+    try:
+        for number in range(first_round, config.rounds + 1):
+            result = strategy.run_round(grid, number, scorer)
+            # The journal first: a checkpoint without its journal lines could not be resumed.
+            journal.write_round(result.record, result.devices)
+            checkpoint.save(
+                run_dir, checkpoint.Checkpoint(number, strategy.population.now_seconds, strategy.state_dict())
+            )
+            log(INFO, "%s", _line(config, result.record))
+    except BaseException:
+        journal.finish("failed", traceback.format_exc())
+        raise
+    journal.finish("finished")
+    log(INFO, "Report: %s", run_dir / "report.html")
+    return run_dir
+
+
+def named(config: RunConfig) -> RunConfig:
+    """The configuration with a run name: one made of strategy, task and time where it has none."""
+    if config.run_name:
+        return config
+    if config.resume:
+        raise ConfigError("resume = True: run-name must say which run to resume")
+    name = f"{config.strategy}-{config.task}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return config.model_copy(update={"run_name": name})
+
+
+def run_folder(config: RunConfig) -> Path:
+    """The absolute folder of a named run."""
+    return (Path(config.output_dir).expanduser() / config.run_name).absolute()
+
+
+def build(config: RunConfig) -> tuple[Strategy, Scorer]:
+    """The strategy of a configuration with all it stands on, and the function that scores models."""
+    spec = TaskSpec(
+        name=config.task,
+        data_dir=str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else "",
+        partition=config.partition,
+        alpha=config.alpha,
+        devices=config.devices,
+        seed=config.seed,
+        test_fraction=config.test_fraction,
+        examples_per_device=config.examples_per_device or None,
+    )
+    task = load_task(spec)
+    kind, params_of = STRATEGIES[config.strategy]
+    prefix = config.strategy.replace("-", "_") + "__"
+    params = params_of(**{f.name: getattr(config, prefix + f.name) for f in fields(params_of)})
+    alone = config.strategy == "fedavg" and config.fedavg__use == "local"
+    family = make_family(
+        {
+            "name": config.family or task.family,
+            "input_shape": list(task.input_shape),
+            "classes": task.classes,
+            **kind.family_options,
+        }
+    )
+    settings = RoundSettings(
+        run=config.run_name,
+        task=spec.to_json(),
+        task_name=config.task,
+        seed=config.seed,
+        rounds=config.rounds,
+        devices_per_round=config.devices_per_round,
+        sampled_devices=sampled_devices(config.devices_per_round, config.over_selection),
+        training=LocalTraining(
+            epochs=config.local_epochs,
+            steps=config.local_steps,
+            batch_size=config.batch_size,
+            optimizer=config.optimizer,
+            learning_rate=config.learning_rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            clip_norm=config.clip_norm,
+            augment=config.augment,
+        ),
+        decay_rounds=tuple(int(r) for r in config.decay_rounds),
+        decay_factor=config.decay_factor,
+        memory_fraction=config.memory_fraction,
+        transfer_seconds=config.transfer_seconds or None,
+        deadline_seconds=config.deadline_seconds or None,
+        evaluate_every=config.evaluate_every,
+        state_dir=_state_dir(config),
+    )
+    population = _population(config, family, task, settings)
+    setup = Setup(family, population, settings, config.widths, config.below_smallest)
+    strategy = Local(setup) if alone else kind(setup, params)  # type: ignore[call-arg]
+    return strategy, _scorer(task)
+
+
+def _population(config: RunConfig, family: Family, task: Task, settings: RoundSettings) -> Population:
+    if not config.fleet:
+        least = min(config.devices, config.devices_per_round)
+        return ConnectedDevices(least=least, report_max_age_seconds=config.report_max_age_seconds)
+    path = Path(config.fleet).expanduser() if config.fleet.endswith(".toml") else bundled_fleet(config.fleet)
+
+    def requirement(width: float) -> tuple[int, int]:
+        """Memory and payload that the sub-model of a width needs."""
+        needed = cost(family, family.width(width), batch_size=config.batch_size, optimizer=settings.optimizer)
+        return needed.peak_training_memory_bytes, needed.payload_bytes
+
+    fleet = Fleet.load(path, devices=config.devices, seed=config.seed, requirement=requirement)
+
+    @lru_cache(maxsize=4096)
+    def examples(device: int) -> int:
+        return len(task.shard(device).train)
+
+    return SimulatedDevices(fleet, config.workers, examples)
+
+
+def _scorer(task: Task) -> Scorer:
+    """Scores a model on the task's test set."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def score_model(model: Model) -> tuple[float, float]:
+        module = model.family.build(model.architecture)
+        module.load_state_dict(model.weights)
+        correct, loss, n = score(module, task, task.test.inputs, task.test.labels, batch_size=256, device=device)
+        return correct / n, loss / n
+
+    return score_model
+
+
+def _state_dir(config: RunConfig) -> str:
+    """Where simulated devices keep their state: beside the run, so that a resumed run finds it."""
+    if config.state_dir:
+        return str(Path(config.state_dir).expanduser().absolute())
+    return str(run_folder(config).parent / ".device-state") if config.fleet else ""
+
+
+def _line(config: RunConfig, record: dict[str, Any]) -> str:
+    accuracy = "" if record["accuracy"] is None else f"accuracy {record['accuracy']:.4f}, "
+    return (
+        f"round {record['round']}/{config.rounds}: {accuracy}{record['devices_replied']} of {record['devices_sampled']} devices, "
+        f"{(record['bytes_down'] + record['bytes_up']) / 1e6:.1f} MB, {record['wall_seconds']:.1f} s"
+    )

@@ -1,0 +1,184 @@
+"""The run configuration: one typed, validated model of every key.
+
+The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml (where each has a comment), in an
+experiment file and in `--set`. A method's own settings carry its name: `fedprox.mu`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from models.family import FAMILIES
+from strategies import STRATEGIES
+from tasks.task import TASKS
+
+
+class ConfigError(ValueError):
+    """A run configuration that cannot be run; the text names the key, the value and what would be right."""
+
+
+def _numbers(value: object) -> object:
+    """A TOML configuration of Flower holds scalars only, so a list is written "1, 0.5, 0.25"."""
+    if isinstance(value, str):
+        return tuple(float(part) for part in value.split(",") if part.strip())
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return (float(value),)
+    return value
+
+
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _kebab(name: str) -> str:
+    method, dot, rest = name.partition("__")
+    return f"{method}.{rest}".replace("_", "-") if dot else name.replace("_", "-")
+
+
+class RunConfig(BaseModel):
+    """Every key of a run, with its default. Units are in the names; 0 or "" means unset where a key may be unset."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=_kebab, populate_by_name=True)
+
+    # What is learned, and from what
+    task: str = "digits"
+    data_dir: str = ""
+    family: str = ""
+    partition: Literal["iid", "dirichlet", "natural"] = "dirichlet"
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    examples_per_device: Annotated[int, Field(ge=0)] = 0
+
+    # Who learns
+    devices: Count = 20
+    workers: Count = 2
+    fleet: str = "digits-demo"
+    devices_per_round: Count = 10
+    over_selection: Rate = 0.0
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    transfer_seconds: Rate = 0.0
+    deadline_seconds: Rate = 0.0
+    report_max_age_seconds: Rate = 600.0
+    below_smallest: Literal["skip", "smallest"] = "skip"
+
+    # How
+    strategy: str = "heterofl"
+    widths: Numbers = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    rounds: Count = 20
+    local_epochs: Count = 1
+    local_steps: Annotated[int, Field(ge=0)] = 0
+    batch_size: Count = 16
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Rate = 5e-4
+    clip_norm: Rate = 0.0
+    decay_rounds: Numbers = ()
+    decay_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    augment: bool = True
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+
+    # A method's own settings
+    fedavg__use: Literal["all-small", "all-large", "exclusive", "local"] = "all-large"
+    fedprox__mu: Rate = 0.01
+    fedadam__eta: Annotated[float, Field(gt=0)] = 0.01
+    fedadam__beta_1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    fedadam__beta_2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    fedadam__tau: Annotated[float, Field(gt=0)] = 1e-3
+    heterofl__dynamic: bool = False
+    heterofl__statistics_devices: Annotated[int, Field(ge=0)] = 0
+    fedrolex__statistics_devices: Annotated[int, Field(ge=0)] = 0
+    federated_dropout__statistics_devices: Annotated[int, Field(ge=0)] = 0
+
+    # What is measured and kept
+    evaluate_every: Count = 1
+    output_dir: str = "runs"
+    run_name: str = ""
+    resume: bool = False
+    state_dir: str = ""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        def need(good: bool, key: str, why: str) -> None:
+            if not good:
+                raise ValueError(f"{key} = {self.to_dict()[key]!r}: {why}")
+
+        def known(key: str, value: str, names: Mapping[str, object]) -> None:
+            need(value in names, key, f"no such {key}; {nearest(value, names)}")
+
+        known("strategy", self.strategy, STRATEGIES)
+        known("task", self.task, TASKS)
+        if self.family:
+            known("family", self.family, FAMILIES)
+        sampled = sampled_devices(self.devices_per_round, self.over_selection)
+        if self.fleet:
+            need(
+                sampled <= self.devices,
+                "devices-per-round",
+                f"more than devices = {self.devices} (with over-selection)",
+            )
+        need(bool(self.widths), "widths", "at least one width is needed, such as 1 or '1, 0.5'")
+        need(all(0 < w <= 1 for w in self.widths), "widths", "every width is above 0 and at most 1")
+        need(len(set(self.widths)) == len(self.widths), "widths", "a width is listed twice")
+        need(all(r == int(r) and r >= 1 for r in self.decay_rounds), "decay-rounds", "round numbers from 1")
+        need(
+            self.optimizer == "sgd" or self.momentum == 0, "momentum", f"{self.optimizer} has no momentum: set it to 0"
+        )
+        need(
+            not self.over_selection or self.deadline_seconds > 0 or bool(self.fleet),
+            "over-selection",
+            "needs a fleet or deadline-seconds to tell who is late",
+        )
+        need(
+            self.examples_per_device == 0 or self.partition == "iid",
+            "examples-per-device",
+            f"only partition = 'iid' draws a number of examples per device, not {self.partition!r}",
+        )
+        return self
+
+    @classmethod
+    def from_run_config(cls, values: Mapping[str, Any]) -> RunConfig:
+        """Check a flat run configuration as Flower hands it over; ConfigError names the key that is wrong."""
+        keys = [_kebab(name) for name in cls.model_fields]
+        for key in values:
+            if key not in keys:
+                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {nearest(key, keys)}")
+        try:
+            return cls.model_validate({key: _whole_to_float(cls, key, value) for key, value in values.items()})
+        except ValidationError as error:
+            lines = []
+            for item in error.errors(include_url=False):
+                if item["loc"]:
+                    lines.append(f"{item['loc'][0]} = {item['input']!r}: {item['msg']}")
+                else:
+                    lines.append(item["msg"].removeprefix("Value error, "))
+            raise ConfigError("; ".join(lines)) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as flat kebab-case keys and TOML scalars."""
+        values = self.model_dump(by_alias=True)
+        return {k: ", ".join(f"{x:g}" for x in v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _whole_to_float(model: type[RunConfig], key: str, value: object) -> object:
+    """`learning-rate = 1` is a whole number in TOML and means 1.0."""
+    field = next(f for name, f in model.model_fields.items() if _kebab(name) == key)
+    return float(value) if field.annotation is float and type(value) is int else value
+
+
+def sampled_devices(devices_per_round: int, over_selection: float) -> int:
+    """How many devices a round asks, with over-selection: 10 with 0.3 asks 13."""
+    return devices_per_round + round(devices_per_round * over_selection)
+
+
+def nearest(value: str, names: Mapping[str, object] | list[str]) -> str:
+    """The part of an error message that says which names would have been right."""
+    close = difflib.get_close_matches(value, list(names), n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(repr(name) for name in close) + "?"
+    return "valid are " + ", ".join(repr(name) for name in sorted(names))

@@ -1,0 +1,40 @@
+"""The running per-coordinate mean: the aggregation of every method that averages sub-models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from messages.packing import Layout
+from messages.sums import SCALE, WeightedSum, split
+from models.placement import Placement
+
+
+class CoordinateMean:
+    """Mean of every coordinate of the global model over the devices that trained it (HeteroFL, Eq. 4-6).
+
+    Holds one sum and one count per coordinate, whatever the number of devices. Sums and counts are 64-bit integers
+    (`messages.sums`), so the order of additions does not matter.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._totals = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
+        self._counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
+
+    def add(self, placement: Placement, layout: Layout, added: WeightedSum) -> None:
+        """Add the sum of some devices' weights, of tensors `layout` at the coordinates `placement`."""
+        placement.add_to(self._totals, split(added.total, layout))
+        placement.add_weight(self._counts, added.weight, added.class_weight)
+
+    def mean(self, previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The mean where somebody trained, the previous value where nobody did; then start over."""
+        result: dict[str, Tensor] = {}
+        for name, old in previous.items():
+            total, count = self._totals[name], self._counts[name]
+            mean = (total.to(torch.float64) / (count.clamp(min=1).to(torch.float64) * SCALE)).to(old.dtype)
+            result[name] = torch.where(count > 0, mean, old)
+            total.zero_()
+            count.zero_()
+        return result

@@ -1,0 +1,102 @@
+"""The traffic of a round: messages out in waves, replies in one by one, nothing held that has been dealt with."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+B = TypeVar("B")
+
+# Flower's error codes (flwr.common.constant.ErrorCode), in words for the journal.
+_ERRORS = {
+    1: "the client's app could not be loaded",
+    2: "the client raised an exception",
+    3: "no reply before the deadline",
+    5: "the node is offline",
+    8: "the client process died",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a message has no usable reply; `late` where it may only have come too late."""
+
+    why: str
+    late: bool = False
+
+
+def failure_of(reply: Message) -> Failure | None:
+    """The failure that an error reply stands for; None for a reply with content."""
+    if not reply.has_error():
+        return None
+    why = _ERRORS.get(reply.error.code, f"Flower error {reply.error.code}")
+    lines = (reply.error.reason or "").strip().splitlines()
+    return Failure(f"{why}: {lines[-1]}" if lines else why, late=reply.error.code == 3)
+
+
+def exchange(
+    grid: Grid,
+    queues: Mapping[int, deque[B]],
+    make: Callable[[int, B], Message],
+    *,
+    deadline_seconds: float | None,
+    busy: set[int],
+    poll_seconds: float,
+) -> Generator[tuple[B, Message | Failure], None, None]:
+    """Send every node its batches one after the other, and yield each batch with its reply or its failure.
+
+    A node's next batch is made and sent only when it has answered the one before, so that neither side holds a whole
+    round. Flower cannot cancel: nodes that still work when the deadline passes, or when the caller stops iterating,
+    are added to `busy`, and their late replies are never read.
+
+    Args:
+        queues: node -> its batches in order; emptied here.
+        make: builds the message of a batch (called just before it is sent).
+        deadline_seconds: for the whole exchange; None waits for ever.
+    """
+    open_batches: dict[str, tuple[int, B]] = {}
+    end = None if deadline_seconds is None else time.monotonic() + deadline_seconds
+
+    def push(node: int) -> B | None:
+        """Send a node's next batch; the batch itself where Flower does not take the message."""
+        batch = queues[node].popleft()
+        message_ids = [i for i in grid.push_messages([make(node, batch)]) if i]
+        if not message_ids:
+            return batch
+        open_batches[message_ids[0]] = (node, batch)
+        return None
+
+    try:
+        todo = [node for node, queue in queues.items() if queue]
+        while True:
+            for node in todo:
+                while queues[node] and (refused := push(node)) is not None:
+                    yield refused, Failure("Flower did not take the message for this node")
+            todo = []
+            if not open_batches:
+                return
+            # Flower may deliver a reply twice; only the first finds its batch.
+            for reply in grid.pull_messages(list(open_batches)):
+                entry = open_batches.pop(reply.metadata.reply_to_message_id, None)
+                if entry is None:
+                    continue
+                node, batch = entry
+                todo.append(node)
+                yield batch, failure_of(reply) or reply
+            if end is not None and time.monotonic() >= end:
+                break
+            if not todo:
+                time.sleep(poll_seconds)
+        late = [batch for _, batch in open_batches.values()] + [batch for queue in queues.values() for batch in queue]
+        busy.update(node for node, _ in open_batches.values())
+        open_batches.clear()
+        for batch in late:
+            yield batch, Failure(f"no reply within the deadline of {deadline_seconds:g} s", late=True)
+    finally:
+        busy.update(node for node, _ in open_batches.values())

@@ -1,0 +1,44 @@
+"""FedAvg (McMahan et al., AISTATS 2017) over unequal devices; its fourth use, every device alone, is `strategies.local`.
+
+all-small: every device trains the narrowest model. all-large: every device trains the whole model whatever its budget,
+the upper bound. exclusive: only devices that can afford the whole model take part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flwr.serverapp import Grid
+
+from devices.budget import Budget
+from models.architecture import Architecture
+from strategies.base import Model, Setup
+from strategies.submodel import SubModelStrategy, fits
+
+
+@dataclass(frozen=True)
+class FedAvgParams:
+    """Who trains what; see the module."""
+
+    use: Literal["all-small", "all-large", "exclusive", "local"] = "all-large"
+
+
+class FedAvg(SubModelStrategy):
+    """w <- sum_k (n_k / n) w_k over one architecture (Algorithm 1, FederatedAveraging)."""
+
+    def __init__(self, setup: Setup, params: FedAvgParams) -> None:
+        super().__init__(setup)
+        self.params = params
+        self.architecture = self.candidates[-1] if params.use == "all-small" else self.candidates[0]
+
+    def assign(self, device: int, budget: Budget) -> Architecture | None:
+        """The one architecture of this use, for every device or for those it fits."""
+        everyone = self.params.use == "all-large" or (
+            self.params.use == "all-small" and self.below_smallest == "smallest"
+        )
+        return self.architecture if everyone or fits(self.cost(self.architecture), budget) else None
+
+    def models(self, grid: Grid) -> dict[str, Model]:
+        """The one model: tiers have no other."""
+        return dict.fromkeys(["global", *self.tier_architectures], self.leading_cut(self.architecture))

@@ -1,0 +1,117 @@
+"""HeteroFL (Diao, Ding and Tarokh, ICLR 2021): every device trains the leading channels that fit, each coordinate of the
+global model is the mean over the devices that trained it.
+
+Static batch norm: devices normalize with their batch's statistics and keep none; before a model is scored, devices pass
+their data through it once and the server averages what they saw. Masked cross-entropy: a device sets the logits of
+classes it does not hold to 0, and its classifier rows of those classes do not count. Scaler: activations are divided by
+the width while training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from logging import WARNING
+
+import torch
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from devices.budget import Budget
+from messages.layouts import returned_layout
+from messages.orders import Merge, Objective
+from messages.sums import SCALE, WeightedSum, split
+from models.architecture import Architecture
+from models.family import Family
+from strategies.base import LEADING, Contribution, Model, Selection, Setup, Weights, Work
+from strategies.submodel import SubModelStrategy, fits
+
+
+@dataclass(frozen=True)
+class HeteroFLParams:
+    """dynamic: every device draws its width anew each round among those it can afford ("dynamic" in the paper; else "fix").
+
+    statistics_devices: devices that pass their data for the batch norm statistics; 0 stands for as many as a round has.
+    """
+
+    dynamic: bool = False
+    statistics_devices: int = 0
+
+
+class HeteroFL(SubModelStrategy):
+    """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept."""
+
+    family_options = {"norm": "static", "scaler": True}  # noqa: RUF012
+    merge = Merge(weighting="uniform", present_classes=True)
+
+    def __init__(self, setup: Setup, params: HeteroFLParams) -> None:
+        super().__init__(setup)
+        self.hetero = params
+        # In training the scaler changes nothing that a batch norm behind it does not undo, and a scored model has none:
+        # statistics are taken without it.
+        self.scored: Family = replace(setup.family, norm="batch", scaler=False)
+
+    def assign(self, device: int, budget: Budget) -> Architecture | None:
+        """The widest candidate that fits, or in dynamic mode any of those that fit."""
+        widest = super().assign(device, budget)
+        if widest is None or not self.hetero.dynamic:
+            return widest
+        affordable = self.candidates[self.candidates.index(widest) :]
+        return affordable[int(self.rng(2, device).integers(len(affordable)))]
+
+    def objective(self, device: int, architecture: Architecture) -> Objective:
+        """Cross-entropy with the logits of absent classes set to 0."""
+        return Objective(kind="masked cross entropy")
+
+    def scored_selection(self, architecture: Architecture) -> Selection:
+        """Which channels of the global model the scored sub-model of an architecture has."""
+        return LEADING
+
+    def models(self, grid: Grid) -> dict[str, Model]:
+        """The global model and every tier's sub-model, with statistics that devices took for them."""
+        models: dict[Architecture, Model] = {}
+        for architecture in dict.fromkeys([self.candidates[0], *self.tier_architectures.values()]):
+            select = self.scored_selection(architecture).select
+            weights = self.family.place(architecture, select).gather(self.weights)
+            statistics = self._statistics(grid, architecture, weights)
+            models[architecture] = Model(self.scored, architecture, weights | statistics)
+        tiers = {tier: models[architecture] for tier, architecture in self.tier_architectures.items()}
+        return {"global": models[self.candidates[0]], **tiers}
+
+    def _statistics(self, grid: Grid, architecture: Architecture, weights: Weights) -> Weights:
+        """The batch norm statistics of one model: the mean over devices of what one pass over their data shows."""
+        layout = returned_layout(self.scored, architecture, "batch norm statistics")
+        if not layout.entries:
+            return {}
+        wanted = self.hetero.statistics_devices or self.settings.devices_per_round
+        devices = self.population.sample(grid, self.rng(3), 8 * wanted)
+        able = [d for d in devices if fits(self.cost(architecture), self.budget(d))]
+        if not able:
+            log(WARNING, "No device affords %s: any device takes its statistics", architecture)
+        assignments = [self.ask(d, architecture, self.budget(d)) for d in (able or devices)[:wanted]]
+        total = WeightedSum.zeros(layout)
+
+        def add(contribution: Contribution) -> None:
+            assert contribution.total is not None
+            total.total += contribution.total.total
+            total.weight += contribution.total.weight
+
+        work = Work(
+            round=self.round,
+            assignments=assignments,
+            objective=lambda a: Objective(kind="batch norm statistics"),
+            merge=Merge(weighting="examples"),
+            family=self.scored,
+            payload=lambda group: {
+                name: weights[name] if name in weights else torch.zeros(spec.shape)
+                for name, spec in self.scored.tensors(architecture).items()
+            },
+            absorb=add,
+            enough=len(assignments),
+        )
+        self.exchange_work(grid, work)
+        if not total.weight:
+            raise RuntimeError(
+                f"round {self.round}: no device returned batch norm statistics, the model cannot be scored"
+            )
+        mean = total.total.double() / (total.weight * SCALE)
+        return {name: value.float() for name, value in split(mean, layout).items()}

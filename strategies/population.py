@@ -1,0 +1,269 @@
+"""Who there is to sample: the simulated devices of a fleet, or the devices that connected nodes carry."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.app import Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from devices.clock import Timing, VirtualClock
+from devices.fleet import Fleet
+from devices.report import DeviceReport
+from messages.orders import NodeReport
+from messages.packing import MessageError
+from messages.wire import from_records
+from strategies.exchange import Failure, exchange
+
+
+class Population(ABC):
+    """The devices of a run and the nodes that carry them."""
+
+    poll_seconds: float
+    simulated: bool
+    now_seconds: float  # since the run began: the virtual clock, or the wall's on hardware
+
+    def __init__(self) -> None:
+        self.busy: set[int] = set()
+
+    @abstractmethod
+    def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
+        """Up to `count` devices that can be asked now, each at most once."""
+
+    @abstractmethod
+    def report(self, device: int) -> DeviceReport:
+        """The device's newest report."""
+
+    @abstractmethod
+    def tier(self, device: int) -> str:
+        """The name of the device's fleet group; on hardware its kind."""
+
+    @abstractmethod
+    def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
+        """The node that carries each device, given how much work each has."""
+
+    @abstractmethod
+    def examples(self, device: int) -> int:
+        """Training examples that the device holds, as far as the server can know."""
+
+    @abstractmethod
+    def advance(self, simulated_seconds: float, wall_seconds: float) -> None:
+        """A round ended that took this long."""
+
+    @abstractmethod
+    def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing | None:
+        """How long the device takes in simulated time; None on hardware, where the clock on the wall tells."""
+
+    def replied(self, device: int, report: DeviceReport) -> None:
+        """A device sent a new report with its update."""
+
+    def failed(self, device: int) -> None:
+        """A device did not answer as it should: its last report is not to be trusted."""
+
+
+class SimulatedDevices(Population):
+    """The devices of a fleet file on a fixed number of worker nodes."""
+
+    poll_seconds = 0.02
+    simulated = True
+
+    def __init__(
+        self, fleet: Fleet, workers: int, examples: Callable[[int], int], *, wait_seconds: float = 120.0
+    ) -> None:
+        super().__init__()
+        self.fleet, self.clock = fleet, VirtualClock()
+        self._workers, self._examples, self._wait_seconds = workers, examples, wait_seconds
+        self._nodes: list[int] = []
+
+    @property
+    def now_seconds(self) -> float:
+        """The virtual clock."""
+        return self.clock.now_seconds
+
+    @now_seconds.setter
+    def now_seconds(self, seconds: float) -> None:
+        self.clock.now_seconds = seconds
+
+    def examples(self, device: int) -> int:
+        """Training examples of the device's shard."""
+        return self._examples(device)
+
+    def advance(self, simulated_seconds: float, wall_seconds: float) -> None:
+        """Move the virtual clock, and the traces with it."""
+        self.clock.advance(simulated_seconds)
+
+    def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
+        """A uniform sample without replacement; its cost does not depend on the size of the fleet."""
+        return [
+            int(i) for i in rng.choice(self.fleet.size, size=min(count, self.fleet.size), replace=False, shuffle=True)
+        ]
+
+    def report(self, device: int) -> DeviceReport:
+        """What the fleet file says of the device at this simulated second."""
+        return self.fleet.report(device, self.clock.now_seconds)
+
+    def tier(self, device: int) -> str:
+        """The device's fleet group."""
+        return self.fleet.tier(device)
+
+    def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
+        """Longest work first onto the least loaded worker."""
+        if not self._nodes:
+            self._nodes = self._wait_for_workers(grid)
+        load = dict.fromkeys(self._nodes, 0.0)
+        result = [0] * len(devices)
+        for i in sorted(range(len(devices)), key=lambda i: -work[i]):
+            node = min(load, key=lambda n: load[n])
+            load[node] += work[i]
+            result[i] = node
+        return result
+
+    def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:
+        """Download, training and upload under the device's links and speed, from now on."""
+        return self.clock.timing(self.fleet, device, bytes_down=bytes_down, flops=flops, bytes_up=bytes_up)
+
+    def _wait_for_workers(self, grid: Grid) -> list[int]:
+        # The ServerApp starts before the simulation engine has registered its nodes.
+        nodes = _wait_for_nodes(grid, lambda found: len(found) >= self._workers, self._wait_seconds)
+        if len(nodes) < self._workers:
+            log(
+                WARNING,
+                "The run asks for workers = %s, Flower offers %s nodes: going on with those",
+                self._workers,
+                len(nodes),
+            )
+        return nodes[: self._workers]
+
+
+@dataclass
+class _Known:
+    node: int
+    report: DeviceReport
+    seen: float  # time.monotonic() of the report
+
+
+class ConnectedDevices(Population):
+    """One device per connected node; each says by QUERY which device it is and what it can spend.
+
+    A node is asked again when its report is older than `report_max_age_seconds`, when it failed, or when it was left
+    working at a deadline; a node that does not answer is busy or gone, and is left out of the round.
+    """
+
+    poll_seconds = 0.2
+    simulated = False
+
+    def __init__(
+        self,
+        *,
+        least: int,
+        report_max_age_seconds: float,
+        query_seconds: float = 60.0,
+        wait_seconds: float = 600.0,
+    ) -> None:
+        super().__init__()
+        self.now_seconds = 0.0
+        self._least, self._max_age, self._query_seconds, self._wait = (
+            least,
+            report_max_age_seconds,
+            query_seconds,
+            wait_seconds,
+        )
+        self._known: dict[int, _Known] = {}  # device ->
+        self._started = False
+
+    def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
+        """A uniform sample of the devices whose nodes answer."""
+        if not self._started:
+            _wait_for_nodes(grid, lambda found: len(found) >= self._least, self._wait)
+            self._started = True
+        online = set(grid.get_node_ids())
+        self._known = {d: k for d, k in self._known.items() if k.node in online}
+        now = time.monotonic()
+        fresh = {k.node for k in self._known.values() if now - k.seen <= self._max_age and k.node not in self.busy}
+        self._query(grid, sorted(online - fresh))
+        able = sorted(d for d, k in self._known.items() if k.node not in self.busy)
+        return [int(d) for d in rng.choice(able, size=min(count, len(able)), replace=False)] if able else []
+
+    def report(self, device: int) -> DeviceReport:
+        """The device's newest report."""
+        return self._known[device].report
+
+    def tier(self, device: int) -> str:
+        """The device's kind."""
+        return self._known[device].report.kind
+
+    def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
+        """The node of each device."""
+        return [self._known[device].node for device in devices]
+
+    def examples(self, device: int) -> int:
+        """One: the server does not know what a real device holds, and every node carries one device."""
+        return 1
+
+    def advance(self, simulated_seconds: float, wall_seconds: float) -> None:
+        """Add the round's time on the wall."""
+        self.now_seconds += wall_seconds
+
+    def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> None:
+        """Nothing is simulated here."""
+        return None
+
+    def replied(self, device: int, report: DeviceReport) -> None:
+        """Keep the report that came with an update."""
+        self._known[device].report, self._known[device].seen = report, time.monotonic()
+
+    def failed(self, device: int) -> None:
+        """Ask this device for a report before it is sampled again."""
+        if device in self._known:
+            self._known[device].seen = float("-inf")
+
+    def _query(self, grid: Grid, nodes: list[int]) -> None:
+        def make(node: int, batch: int) -> Message:
+            return Message(RecordDict(), node, MessageType.QUERY, ttl=self._query_seconds)
+
+        queues = {node: deque([node]) for node in nodes}
+        replies = exchange(
+            grid, queues, make, deadline_seconds=self._query_seconds, busy=self.busy, poll_seconds=self.poll_seconds
+        )
+        for node, reply in replies:
+            if isinstance(reply, Failure):
+                log(WARNING, "Node %s did not report: %s", node, reply.why)
+                continue
+            try:
+                answer, _ = from_records(NodeReport, reply.content)
+                report = DeviceReport.from_json(answer.report)
+            except ValueError as error:  # MessageError is one
+                log(WARNING, "Node %s sent a report that is refused: %s", node, error)
+                continue
+            owner = self._known.get(answer.device)
+            if owner is not None and owner.node != node and owner.node in set(grid.get_node_ids()):
+                log(
+                    WARNING,
+                    "Nodes %s and %s both say they carry device %s: the second is refused",
+                    owner.node,
+                    node,
+                    answer.device,
+                )
+                continue
+            self.busy.discard(node)
+            self._known[answer.device] = _Known(node, report, time.monotonic())
+
+
+def _wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds: float) -> list[int]:
+    end = time.monotonic() + wait_seconds
+    nodes = sorted(grid.get_node_ids())
+    if not enough(nodes):
+        log(INFO, "Waiting for nodes: %s connected so far", len(nodes))
+    while not enough(nodes) and time.monotonic() < end:
+        time.sleep(0.1)
+        nodes = sorted(grid.get_node_ids())
+    if not nodes:
+        raise MessageError(f"no node connected within {wait_seconds:g} s")
+    return nodes
