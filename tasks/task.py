@@ -1,4 +1,4 @@
-"""A task: a data set, its partition over devices, the shape of inputs and labels, the metric and the default family."""
+"""A task: a data set, its partition over devices, the shape of inputs and labels and the default family."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from tasks import digits, hub, idx, partition
 from tasks.data import Data, DataSet
 
-__all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "accuracy", "load_task"]
+__all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "load_task"]
 
 PARTITIONS = ("iid", "dirichlet", "natural")
 
@@ -130,11 +130,8 @@ class Task:
     """A loaded task.
 
     `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
-    `input_shape` is (channels, height, width). `family` is the name of the default family, `family_spec` what
-    `models.make_family` makes it from. `metric` is what `accuracy` computes.
+    `input_shape` is (channels, height, width), `family` the name of the default family.
     """
-
-    metric = "accuracy"
 
     def __init__(self, spec: TaskSpec, data: DataSet) -> None:
         kind = TASKS[spec.name]
@@ -144,11 +141,6 @@ class Task:
         self.classes = data.classes
         self.input_shape: tuple[int, ...] = tuple(data.train.inputs.shape[1:])
         self.family = kind.family
-        self.family_spec: dict[str, Any] = {
-            "name": kind.family,
-            "input_shape": list(self.input_shape),
-            "classes": self.classes,
-        }
         self._crop_padding = kind.crop_padding
         self._flip = kind.flip
         self._mean = data.mean[:, None, None]
@@ -214,22 +206,20 @@ def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: b
 
     `images` are (batch, channels, height, width). All images are gathered at once, from row and column numbers.
     """
-    batch, _, height, width = images.shape
+    batch, channels, height, width = images.shape
     tops, lefts = torch.randint(0, 2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device)
-    rows = tops + torch.arange(height, device=tops.device)
-    columns = lefts + torch.arange(width, device=lefts.device)
+    rows = tops + torch.arange(height, device=generator.device)
+    columns = lefts + torch.arange(width, device=generator.device)
     if flip:
         mirrored = torch.rand((batch, 1), generator=generator, device=generator.device) < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
     padded = torch.nn.functional.pad(images, (padding,) * 4)
-    which = torch.arange(batch, device=images.device)[:, None, None]
-    rows, columns = rows.to(images.device)[:, :, None], columns.to(images.device)[:, None, :]
-    return padded.permute(0, 2, 3, 1)[which, rows, columns].permute(0, 3, 1, 2)
-
-
-def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """The fraction of examples whose largest output (examples, classes) is at their label (examples,)."""
-    return float((outputs.argmax(1) == labels).double().mean())
+    return padded[
+        torch.arange(batch, device=images.device)[:, None, None, None],
+        torch.arange(channels, device=images.device)[:, None, None],
+        rows.to(images.device)[:, None, :, None],
+        columns.to(images.device)[:, None, None, :],
+    ]
 
 
 @lru_cache(maxsize=8)

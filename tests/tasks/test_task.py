@@ -12,7 +12,7 @@ from idx_files import write_folder
 
 from tasks import idx
 from tasks.data import Data, make_data_set
-from tasks.task import PARTITIONS, TASKS, Task, TaskSpec, accuracy, crop_and_flip, load_task
+from tasks.task import TASKS, Task, TaskSpec, crop_and_flip, load_task
 
 DIGITS = TaskSpec(name="digits", devices=20)
 
@@ -79,8 +79,7 @@ def test_digits() -> None:
     assert task.input_shape == (1, 8, 8)
     assert task.classes == 10
     assert int(task.train.inputs.max()) == 16
-    assert task.family_spec == {"name": "lenet5", "input_shape": [1, 8, 8], "classes": 10}
-    assert task.metric == "accuracy"
+    assert task.family == "lenet5"
     shares = torch.bincount(task.test.labels) / torch.bincount(torch.cat([task.train.labels, task.test.labels]))
     torch.testing.assert_close(shares, torch.full((10,), 0.2), rtol=0, atol=0.003)
 
@@ -219,20 +218,10 @@ def test_every_crop_is_a_window_of_the_padded_image() -> None:
     assert shifted >= 40
 
 
-def test_accuracy_counts_largest_outputs_at_their_labels() -> None:
-    outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
-    assert accuracy(outputs, torch.tensor([1, 0, 0, 0])) == 0.75
-
-
 def test_every_task_has_a_loader_that_checks_its_folder() -> None:
     for name, kind in TASKS.items():
         with pytest.raises((FileNotFoundError, ValueError), match=name):
             kind.load("/no/such/folder")
-
-
-def test_partitions_of_the_specification() -> None:
-    for partition in PARTITIONS:
-        assert TaskSpec(name="digits", devices=2, partition=partition).partition == partition
 
 
 HEAVY = {"sklearn", "scipy", "datasets", "flwr_datasets", "pandas", "pyarrow", "torchvision", "PIL"}
@@ -288,6 +277,6 @@ def test_a_client_of_fashion_mnist_imports_nothing_heavy(
 ) -> None:
     spec = TaskSpec(name="fashion-mnist", devices=100, partition="dirichlet")
     task = load_task(spec)
-    assert task.family_spec == {"name": "lenet5", "input_shape": [1, 28, 28], "classes": 10}
+    assert (task.input_shape, task.classes, task.family) == ((1, 28, 28), 10, "lenet5")
     assert _examples(task) == list(range(60_000))
     assert imported_by_client([spec]) & HEAVY == set()
