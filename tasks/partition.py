@@ -72,7 +72,7 @@ def divide(
             f"{devices} devices are more than the {len(labels)} training examples; "
             "use fewer devices, or set examples-per-device and let devices share examples"
         )
-    settings = {"devices": devices, "seed": seed} | ({"alpha": alpha} if partition == "dirichlet" else {})
+    settings = {"devices": devices, "seed": seed} | ({"alpha": float(alpha)} if partition == "dirichlet" else {})
     return _kept_index(_digest(partition, labels, **settings), partition, labels, alpha, devices, seed)
 
 

@@ -145,7 +145,6 @@ class Task:
         self._flip = kind.flip
         self._mean = data.mean[:, None, None]
         self._std = data.std[:, None, None]
-        self._natural_ids = data.natural_ids
         if spec.examples_per_device is None:
             self._index = partition.divide(
                 spec.partition,

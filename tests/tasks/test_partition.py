@@ -108,9 +108,11 @@ def test_each_thing_that_determines_a_partition_has_its_own_file(empty_cache: Pa
     _divide("dirichlet", labels=np.roll(LABELS, 1))
     _divide("iid")
     _divide("iid", alpha=0.6)  # of no account here
+    _divide("dirichlet", alpha=5)
+    _divide("dirichlet", alpha=5.0)  # the same number
     _divide("natural")
     _divide("natural", devices=3, seed=2)  # chosen out of the same file
-    assert len(list(empty_cache.rglob("*.npz"))) == 7
+    assert len(list(empty_cache.rglob("*.npz"))) == 8
 
 
 def test_a_kept_partition_is_read_and_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
