@@ -115,9 +115,9 @@ class DeviceRecord(Record):
 
 
 class Summary(Record):
-    """The whole run in a few figures. Bytes and wall seconds are sums over the rounds."""
+    """The whole run in a few figures. Bytes and wall seconds are sums over the rounds. A file never says unfinished."""
 
-    status: Literal["finished", "failed"]
+    status: Literal["finished", "failed", "unfinished"]
     rounds: Count
     final_accuracy: float | None
     best_accuracy: float | None
@@ -260,7 +260,8 @@ def check_folder(run_dir: Path, resume: bool) -> None:
     """Raise JournalError unless a new run may start in `run_dir`, or with `resume` an earlier one go on there."""
     exists = (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
     if exists and not resume:
-        state = "a finished" if (run_dir / "summary.json").exists() else "an unfinished"
+        summary = read_summary(run_dir)
+        state = f"a {summary.status}" if summary else "an unfinished"
         raise JournalError(
             f"{run_dir} already holds {state} run, which is not overwritten: "
             "choose another run-name, or go on with it by resume=true"
@@ -310,8 +311,8 @@ def read_devices(run_dir: Path) -> Iterator[DeviceRecord]:
     return _read_lines(run_dir / "devices.jsonl", DeviceRecord)
 
 
-def summarize(run_dir: Path, status: Literal["finished", "failed"], error: str | None) -> Summary:
-    """The figures of summary.json, from the journal files."""
+def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"], error: str | None) -> Summary:
+    """The figures of summary.json, from the journal files as they are now."""
     rounds = read_rounds(run_dir)
     evaluated = [record for record in rounds if record.accuracy is not None]
     # The first of equals; NaN, which compares with nothing, never wins.

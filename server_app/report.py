@@ -50,13 +50,11 @@ def write_report(run_dir: Path) -> Path:
     """
     content = read_config(run_dir)
     rounds = read_rounds(run_dir)
-    ended = read_summary(run_dir)
-    summary = ended or summarize(run_dir, "failed", None)
-    status = ended.status if ended else "unfinished"
+    summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     fleet = gather_activity(read_devices(run_dir), rounds=len(rounds))
     body = "".join(
         [
-            _heading(run_dir, status, content["config"]),
+            _heading(run_dir, summary.status, content["config"]),
             f"<h2>What stopped the run</h2><pre>{escape(summary.error)}</pre>" if summary.error else "",
             _headline(summary, fleet),
             _charts(rounds) if rounds else "",

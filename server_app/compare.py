@@ -1,0 +1,229 @@
+"""Several runs side by side: figures, and how far they are after the same rounds, simulated time and bytes."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, stdev
+
+from server_app.charts import Line, bytes_text, line_chart, page, percent, seconds_text, table, time_unit
+from server_app.journal import RoundRecord, Summary, read_config, read_rounds, read_summary, summarize
+
+# Keys that do not make another experiment: the seed, and where and how a run was done.
+NOT_THE_EXPERIMENT = frozenset({"seed", "run-name", "output-dir", "data-dir", "state-dir", "resume", "workers"})
+FLAT = frozenset({"strategy", "task"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is compared of one run."""
+
+    name: str
+    config: dict[str, object]
+    rounds: list[RoundRecord]
+    summary: Summary
+
+    def first_at(self, target: float) -> RoundRecord | None:
+        """The first round whose accuracy is at least `target`."""
+        return next((r for r in self.rounds if r.accuracy is not None and r.accuracy >= target), None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed."""
+
+    name: str
+    runs: list[Run]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table as it is printed and as it stands on the page."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcome: the target accuracy, tables of texts, and a whole HTML page with these tables and plots."""
+
+    target: float | None
+    tables: list[TextTable]
+    html: str
+
+
+def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison:
+    """Compare the runs in `run_dirs`, in their order.
+
+    `target` is an accuracy between 0 and 1, by default the lowest final accuracy of all, which every run reached or
+    may have reached. Runs whose configurations are equal but for the seed share a row, with mean and standard
+    deviation. Raises JournalError when a folder does not hold a run.
+    """
+    runs = [_load(run_dir) for run_dir in run_dirs]
+    if target is None:
+        finals = [run.summary.final_accuracy for run in runs if run.summary.final_accuracy is not None]
+        target = min(finals, default=None)
+    groups = _group(runs)
+    tables = [_main_table(groups, target), *_tier_table(groups), *_settings_table(groups)]
+    sections = [f"<h2>{index.title}</h2>{table(index.headers, index.rows)}" for index in tables]
+    title = f"{len(runs)} runs side by side"
+    body = f'<h1>{title}</h1>{sections[0]}<div class="charts">{"".join(_plots(groups))}</div>{"".join(sections[1:])}'
+    return Comparison(target, tables, page(f"{title} - Wildflower", body))
+
+
+def _load(run_dir: Path) -> Run:
+    config = read_config(run_dir)["config"]
+    summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
+    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary)
+
+
+def _group(runs: Sequence[Run]) -> list[Group]:
+    by_experiment: dict[str, list[Run]] = {}
+    for run in runs:
+        experiment = {key: value for key, value in run.config.items() if key not in NOT_THE_EXPERIMENT}
+        by_experiment.setdefault(json.dumps(experiment, sort_keys=True), []).append(run)
+    groups = []
+    for members in by_experiment.values():
+        names = members[0].name if len(members) == 1 else f"{members[0].name} and {len(members) - 1} more seeds"
+        groups.append(Group(names, members))
+    return groups
+
+
+def _spread(values: Sequence[float | None], form: Callable[[float], str]) -> str:
+    """The mean of what there is, with the standard deviation of several, and how many of the runs lack it."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "never"
+    text = form(fmean(known))
+    if len(known) > 1:
+        text += f" ± {form(stdev(known))}"
+    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
+
+
+def _main_table(groups: Sequence[Group], target: float | None) -> TextTable:
+    goal = "target" if target is None else percent(target)
+    headers = ["run", "status", "runs", "rounds", "final accuracy", "best accuracy"]
+    headers += [
+        f"rounds to {goal}",
+        f"simulated time to {goal}",
+        f"bytes to {goal}",
+        "bytes down",
+        "bytes up",
+        "time here",
+    ]
+    rows = []
+    for group in groups:
+        summaries = [run.summary for run in group.runs]
+        reached = [None if target is None else run.first_at(target) for run in group.runs]
+        bytes_then = [
+            None if at is None else sum(r.bytes_down + r.bytes_up for r in run.rounds[: at.round])
+            for run, at in zip(group.runs, reached, strict=True)
+        ]
+        rows.append(
+            [
+                group.name,
+                ", ".join(sorted({summary.status for summary in summaries})),
+                str(len(group.runs)),
+                _spread([summary.rounds for summary in summaries], _number),
+                _spread([summary.final_accuracy for summary in summaries], percent),
+                _spread([summary.best_accuracy for summary in summaries], percent),
+                _spread([at.round if at else None for at in reached], _number),
+                _spread([at.simulated_seconds if at else None for at in reached], seconds_text),
+                _spread(bytes_then, bytes_text),
+                _spread([summary.bytes_down for summary in summaries], bytes_text),
+                _spread([summary.bytes_up for summary in summaries], bytes_text),
+                _spread([summary.wall_seconds for summary in summaries], seconds_text),
+            ]
+        )
+    return TextTable("Runs", headers, rows)
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}"
+
+
+def _tier_table(groups: Sequence[Group]) -> list[TextTable]:
+    tiers = sorted({tier for group in groups for run in group.runs for tier in run.summary.accuracy_by_tier or {}})
+    if not tiers:
+        return []
+    rows = [
+        [group.name]
+        + [_spread([(run.summary.accuracy_by_tier or {}).get(tier) for run in group.runs], percent) for tier in tiers]
+        for group in groups
+    ]
+    return [TextTable("Final accuracy by tier", ["run", *tiers], rows)]
+
+
+def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
+    """The keys in which the experiments differ."""
+    configs = [group.runs[0].config for group in groups]
+    keys = sorted({key for config in configs for key in config} - NOT_THE_EXPERIMENT)
+    differing = [key for key in keys if len({json.dumps(config.get(key)) for config in configs}) > 1]
+    if not differing:
+        return []
+    rows = [[key, *(str(config.get(key, "")) for config in configs)] for key in differing]
+    return [TextTable("Settings that differ", ["key", *(group.name for group in groups)], rows)]
+
+
+def _plots(groups: Sequence[Group]) -> list[str]:
+    length, unit = time_unit(max((run.summary.simulated_seconds for group in groups for run in group.runs), default=0))
+    gigabyte = 1e9
+
+    def rounds(run: Run) -> list[float]:
+        return [float(r.round) for r in run.rounds]
+
+    def clock(run: Run) -> list[float]:
+        return [r.simulated_seconds / length for r in run.rounds]
+
+    def traffic(run: Run) -> list[float]:
+        return [total / gigabyte for total in accumulate(r.bytes_down + r.bytes_up for r in run.rounds)]
+
+    def accuracy(r: RoundRecord) -> float | None:
+        return r.accuracy
+
+    several = any(len(group.runs) > 1 for group in groups)
+    note = "A strong line is the mean over seeds, faint lines are its runs." if several else ""
+    return [
+        line_chart(
+            "Accuracy over rounds", _lines(groups, rounds, accuracy), x_label="round", y_format=percent, note=note
+        ),
+        line_chart("Accuracy over simulated time", _lines(groups, clock, accuracy), x_label=unit, y_format=percent),
+        line_chart(
+            "Accuracy over traffic", _lines(groups, traffic, accuracy), x_label="GB down and up", y_format=percent
+        ),
+        line_chart("Loss", _lines(groups, rounds, lambda r: r.loss), x_label="round"),
+        line_chart(
+            "Memory budget used",
+            _lines(groups, rounds, lambda r: r.memory_utilisation),
+            x_label="round",
+            y_format=percent,
+            from_zero=True,
+        ),
+        line_chart(
+            "Bandwidth budget used",
+            _lines(groups, rounds, lambda r: r.bandwidth_utilisation),
+            x_label="round",
+            y_format=percent,
+            from_zero=True,
+        ),
+    ]
+
+
+def _lines(
+    groups: Sequence[Group], xs_of: Callable[[Run], list[float]], y_of: Callable[[RoundRecord], float | None]
+) -> list[Line]:
+    lines = []
+    for color, group in enumerate(groups):
+        ys = [[y_of(r) for r in run.rounds] for run in group.runs]
+        if len(group.runs) == 1:
+            lines.append(Line(group.name, xs_of(group.runs[0]), ys[0], color))
+            continue
+        lines += [Line(run.name, xs_of(run), y, color, faint=True) for run, y in zip(group.runs, ys, strict=True)]
+        # Up to the end of the shortest run; a round that one of them did not evaluate has no mean.
+        xs = [fmean(x) for x in zip(*(xs_of(run) for run in group.runs), strict=False)]
+        means = [None if None in y else fmean(v for v in y if v is not None) for y in zip(*ys, strict=False)]
+        lines.append(Line(group.name, xs, means, color))
+    return lines

@@ -1,0 +1,126 @@
+"""The command `wildflower`. Everything heavy is imported by the subcommand that needs it, so that --help is quick."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+app = typer.Typer(
+    help="Federated learning over devices that cannot all train the same model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the run configuration; may be given often."),
+]
+
+
+def main() -> None:
+    """Run the command."""
+    app()
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment file.")],
+    overrides: Overrides = None,
+    app_dir: Annotated[
+        Path | None, typer.Option("--app", help="Folder of the Flower app, when this installation does not hold it.")
+    ] = None,
+) -> None:
+    """Run an experiment on this machine and write its report.
+
+    The exit code is 0 when the run finished, 1 when it failed and 130 when it was stopped.
+    """
+    from rich.console import Console
+
+    from wildflower.run import run_experiment
+
+    raise typer.Exit(run_experiment(experiment, overrides or [], app_dir, Console()))
+
+
+@app.command()
+def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]) -> None:
+    """Write report.html again from what a run has left so far, and print its figures."""
+    from rich.console import Console
+
+    from server_app.journal import JournalError, read_summary, summarize
+    from server_app.report import write_report
+    from wildflower.run import summary_table
+
+    try:
+        path = write_report(run_dir)
+        summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
+    except JournalError as error:
+        raise _stop(str(error)) from None
+    console = Console()
+    console.print(summary_table(summary))
+    console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here.")] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Accuracy to reach; default: the lowest final accuracy of the runs.")
+    ] = None,
+) -> None:
+    """Lay runs side by side; runs that differ only in their seed are one row, with mean and spread."""
+    from rich.console import Console
+
+    from server_app.compare import compare as compare_runs
+    from server_app.journal import JournalError
+
+    try:
+        comparison = compare_runs(run_dirs, target)
+    except JournalError as error:
+        raise _stop(str(error)) from None
+    console = Console()
+    for table in comparison.tables:
+        console.print(_as_rich(table.title, table.headers, table.rows))
+    if html is not None:
+        html.write_text(comparison.html, encoding="utf-8")
+        console.print(f"Plots: {html}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def config(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment file.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Print every key of the run configuration with its value and where the value comes from."""
+    from rich.console import Console
+
+    from wildflower.settings import SettingsError, resolve
+
+    try:
+        settings = resolve(experiment, overrides or [])
+    except SettingsError as error:
+        raise _stop(str(error)) from None
+    rows = [[key, repr(value), settings.sources[key]] for key, value in settings.config.to_dict().items()]
+    Console().print(_as_rich("", ["key", "value", "source"], rows))
+
+
+def _as_rich(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left")
+    for header in headers:
+        table.add_column(header)
+    for row in rows:
+        table.add_row(*(escape(value) for value in row))
+    return table
+
+
+def _stop(message: str) -> typer.Exit:
+    typer.secho(f"Error: {message}", fg=typer.colors.RED, err=True)
+    return typer.Exit(1)

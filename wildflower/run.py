@@ -1,0 +1,293 @@
+"""`wildflower run`: one experiment from start to report, watched through its journal."""
+
+import math
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from server_app.charts import bytes_text, percent, plain, seconds_text
+from server_app.journal import JournalError, RoundRecord, Summary, check_folder, read_rounds, read_summary
+from wildflower.flower import FlowerError, SuperLink, last_lines, stop_signals_interrupt, superlink
+from wildflower.settings import SettingsError, place, resolve, write_toml
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from server_app.config import RunConfig
+
+INTERRUPTED = 130
+LOOK_SECONDS = 0.3
+TRACEBACK_LINES = 30
+LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
+
+
+def run_experiment(experiment: Path, overrides: Sequence[str], app_dir: Path | None, console: Console) -> int:
+    """Run an experiment and tell about it on `console`; returns the exit code: 0 only if the run really finished."""
+    try:
+        with stop_signals_interrupt():
+            return _run(experiment, overrides, app_dir, console)
+    except (SettingsError, JournalError, FlowerError) as error:
+        console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("[yellow]Stopped, and everything that was started with it.[/]")
+        return INTERRUPTED
+
+
+def _run(experiment: Path, overrides: Sequence[str], app_dir: Path | None, console: Console) -> int:
+    app_dir = find_app(app_dir)
+    config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
+    check_folder(run_dir, config.resume)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    console.print(
+        f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {config.rounds} rounds, "
+        f"{config.devices_per_round} of {config.devices} devices per round, {config.workers} workers",
+        highlight=False,
+    )
+    earlier = len(read_rounds(run_dir))
+    app_log = run_dir / "app.log"
+    app_log_start = app_log.stat().st_size if app_log.exists() else 0
+    with _interrupted_hint(run_dir, config, console), superlink(run_dir / "superlink.log") as flower:
+        config_file = flower.folder / "config.toml"
+        config_file.write_text(write_toml(config.to_dict()), encoding="utf-8")
+        run_id = flower.submit(app_dir, config_file, simulation(config.workers))
+        with progress(console, config.rounds, earlier) as show:
+            failure = follow(flower, run_id, run_dir, app_log, show)
+    summary = read_summary(run_dir)
+    if failure is None and (summary is None or summary.status != "finished"):
+        failure = "Flower says that the run finished, but its summary.json does not"
+    if failure is not None:
+        reason = last_traceback(app_log, app_log_start) or (summary.error if summary else None) or failure
+        console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False)
+        if reason != failure:
+            console.print(reason, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Logs: {app_log} and {run_dir / 'superlink.log'}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    assert summary is not None
+    console.print(summary_table(summary))
+    console.print(f"Report: {run_dir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def find_app(app_dir: Path | None) -> Path:
+    """The folder of the Flower app: the one given, or the project that this file is part of. Raises SettingsError."""
+    found = Path(__file__).parents[1] if app_dir is None else app_dir.expanduser().resolve()
+    if not (found / "pyproject.toml").is_file():
+        raise SettingsError(
+            f"there is no pyproject.toml in {found}: name the folder of the app with --app"
+            if app_dir is not None
+            else "this installation does not hold the app's pyproject.toml: name the project's folder with --app"
+        )
+    return found
+
+
+def simulation(workers: int) -> dict[str, int | float]:
+    """Flower's federation settings for that many workers: one CPU each, and an equal share of the GPUs."""
+    import torch
+
+    settings: dict[str, int | float] = {
+        "num-supernodes": workers,
+        "client-resources-num-cpus": 1,
+        # Ray starts a process per CPU it knows of: no more than there are nodes.
+        "init-args-num-cpus": workers,
+    }
+    if gpus := torch.cuda.device_count():
+        settings["client-resources-num-gpus"] = min(1.0, math.floor(10_000 * gpus / workers) / 10_000)
+    return settings
+
+
+def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: "Show") -> str | None:
+    """Show every round as it ends until the run ends; returns None, or why the run did not complete."""
+    journal = JournalWatch(run_dir)
+    while True:
+        log_stream = flower.follow_log(run_id, app_log)
+        while not _ended(log_stream):
+            show.rounds(journal.rounds())
+            if flower.process.poll() is not None:
+                break
+        show.rounds(journal.rounds())
+        if flower.process.poll() is not None:
+            last = last_lines(run_dir / "superlink.log", 10)
+            return f"flower-superlink ended with code {flower.process.returncode}; its last lines:\n{last}"
+        status = flower.status(run_id)
+        if status.ended:
+            return None if status.completed else f"Flower says {status.status}: {status.details}"
+        # The log stream broke off and the run goes on.
+        time.sleep(LOOK_SECONDS)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(timeout=LOOK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+class JournalWatch:
+    """Reads the finished rounds of a run again whenever the file has changed."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._seen: tuple[int, int] | None = None
+        self._rounds: list[RoundRecord] = []
+
+    def rounds(self) -> list[RoundRecord]:
+        """All finished rounds so far."""
+        try:
+            state = (self.run_dir / "rounds.jsonl").stat()
+        except FileNotFoundError:
+            return self._rounds
+        if (state.st_mtime_ns, state.st_size) != self._seen:
+            self._seen = (state.st_mtime_ns, state.st_size)
+            self._rounds = read_rounds(self.run_dir)
+        return self._rounds
+
+
+class Show(Protocol):
+    """Where finished rounds are shown."""
+
+    def rounds(self, rounds: Sequence[RoundRecord]) -> None:
+        """Show the rounds so far; called many times, mostly without a new one."""
+
+
+@contextmanager
+def progress(console: Console, total: int, earlier: int) -> Iterator[Show]:
+    """A bar on a terminal; elsewhere one line per round, but for the `earlier` ones that a resumed run finished."""
+    if not console.is_terminal:
+        yield Lines(console, total, earlier)
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+        task = bars.add_task("starting", total=total, figures="")
+        yield Bar(bars, task, total)
+
+
+class Lines:
+    """One plain line per round, for logs and pipes."""
+
+    def __init__(self, console: Console, total: int, earlier: int) -> None:
+        self._console = console
+        self._total = total
+        self._shown = earlier
+
+    def rounds(self, rounds: Sequence[RoundRecord]) -> None:
+        """Print the rounds that were not printed yet."""
+        # A resumed run goes back to its checkpoint, and does again what came after it.
+        self._shown = min(self._shown, len(rounds))
+        for record in rounds[self._shown :]:
+            parts = [f"round {record.round}/{self._total}"]
+            if record.accuracy is not None:
+                parts.append(f"accuracy {percent(record.accuracy)}")
+            if record.loss is not None:
+                parts.append(f"loss {plain(record.loss)}")
+            parts += [
+                f"{record.devices_replied} of {record.devices_sampled} devices",
+                f"{bytes_text(record.bytes_down)} down",
+                f"{bytes_text(record.bytes_up)} up",
+                seconds_text(record.wall_seconds),
+            ]
+            line = ", ".join(parts)
+            left = seconds_left(rounds[: record.round], self._total)
+            if left:
+                line += f", {seconds_text(round(left))} left"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._shown = len(rounds)
+
+
+class Bar:
+    """A progress bar with the newest figures beside it."""
+
+    def __init__(self, bars: "Progress", task: "TaskID", total: int) -> None:
+        self._bars = bars
+        self._task = task
+        self._total = total
+
+    def rounds(self, rounds: Sequence[RoundRecord]) -> None:
+        """Move the bar to the last finished round."""
+        if not rounds:
+            return
+        evaluated = [record.accuracy for record in rounds if record.accuracy is not None]
+        figures = [f"[bold]{percent(evaluated[-1])}[/]"] if evaluated else []
+        figures.append(bytes_text(sum(record.bytes_down + record.bytes_up for record in rounds)))
+        left = seconds_left(rounds, self._total)
+        if left:
+            figures.append(f"{seconds_text(round(left))} left")
+        self._bars.update(
+            self._task,
+            completed=len(rounds),
+            description=f"round {len(rounds)}/{self._total}",
+            figures=" · ".join(figures),
+        )
+
+
+def seconds_left(rounds: Sequence[RoundRecord], total: int) -> float:
+    """What the rounds to come should take, if they are like the last ten."""
+    recent = [record.wall_seconds for record in rounds[-10:]]
+    return max(0, total - len(rounds)) * sum(recent) / len(recent) if recent else 0.0
+
+
+@contextmanager
+def _interrupted_hint(run_dir: Path, config: "RunConfig", console: Console) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        finished = len(read_rounds(run_dir))
+        if finished:
+            console.print(
+                f"{finished} of {config.rounds} rounds are in {run_dir}; go on with the same command and "
+                f"--set resume=true --set run-name={config.run_name}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+        raise
+
+
+def last_traceback(log: Path, start: int) -> str | None:
+    """The last Python traceback that a log holds after its first `start` bytes, at most its last lines; or None."""
+    if not log.exists():
+        return None
+    with log.open("rb") as file:
+        file.seek(start)
+        text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", errors="replace"))
+    found = text.rfind("Traceback (most recent call last)")
+    if found < 0:
+        return None
+    # It ends where a blank line or the next message of Flower's logger begins.
+    lines = takewhile(lambda line: line.strip() and not LOGGER_LINE.match(line), text[found:].splitlines())
+    return "\n".join(list(lines)[-TRACEBACK_LINES:])
+
+
+def summary_table(summary: Summary) -> Table:
+    """The end of a run in a few lines."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+
+    def row(name: str, value: str) -> None:
+        table.add_row(name, escape(value))
+
+    row("status", summary.status)
+    row("rounds", str(summary.rounds))
+    if summary.final_accuracy is not None and summary.best_accuracy is not None:
+        row("final accuracy", percent(summary.final_accuracy))
+        row("best accuracy", f"{percent(summary.best_accuracy)} in round {summary.best_round}")
+    for tier, accuracy in sorted((summary.accuracy_by_tier or {}).items()):
+        row(f"  tier {escape(tier)}", percent(accuracy))
+    row("bytes down", bytes_text(summary.bytes_down))
+    row("bytes up", bytes_text(summary.bytes_up))
+    row("devices", ", ".join(f"{count} {word}" for word, count in summary.devices_by_outcome.items()))
+    row("simulated time", seconds_text(summary.simulated_seconds))
+    row("time here", seconds_text(summary.wall_seconds))
+    return table

@@ -1,0 +1,130 @@
+"""The settings of a run before it starts: the experiment file and --set over the defaults, checked."""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from server_app.config import RunConfig
+
+DEFAULT, SET, MACHINE = "default", "--set", "this machine"
+
+
+class SettingsError(ValueError):
+    """Settings that no run can start with; the text says which one, where it was given and what would be right."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A checked run configuration and where each of its values comes from."""
+
+    config: "RunConfig"
+    sources: dict[str, str]
+
+
+def resolve(experiment: Path | None, overrides: Sequence[str]) -> Settings:
+    """Lay the experiment file and then `overrides` ("key=value") over the defaults and check the result.
+
+    `workers` is the one default that depends on the machine: the CPU cores this process may use, but no more than
+    there are devices. Raises SettingsError.
+    """
+    from server_app.config import ConfigError, RunConfig
+
+    defaults = RunConfig().to_dict()
+    from_file = {} if experiment is None else read_experiment(experiment)
+    from_command = dict(parse_override(override, defaults) for override in overrides)
+    sources = dict.fromkeys(defaults, DEFAULT)
+    sources |= dict.fromkeys(from_file, str(experiment)) | dict.fromkeys(from_command, SET)
+    given = from_file | from_command
+    try:
+        config = RunConfig.from_run_config(given)
+        if "workers" not in given:
+            workers = min(cpu_cores(), config.devices)
+            config = RunConfig.from_run_config(given | {"workers": workers})
+            sources["workers"] = MACHINE
+    except ConfigError as error:
+        places = [place for place in (str(experiment) if experiment else "", SET if overrides else "") if place]
+        raise SettingsError(f"{' with '.join(places)}: {error}" if places else str(error)) from None
+    return Settings(config, sources)
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """The flat keys of an experiment file; a table's name becomes the first part of its keys. Raises SettingsError."""
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"cannot read the experiment {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from None
+    return _flat(content, "")
+
+
+def _flat(content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def parse_override(text: str, defaults: Mapping[str, Any]) -> tuple[str, Any]:
+    """Split "key=value". A key whose default is a text takes the value as it stands, quotes being optional."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not key:
+        raise SettingsError(f"--set {text!r} is not of the form key=value")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return key, value
+    if isinstance(defaults.get(key), str) and not isinstance(parsed, str):
+        return key, value
+    return key, parsed
+
+
+def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", Path]:
+    """Make paths absolute against `here`, where the command was typed, and give the run a name if it has none.
+
+    The app runs elsewhere, so a relative path would mean something else there. Returns the configuration and the
+    run's folder. Raises SettingsError when a run is to be resumed and has no name.
+    """
+    values = config.to_dict()
+    for key in ("output-dir", "data-dir", "state-dir"):
+        if values[key] or key == "output-dir":
+            values[key] = _absolute(values[key], here)
+    if values["fleet"].endswith(".toml"):
+        values["fleet"] = _absolute(values["fleet"], here)
+    output_dir = Path(values["output-dir"])
+    if not values["run-name"]:
+        if values["resume"]:
+            raise SettingsError("resume=true needs the run-name of the run to go on with")
+        values["run-name"] = _free_name(output_dir, f"{values['strategy']}-{values['task']}-{now:%Y%m%d-%H%M%S}")
+    return type(config).from_run_config(values), output_dir / values["run-name"]
+
+
+def _absolute(path: str, here: Path) -> str:
+    return os.path.normpath(here / Path(path).expanduser())
+
+
+def _free_name(output_dir: Path, name: str) -> str:
+    number, free = 1, name
+    while (output_dir / free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
+def write_toml(values: Mapping[str, str | int | float | bool]) -> str:
+    """Flat settings as TOML with quoted keys, which keeps "fedprox.mu" one key."""
+    # JSON's texts, numbers and truth values are TOML's, but for one character that JSON need not escape.
+    lines = (f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+    return "".join(line.replace("\x7f", "\\u007f") + "\n" for line in lines)
+
+
+def cpu_cores() -> int:
+    """The CPU cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
