@@ -1,7 +1,7 @@
 """The ClientApp: does the work orders of a batch, scores models, reports on its device.
 
-On hardware a node carries one device and answers with its weights; in a simulation it carries many, and adds up what may
-be added up before it answers.
+On hardware a node carries one device and answers with its weights; in a simulation it carries many, and adds up what
+may be added up before it answers.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import torch
 class MemoryMeter:
     """Peak memory of a piece of work above what the process held before.
 
-    On CUDA, PyTorch's allocator knows it. On Linux the kernel keeps a high-water mark that may be set back (Linux 4.0 and
-    newer); where that is not allowed, `now_bytes` samples are all there is.
+    On CUDA, PyTorch's allocator knows it. On Linux the kernel keeps a high-water mark that may be set back (Linux 4.0
+    and newer); where that is not allowed, `now_bytes` samples are all there is.
     """
 
     def __init__(self, device: torch.device) -> None:

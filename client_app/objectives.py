@@ -24,7 +24,7 @@ def local_loss(objective: Objective, model: nn.Module, present: Tensor) -> Loss:
         case "cross entropy" | "batch norm statistics":
             return lambda inputs, labels: F.cross_entropy(model(inputs), labels)
         case "masked cross entropy":
-            # The original sets absent logits to 0, not to minus infinity: absent classes still take part in the softmax.
+            # The original sets absent logits to 0, not to minus infinity: absent classes still take part in softmax.
             absent = ~present
             return lambda inputs, labels: F.cross_entropy(model(inputs).masked_fill(absent, 0.0), labels)
         case "proximal":

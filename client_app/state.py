@@ -1,4 +1,4 @@
-"""What must stay on a device: its own model, between rounds and across restarts. One safetensors file per device, key and round."""
+"""What must stay on a device, between rounds and across restarts: one safetensors file per device, key and round."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _fit(
     for inputs, labels in batches:
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(inputs, labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if training.clip_norm:
             nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
         optimizer.step()

@@ -20,7 +20,7 @@ def sent_layout(family: Family, architecture: Architecture) -> Layout:
 
 @lru_cache(maxsize=256)
 def returned_layout(family: Family, architecture: Architecture, objective: str) -> Layout:
-    """The layout of what a device returns: the whole sub-model, or its batch norm statistics where it asked for those."""
+    """The layout of what a device returns: the whole sub-model, or its batch norm statistics if it was asked those."""
     tensors = family.tensors(architecture)
     if objective == "batch norm statistics":
         tensors = {name: spec for name, spec in tensors.items() if name.endswith(STATISTICS)}

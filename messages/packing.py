@@ -46,10 +46,12 @@ class HasShape(Protocol):
     """A tensor, or a description of one."""
 
     @property
-    def shape(self) -> Sequence[int]: ...
+    def shape(self) -> Sequence[int]:
+        """Sizes of the dimensions."""
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Type of the elements."""
 
 
 @dataclass(frozen=True)

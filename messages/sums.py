@@ -63,8 +63,9 @@ class WeightedSum:
         scaled = flat.to(torch.float64, copy=True).mul_(float(weight) * SCALE)
         largest = float(torch.linalg.vector_norm(scaled, float("inf"))) if scaled.numel() else 0.0
         if not self.largest + largest < _BOUND:  # false for NaN too
+            magnitude = largest / weight / SCALE
             raise MessageError(
-                f"weights must be finite and small enough to add exactly, got a magnitude of {largest / weight / SCALE:g}"
+                f"weights must be finite and small enough to add exactly, got a magnitude of {magnitude:g}"
             )
         if present is not None and self.class_weight is not None:
             for start, stop in class_spans:

@@ -1,4 +1,4 @@
-"""The ServerApp: reads the configuration, builds task, family, fleet and strategy, runs the rounds, keeps the journal."""
+"""The ServerApp: from the configuration to task, family, fleet and strategy; runs the rounds and keeps the journal."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from server_app import checkpoint
 from server_app.config import ConfigError, RunConfig, sampled_devices
 from server_app.journal import Journal, check_folder
 from strategies import STRATEGIES, Local, Setup, Strategy
-from strategies.base import Model, RoundSettings, Scorer
+from strategies.base import Model, Scorer
 from strategies.population import ConnectedDevices, Population, SimulatedDevices
+from strategies.work import RoundSettings
 from tasks.scoring import score
 from tasks.task import Task, TaskSpec, load_task
 
@@ -193,6 +194,7 @@ def _state_dir(config: RunConfig) -> str:
 def _line(config: RunConfig, record: dict[str, Any]) -> str:
     accuracy = "" if record["accuracy"] is None else f"accuracy {record['accuracy']:.4f}, "
     return (
-        f"round {record['round']}/{config.rounds}: {accuracy}{record['devices_replied']} of {record['devices_sampled']} devices, "
+        f"round {record['round']}/{config.rounds}: {accuracy}"
+        f"{record['devices_replied']} of {record['devices_sampled']} devices, "
         f"{(record['bytes_down'] + record['bytes_up']) / 1e6:.1f} MB, {record['wall_seconds']:.1f} s"
     )

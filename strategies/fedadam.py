@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from strategies.base import Setup, State, Weights
+from strategies.base import Setup, State
 from strategies.fedavg import FedAvg, FedAvgParams
+from strategies.work import Weights
 
 
 @dataclass(frozen=True)

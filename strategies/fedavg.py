@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., AISTATS 2017) over unequal devices; its fourth use, every device alone, is `strategies.local`.
+"""FedAvg (McMahan et al., AISTATS 2017) over unequal devices; its fourth use, devices alone, is `strategies.local`.
 
 all-small: every device trains the narrowest model. all-large: every device trains the whole model whatever its budget,
 the upper bound. exclusive: only devices that can afford the whole model take part.

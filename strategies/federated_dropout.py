@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from models.architecture import Architecture
 from models.placement import chosen
-from strategies.base import Selection, Setup
+from strategies.base import Setup
 from strategies.heterofl import HeteroFL, HeteroFLParams
+from strategies.work import Selection
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""HeteroFL (Diao, Ding and Tarokh, ICLR 2021): every device trains the leading channels that fit, each coordinate of the
-global model is the mean over the devices that trained it.
+"""HeteroFL (Diao, Ding and Tarokh, ICLR 2021): every device trains the leading channels that fit.
+
+Each coordinate of the global model is the mean over the devices that trained it.
 
 Static batch norm: devices normalize with their batch's statistics and keep none; before a model is scored, devices pass
 their data through it once and the server averages what they saw. Masked cross-entropy: a device sets the logits of
@@ -22,13 +23,14 @@ from messages.orders import Merge, Objective
 from messages.sums import SCALE, WeightedSum, split
 from models.architecture import Architecture
 from models.family import Family
-from strategies.base import LEADING, Contribution, Model, Selection, Setup, Weights, Work
+from strategies.base import Model, Setup
 from strategies.submodel import SubModelStrategy, fits
+from strategies.work import LEADING, Contribution, Selection, Weights, Work
 
 
 @dataclass(frozen=True)
 class HeteroFLParams:
-    """dynamic: every device draws its width anew each round among those it can afford ("dynamic" in the paper; else "fix").
+    """dynamic: every device draws its width anew each round among those it can afford (the paper's "dynamic").
 
     statistics_devices: devices that pass their data for the batch norm statistics; 0 stands for as many as a round has.
     """
@@ -87,7 +89,7 @@ class HeteroFL(SubModelStrategy):
         able = [d for d in devices if fits(self.cost(architecture), self.budget(d))]
         if not able:
             log(WARNING, "No device affords %s: any device takes its statistics", architecture)
-        assignments = [self.ask(d, architecture, self.budget(d)) for d in (able or devices)[:wanted]]
+        assignments = [self.ask(d, architecture, LEADING, self.budget(d)) for d in (able or devices)[:wanted]]
         total = WeightedSum.zeros(layout)
 
         def add(contribution: Contribution) -> None:

@@ -13,9 +13,11 @@ from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply
 from messages.packing import MessageError
 from messages.wire import from_records, to_records
 from models.architecture import Architecture
-from strategies.base import Contribution, Evaluation, Model, Scorer, Setup, State
+from strategies.base import Model, Scorer, Setup, State
 from strategies.exchange import Failure, exchange
+from strategies.records import Evaluation
 from strategies.submodel import SubModelStrategy
+from strategies.work import Contribution
 
 
 class Local(SubModelStrategy):
@@ -34,8 +36,8 @@ class Local(SubModelStrategy):
     def finish_round(self) -> None:
         """Note who has a model."""
         for a in self.assignments:
-            if a.outcome == "trained" and a.architecture is not None:
-                self.trained[a.device] = (a.tier, a.architecture)
+            if a.outcome == "trained":
+                self.trained[a.device] = (a.tier, a.task.architecture)
 
     def models(self, grid: Grid) -> dict[str, Model]:
         """None on the server."""

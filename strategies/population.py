@@ -61,9 +61,11 @@ class Population(ABC):
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing | None:
         """How long the device takes in simulated time; None on hardware, where the clock on the wall tells."""
 
+    @abstractmethod
     def replied(self, device: int, report: DeviceReport) -> None:
         """A device sent a new report with its update."""
 
+    @abstractmethod
     def failed(self, device: int) -> None:
         """A device did not answer as it should: its last report is not to be trusted."""
 
@@ -128,6 +130,12 @@ class SimulatedDevices(Population):
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:
         """Download, training and upload under the device's links and speed, from now on."""
         return self.clock.timing(self.fleet, device, bytes_down=bytes_down, flops=flops, bytes_up=bytes_up)
+
+    def replied(self, device: int, report: DeviceReport) -> None:
+        """Simulated devices send none: the fleet file knows."""
+
+    def failed(self, device: int) -> None:
+        """The fleet file still holds."""
 
     def _wait_for_workers(self, grid: Grid) -> list[int]:
         # The ServerApp starts before the simulation engine has registered its nodes.

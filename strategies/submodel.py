@@ -10,7 +10,8 @@ from devices.budget import Budget
 from models.architecture import Architecture
 from models.family import Family
 from strategies.aggregation import CoordinateMean
-from strategies.base import Contribution, Group, Model, Setup, State, Strategy, Weights
+from strategies.base import Model, Setup, State, Strategy
+from strategies.work import Contribution, Group, Weights
 
 
 class SubModelStrategy(Strategy):

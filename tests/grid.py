@@ -1,4 +1,4 @@
-"""An in-process Flower grid: nodes run the ClientApp in this process, one message after the other. No Ray, no network."""
+"""An in-process Flower grid: nodes run the ClientApp in this process, one message after the other, without Ray."""
 
 from __future__ import annotations
 

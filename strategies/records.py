@@ -1,0 +1,101 @@
+"""What a round leaves in the journal (docs/design.md, "What a run leaves behind")."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strategies.work import Assignment, Work
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a round: of the global model on the task's test set, and of every tier's sub-model."""
+
+    accuracy: float
+    loss: float
+    accuracy_by_tier: dict[str, float]
+
+
+@dataclass
+class RoundResult:
+    """A finished round: its line of rounds.jsonl, and its devices' lines of devices.jsonl."""
+
+    record: dict[str, Any]
+    devices: list[dict[str, Any]]
+
+
+def round_record(
+    work: Work,
+    *,
+    strategy: str,
+    task: str,
+    evaluation: Evaluation | None,
+    nbytes: Mapping[str, int],
+    simulated_seconds: float,
+    wall_seconds: float,
+    server_seconds: Mapping[str, float],
+) -> dict[str, Any]:
+    """One line of rounds.jsonl. Utilisation is the mean over the devices that trained, each of its own budget."""
+    trained = [a for a in work.assignments if a.outcome == "trained"]
+    outcomes = Counter(a.outcome.split(":")[0] for a in work.assignments)
+    memory = [a.task.cost.peak_training_memory_bytes / a.budget.memory_bytes for a in trained if a.budget.memory_bytes]
+    link = [a.task.cost.payload_bytes / a.budget.payload_bytes for a in trained if a.budget.payload_bytes]
+    return {
+        "round": work.round,
+        "strategy": strategy,
+        "task": task,
+        "accuracy": evaluation.accuracy if evaluation else None,
+        "loss": evaluation.loss if evaluation else None,
+        "accuracy_by_tier": evaluation.accuracy_by_tier if evaluation else None,
+        "devices_sampled": len(work.assignments),
+        "devices_replied": len(trained),
+        "devices_failed": outcomes["failed"] + outcomes["late"],
+        "devices_refused": outcomes["refused"],
+        "bytes_down": nbytes["down"],
+        "bytes_up": nbytes["up"],
+        "memory_utilisation": sum(memory) / len(memory) if memory else None,
+        "bandwidth_utilisation": sum(link) / len(link) if link else None,
+        "distinct_architectures": len({a.task.architecture for a in trained}),
+        "simulated_seconds": simulated_seconds,
+        "wall_seconds": wall_seconds,
+        "server_seconds": {k: server_seconds[k] for k in ("assign", "payload", "absorb", "finish", "evaluate")},
+        "server_peak_rss_bytes": peak_rss_bytes(),
+    }
+
+
+def device_record(round_number: int, a: Assignment) -> dict[str, Any]:
+    """One line of devices.jsonl; None for what a device that did not train cannot have."""
+    update, given = a.update, a.given
+    return {
+        "device": a.device,
+        "node": a.node,
+        "round": round_number,
+        "tier": a.tier,
+        "architecture": given.architecture.to_json() if given else None,
+        "parameters": given.cost.parameters if given else None,
+        "payload_bytes": given.cost.payload_bytes if given else None,
+        "budget": {
+            "memory_bytes": a.budget.memory_bytes,
+            "payload_bytes": a.budget.payload_bytes,
+            "deadline_seconds": a.budget.deadline_seconds,
+        },
+        "predicted_memory_bytes": given.cost.peak_training_memory_bytes if given else None,
+        "measured_memory_bytes": update.measured_memory_bytes if update else None,
+        "seconds": update.seconds if update else None,
+        "simulated_seconds": a.simulated_seconds if a.timing and math.isfinite(a.simulated_seconds) else None,
+        "examples": update.examples if update else None,
+        "loss": update.loss if update else None,
+        "outcome": a.outcome,
+    }
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,134 @@
+"""Reading replies: everything is checked before anything of it is used.
+
+A reply that breaks the contract as a whole raises MessageError; one device's update that is wrong by itself is refused
+and leaves the others of its message alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from logging import WARNING
+
+import torch
+from flwr.app import Message
+from flwr.common import log
+
+from devices.report import DeviceReport
+from messages.orders import Reply, Update
+from messages.packing import Layout, MessageError, unpack
+from messages.sums import WeightedSum, device_weight, flatten, present_mask
+from messages.wire import from_records, int64_vector, pick
+from strategies.work import Assignment, Contribution, Work
+
+
+@dataclass
+class Checked:
+    """A reply that may be used: an outcome for every device of the batch, and what is to be absorbed."""
+
+    outcomes: dict[int, str]
+    updates: dict[int, Update]
+    reports: dict[int, DeviceReport] = field(default_factory=dict)
+    contributions: list[Contribution] = field(default_factory=list)
+
+
+def read_reply(run: str, work: Work, batch: list[Assignment], message: Message) -> Checked:
+    """Check a node's reply to a batch. Raises MessageError where the reply as a whole cannot be used."""
+    reply, arrays = from_records(Reply, message.content)
+    if (reply.run, reply.round) != (run, work.round):
+        raise MessageError(
+            f"the reply is for round {reply.round} of run {reply.run!r}, not for round {work.round} of {run!r}"
+        )
+    asked = {a.device: a for a in batch}
+    answered: dict[int, Update] = {}
+    for update in reply.updates:
+        if update.device not in asked:
+            raise MessageError(f"device {update.device} was not asked; the batch was for {sorted(asked)}")
+        if update.device in answered:
+            raise MessageError(f"device {update.device} answered twice")
+        if update.outcome != "trained" and not update.outcome.startswith(("refused: ", "failed: ")):
+            raise MessageError(
+                f"device {update.device}: outcome {update.outcome!r} is not trained, refused: ... or failed: ..."
+            )
+        if update.outcome == "trained" and update.examples < 1:
+            raise MessageError(f"device {update.device} trained on {update.examples} examples")
+        answered[update.device] = update
+    silent = dict.fromkeys(asked, "failed: the node's reply says nothing of this device")
+    checked = Checked({**silent, **{d: u.outcome for d, u in answered.items()}}, answered)
+    for device, update in answered.items():
+        if update.outcome != "trained":
+            continue
+        try:
+            if update.report is not None:
+                checked.reports[device] = DeviceReport.from_json(update.report)
+            if update.payload is not None:
+                checked.contributions.append(_own(work, asked[device], update, arrays))
+        except ValueError as error:  # MessageError is one
+            log(WARNING, "Round %s: the update of device %s is refused: %s", work.round, device, error)
+            checked.outcomes[device] = f"refused: {error}"
+    checked.contributions += _sums(work, asked, answered, reply, arrays)
+    covered = {device for contribution in checked.contributions for device in contribution.devices}
+    for device, outcome in checked.outcomes.items():
+        if outcome == "trained" and work.payload is not None and device not in covered:
+            raise MessageError(f"device {device} says it trained, but no weights of it came")
+    return checked
+
+
+def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> Contribution:
+    """One device's weights, as an update of its own."""
+    group, who = work.groups[a.group], f"device {a.device}"
+    assert update.payload is not None
+    data = pick(arrays, update.payload, who)
+    if update.index is not None:
+        difference = group.layout.difference(Layout.from_json(update.index))
+        raise MessageError(f"{who}: {difference or 'sent an index of the tensors that were asked'}")
+    weights = unpack(data, group.layout)
+    for name, value in weights.items():
+        if not bool(torch.isfinite(value.float()).all()):
+            raise MessageError(f"{who}: tensor {name!r} holds values that are not finite")
+    if work.merge is None:
+        return Contribution(group, [a.device], update.examples, None, weights)
+    classes = work.family.classes if work.merge.present_classes else None
+    total = WeightedSum.zeros(group.layout, classes)
+    present = None if classes is None else present_mask(update.present_classes, classes, who)
+    flat = flatten(weights, group.layout)
+    total.add(flat, device_weight(work.merge, update.examples), present, group.class_spans)
+    return Contribution(group, [a.device], update.examples, total, None)
+
+
+def _sums(
+    work: Work, asked: dict[int, Assignment], answered: dict[int, Update], reply: Reply, arrays: list[bytes]
+) -> list[Contribution]:
+    """The sums that a node with many simulated devices made."""
+    result: list[Contribution] = []
+    seen: set[int] = set()
+    for header in reply.sums:
+        who = f"the sum over devices {header.devices}"
+        if work.merge is None:
+            raise MessageError(f"{who}: this strategy wants every update by itself")
+
+        def belongs(device: int, group: int = header.group) -> bool:
+            update = answered.get(device)
+            own = update is not None and update.outcome == "trained" and update.payload is None
+            return own and asked[device].group == group and device not in seen
+
+        wrong = [device for device in header.devices if not belongs(device)]
+        if wrong or len(set(header.devices)) != len(header.devices):
+            raise MessageError(f"{who}: devices {wrong} are not of group {header.group}, or are counted twice")
+        seen.update(header.devices)
+        group = work.groups[header.group]
+        if header.digest != group.layout.digest:
+            raise MessageError(f"{who}: layout {header.digest} instead of {group.layout.digest}")
+        weight = sum(device_weight(work.merge, answered[d].examples) for d in header.devices)
+        if header.weight != weight:
+            raise MessageError(f"{who}: weight {header.weight} instead of {weight}")
+        class_weight = None
+        if work.merge.present_classes:
+            counted = header.class_weight or []
+            if len(counted) != work.family.classes or max(counted) > weight:
+                raise MessageError(f"{who}: class weights {counted} do not fit {work.family.classes} classes")
+            class_weight = torch.tensor(counted, dtype=torch.int64)
+        total = int64_vector(pick(arrays, header.payload, who), group.layout.numel, who)
+        added = WeightedSum(total, weight, class_weight)
+        examples = sum(answered[d].examples for d in header.devices)
+        result.append(Contribution(group, header.devices, examples, added, None))
+    return result

@@ -1,0 +1,265 @@
+"""Work: what a round asks of its devices, and how it becomes messages."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Message, MessageType
+from models.cost import Cost
+from torch import Tensor
+
+from devices.budget import Budget
+from devices.clock import Timing
+from messages.layouts import class_spans, returned_layout, sent_layout
+from messages.orders import Batch, LocalTraining, Merge, Objective, Update, WorkOrder
+from messages.packing import Layout, pack
+from messages.sums import WeightedSum
+from messages.wire import to_records
+from models.architecture import Architecture
+from models.family import Family
+from models.placement import Placement, Select, leading
+
+MESSAGE_BYTES = 32 * 2**20  # of distinct payloads in one message; a round's further batches wait for their turn
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What every method's round is told by the run configuration (units in the names, `server_app/config.py`)."""
+
+    run: str
+    task: dict[str, Any]
+    task_name: str
+    seed: int
+    rounds: int
+    devices_per_round: int
+    sampled_devices: int
+    training: LocalTraining
+    decay_rounds: tuple[int, ...] = ()
+    decay_factor: float = 1.0
+    memory_fraction: float = 1.0
+    transfer_seconds: float | None = None
+    deadline_seconds: float | None = None
+    evaluate_every: int = 1
+    state_dir: str = ""
+
+    def training_in(self, round_number: int) -> LocalTraining:
+        """The local training of one round, with the learning rate decayed at every decay round passed."""
+        passed = sum(round_number > r for r in self.decay_rounds)
+        rate = self.training.learning_rate * self.decay_factor**passed
+        return self.training.model_copy(update={"learning_rate": rate})
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer as the cost model names it: momentum keeps a state per parameter."""
+        training = self.training
+        return "sgd-momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer
+
+    def rng(self, round_number: int, purpose: int, *more: int) -> np.random.Generator:
+        """A generator that depends on the seed, the round and the given numbers only."""
+        return np.random.default_rng([self.seed, round_number, purpose, *more])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which channels a sub-model takes: a rule of `models.placement` and its number. Hashable, so it can be shared."""
+
+    rule: Callable[[int], Select] | None = None
+    number: int = 0
+
+    @property
+    def select(self) -> Select:
+        """The rule as a placement wants it; the leading channels where there is none."""
+        return self.rule(self.number) if self.rule else leading
+
+
+LEADING = Selection()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Updates of the same tensors at the same coordinates: one architecture under one selection.
+
+    `layout` is that of what is returned, `class_spans` are the elements of the flat update whose first dimension is the
+    classes.
+    """
+
+    architecture: Architecture
+    selection: Selection
+    layout: Layout
+    placement: Placement
+    class_spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one device is asked: an architecture under a selection, and what it costs."""
+
+    architecture: Architecture
+    selection: Selection
+    cost: Cost
+
+
+@dataclass
+class Assignment:
+    """One device in one round: what it may spend, what it was given (None: nothing), what came of it."""
+
+    device: int
+    tier: str
+    budget: Budget
+    given: Given | None
+    timing: Timing | None = None
+    node: int | None = None
+    group: int = 0
+    outcome: str = ""
+    update: Update | None = None
+
+    @property
+    def task(self) -> Given:
+        """What it was given; only for devices that were given something."""
+        assert self.given is not None
+        return self.given
+
+    @property
+    def simulated_seconds(self) -> float:
+        """Download, training and upload by the virtual clock; 0 on hardware."""
+        return self.timing.total_seconds if self.timing is not None else 0.0
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory the device may use; 0, no limit, where it was given on purpose what its budget does not allow."""
+        needed = self.task.cost.peak_training_memory_bytes
+        return self.budget.memory_bytes if needed <= self.budget.memory_bytes else 0
+
+
+@dataclass
+class Contribution:
+    """What a strategy absorbs: the sum of some devices' updates, or one device's weights where nothing is merged."""
+
+    group: Group
+    devices: list[int]
+    examples: int
+    total: WeightedSum | None
+    weights: Weights | None
+
+
+@dataclass
+class Work:
+    """One exchange with the devices of a round.
+
+    Attributes:
+        objective: what a device computes.
+        merge: how updates add up; None where every update is wanted by itself.
+        payload: the weights to send to a group; None where devices keep their own models.
+        absorb: takes in what comes back.
+        enough: updates after which the rest is not waited for.
+    """
+
+    round: int
+    assignments: list[Assignment]
+    family: Family
+    objective: Callable[[Assignment], Objective]
+    merge: Merge | None
+    payload: Callable[[Group], Weights] | None
+    absorb: Callable[[Contribution], None]
+    enough: int
+    groups: list[Group] = field(init=False, default_factory=list)
+    _packed: dict[int, bytes] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Collect the devices whose updates are of the same tensors at the same coordinates."""
+        index: dict[tuple[Architecture, Selection], int] = {}
+        for a in self.assignments:
+            if a.given is None:
+                continue
+            architecture, selection = a.given.architecture, a.given.selection
+            if (architecture, selection) not in index:
+                index[architecture, selection] = len(self.groups)
+                layout = returned_layout(self.family, architecture, self.objective(a).kind)
+                placement = self.family.place(architecture, selection.select)
+                spans = class_spans(self.family, architecture, layout)
+                self.groups.append(Group(architecture, selection, layout, placement, spans))
+            a.group = index[architecture, selection]
+
+    def bytes_down(self, a: Assignment) -> int:
+        """Bytes of the weights that a device is sent."""
+        return sent_layout(self.family, a.task.architecture).nbytes if self.payload is not None else 0
+
+    def bytes_up(self, a: Assignment) -> int:
+        """Bytes of the weights that a device returns."""
+        return self.groups[a.group].layout.nbytes if self.payload is not None else 0
+
+    def batches(self) -> dict[int, deque[list[Assignment]]]:
+        """The batches of every node in order; a batch's distinct payloads stay under MESSAGE_BYTES."""
+        by_node: dict[int, list[Assignment]] = defaultdict(list)
+        for a in self.assignments:
+            if a.node is not None:
+                by_node[a.node].append(a)
+        queues: dict[int, deque[list[Assignment]]] = {}
+        for node, mine in by_node.items():
+            mine.sort(key=lambda a: a.group)
+            queue: deque[list[Assignment]] = deque()
+            size, groups = 0, set[int]()
+            for a in mine:
+                nbytes = self.groups[a.group].layout.nbytes
+                distinct = self.merge is None or a.group not in groups
+                if not queue or (distinct and size + nbytes > MESSAGE_BYTES):
+                    queue.append([])
+                    size, groups, distinct = 0, set(), True
+                queue[-1].append(a)
+                groups.add(a.group)
+                size += nbytes if distinct else 0
+            queues[node] = queue
+        return queues
+
+    def message(self, settings: RoundSettings, simulated: bool, node: int, batch: list[Assignment]) -> Message:
+        """The message that carries a batch to its node; weights that several devices share are in it once."""
+        arrays: list[bytes] = []
+        position: dict[int, int] = {}
+        if self.payload is not None:
+            for group in sorted({a.group for a in batch}):
+                position[group] = len(arrays)
+                arrays.append(self._pack(group))
+        orders = [
+            WorkOrder(
+                device=a.device,
+                tier=a.tier,
+                architecture=a.task.architecture.to_json(),
+                payload=position.get(a.group),
+                group=a.group,
+                digest=self.groups[a.group].layout.digest,
+                objective=self.objective(a),
+                seed=int(settings.rng(self.round, 1, a.device).integers(2**63)),
+                memory_bytes=a.limit_bytes,
+                predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
+            )
+            for a in batch
+        ]
+        content = Batch(
+            run=settings.run,
+            round=self.round,
+            task=settings.task,
+            family=self.family.spec(),
+            training=settings.training_in(self.round),
+            merge=self.merge,
+            shared_process=simulated,
+            state_dir=settings.state_dir,
+            orders=orders,
+        )
+        ttl = None if simulated else settings.deadline_seconds
+        return Message(to_records(content, arrays), node, MessageType.TRAIN, ttl=ttl, group_id=str(self.round))
+
+    def _pack(self, group: int) -> bytes:
+        """The packed payload of a group, kept while it is small because other nodes want it too."""
+        if group not in self._packed:
+            assert self.payload is not None
+            wanted = self.groups[group]
+            data = pack(self.payload(wanted), sent_layout(self.family, wanted.architecture))
+            if sum(map(len, self._packed.values())) + len(data) > MESSAGE_BYTES:
+                self._packed.clear()
+            self._packed[group] = data
+        return self._packed[group]
