@@ -21,12 +21,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
-from models.cost import Cost, cost
 
 from devices.budget import Budget, budget_of
 from messages.orders import Merge, Objective
 from messages.packing import MessageError
 from models.architecture import Architecture
+from models.cost import Cost, cost
 from models.family import Family
 from strategies.exchange import Failure, exchange, failure_of
 from strategies.population import Population
