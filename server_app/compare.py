@@ -12,7 +12,6 @@ from server_app.journal import RoundRecord, Summary, read_config, read_rounds, r
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset({"seed", "run-name", "output-dir", "data-dir", "state-dir", "resume", "workers"})
-FLAT = frozenset({"strategy", "task"})
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison
         finals = [run.summary.final_accuracy for run in runs if run.summary.final_accuracy is not None]
         target = min(finals, default=None)
     groups = _group(runs)
-    tables = [_main_table(groups, target), *_tier_table(groups), *_settings_table(groups)]
+    tables = [_accuracy_table(groups), _cost_table(groups, target), *_tier_table(groups), *_settings_table(groups)]
     sections = [f"<h2>{index.title}</h2>{table(index.headers, index.rows)}" for index in tables]
     title = f"{len(runs)} runs side by side"
-    body = f'<h1>{title}</h1>{sections[0]}<div class="charts">{"".join(_plots(groups))}</div>{"".join(sections[1:])}'
+    body = f'<h1>{title}</h1><div class="charts">{"".join(_plots(groups))}</div>{"".join(sections)}'
     return Comparison(target, tables, page(f"{title} - Wildflower", body))
 
 
@@ -87,7 +86,7 @@ def _group(runs: Sequence[Run]) -> list[Group]:
         by_experiment.setdefault(json.dumps(experiment, sort_keys=True), []).append(run)
     groups = []
     for members in by_experiment.values():
-        names = members[0].name if len(members) == 1 else f"{members[0].name} and {len(members) - 1} more seeds"
+        names = members[0].name if len(members) == 1 else f"{members[0].name} (+{len(members) - 1} seeds)"
         groups.append(Group(names, members))
     return groups
 
@@ -103,25 +102,11 @@ def _spread(values: Sequence[float | None], form: Callable[[float], str]) -> str
     return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
 
 
-def _main_table(groups: Sequence[Group], target: float | None) -> TextTable:
-    goal = "target" if target is None else percent(target)
-    headers = ["run", "status", "runs", "rounds", "final accuracy", "best accuracy"]
-    headers += [
-        f"rounds to {goal}",
-        f"simulated time to {goal}",
-        f"bytes to {goal}",
-        "bytes down",
-        "bytes up",
-        "time here",
-    ]
+def _accuracy_table(groups: Sequence[Group]) -> TextTable:
+    headers = ["run", "status", "runs", "rounds", "final accuracy", "best accuracy", "time here"]
     rows = []
     for group in groups:
         summaries = [run.summary for run in group.runs]
-        reached = [None if target is None else run.first_at(target) for run in group.runs]
-        bytes_then = [
-            None if at is None else sum(r.bytes_down + r.bytes_up for r in run.rounds[: at.round])
-            for run, at in zip(group.runs, reached, strict=True)
-        ]
         rows.append(
             [
                 group.name,
@@ -130,15 +115,33 @@ def _main_table(groups: Sequence[Group], target: float | None) -> TextTable:
                 _spread([summary.rounds for summary in summaries], _number),
                 _spread([summary.final_accuracy for summary in summaries], percent),
                 _spread([summary.best_accuracy for summary in summaries], percent),
-                _spread([at.round if at else None for at in reached], _number),
-                _spread([at.simulated_seconds if at else None for at in reached], seconds_text),
-                _spread(bytes_then, bytes_text),
-                _spread([summary.bytes_down for summary in summaries], bytes_text),
-                _spread([summary.bytes_up for summary in summaries], bytes_text),
                 _spread([summary.wall_seconds for summary in summaries], seconds_text),
             ]
         )
-    return TextTable("Runs", headers, rows)
+    return TextTable("Accuracy", headers, rows)
+
+
+def _cost_table(groups: Sequence[Group], target: float | None) -> TextTable:
+    goal = "reach the target" if target is None else f"reach {percent(target)}"
+    headers = ["run", f"rounds to {goal}", "simulated time", "bytes", "bytes down in all", "bytes up in all"]
+    rows = []
+    for group in groups:
+        reached = [None if target is None else run.first_at(target) for run in group.runs]
+        bytes_then = [
+            None if at is None else sum(r.bytes_down + r.bytes_up for r in run.rounds[: at.round])
+            for run, at in zip(group.runs, reached, strict=True)
+        ]
+        rows.append(
+            [
+                group.name,
+                _spread([at.round if at else None for at in reached], _number),
+                _spread([at.simulated_seconds if at else None for at in reached], seconds_text),
+                _spread(bytes_then, bytes_text),
+                _spread([run.summary.bytes_down for run in group.runs], bytes_text),
+                _spread([run.summary.bytes_up for run in group.runs], bytes_text),
+            ]
+        )
+    return TextTable("What it took", headers, rows)
 
 
 def _number(value: float) -> str:

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ import psutil
 
 CONNECTION = "wildflower"
 START_SECONDS = 60.0
-STOP_SECONDS = 5.0
+STOP_SECONDS = 3.0
 MOST_PORTS = 3
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -276,12 +276,8 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """A second Ctrl-C must not interrupt the clean-up after the first."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
-    try:
+    with _handling(signal.SIG_IGN):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -291,12 +287,20 @@ def stop_signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS}
+    with _handling(interrupt):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    # Under nohup SIGHUP is ignored, and should be.
+    numbers = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def last_lines(path: Path, count: int) -> str:
