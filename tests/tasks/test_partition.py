@@ -41,6 +41,16 @@ def test_a_small_alpha_gives_unlike_devices_a_large_one_alike() -> None:
     assert alike.max(1).mean() < 0.3
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_device_with_more_than_an_equal_share_gets_no_further_class(seed: int) -> None:
+    index = _divide("dirichlet", alpha=0.2, seed=seed)
+    for device in range(6):
+        counts = np.bincount(LABELS[index[device]], minlength=5)
+        already = np.cumsum(counts) - counts
+        # One stray example of a class may fall to the last device when shares are rounded.
+        assert (counts[already > 100] <= 1).all()
+
+
 def test_a_dirichlet_partition_leaves_no_device_almost_empty() -> None:
     index = _divide("dirichlet", alpha=0.3, devices=10)
     assert min(len(index[device]) for device in range(10)) >= partition.MOST_REQUIRED_EXAMPLES
