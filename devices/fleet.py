@@ -307,14 +307,17 @@ def _explain(path: Path, raw: dict[str, Any], error: Any) -> str:
         group = raw["group"][index]
         name = group.get("name", f"number {index + 1}") if isinstance(group, dict) else f"number {index + 1}"
         where, valid, location = f"{path}: group {name!r}", GroupTable.model_fields, location[2:]
+    message = error["msg"].removeprefix("Value error, ")
     if not location:
-        return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+        return f"{where}: {message}"
     key = str(location[0])
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key {key!r}, {nearest(key, valid)}"
     if error["type"] == "missing":
         return f"{where}: key {key!r} is missing"
-    return f"{where}: {key} = {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
+    if message.startswith(f"{key} = "):
+        return f"{where}: {message}"
+    return f"{where}: {key} = {error['input']!r}: {message}"
 
 
 def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:

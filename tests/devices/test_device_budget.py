@@ -1,0 +1,93 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from devices.budget import Budget, budget_of
+from devices.report import DeviceReport
+
+REPORT = DeviceReport(kind="test", memory_total_bytes=2_000_000, memory_available_bytes=1_000_000)
+
+
+def budget(report, *, memory_fraction=0.5, transfer_seconds=10.0, deadline_seconds=None):
+    return budget_of(
+        report, memory_fraction=memory_fraction, transfer_seconds=transfer_seconds, deadline_seconds=deadline_seconds
+    )
+
+
+def test_memory_is_a_fraction_of_what_is_available():
+    assert budget(REPORT, memory_fraction=0.8).memory_bytes == 800_000
+    assert budget(REPORT, memory_fraction=1).memory_bytes == 1_000_000
+
+
+def test_what_the_owner_set_apart_replaces_the_fraction_but_not_what_is_available():
+    assert budget(replace(REPORT, memory_limit_bytes=900_000)).memory_bytes == 900_000
+    assert budget(replace(REPORT, memory_limit_bytes=1_500_000)).memory_bytes == 1_000_000
+
+
+def test_the_slower_link_sets_the_payload():
+    # 2 Mbit/s for 10 s are 20 Mbit, 2.5 million bytes.
+    assert budget(replace(REPORT, down_mbit_per_s=8.0, up_mbit_per_s=2.0)).payload_bytes == 2_500_000
+    assert budget(replace(REPORT, down_mbit_per_s=2.0, up_mbit_per_s=8.0)).payload_bytes == 2_500_000
+
+
+def test_a_link_that_nobody_measured_limits_nothing():
+    assert budget(REPORT).payload_bytes is None
+    assert budget(replace(REPORT, up_mbit_per_s=2.0)).payload_bytes == 2_500_000
+
+
+def test_a_link_that_carries_nothing_leaves_no_payload():
+    assert budget(replace(REPORT, down_mbit_per_s=5.0, up_mbit_per_s=0.0)).payload_bytes == 0
+
+
+def test_without_a_transfer_time_links_set_no_limit():
+    report = replace(REPORT, down_mbit_per_s=8.0, up_mbit_per_s=0.0)
+    assert budget(report, transfer_seconds=None).payload_bytes is None
+
+
+def test_the_owner_limits_the_payload_too():
+    report = replace(REPORT, down_mbit_per_s=2.0, up_mbit_per_s=2.0, payload_limit_bytes=1_000_000)
+    assert budget(report).payload_bytes == 1_000_000
+    assert budget(report, transfer_seconds=1.0).payload_bytes == 250_000
+    assert budget(report, transfer_seconds=None).payload_bytes == 1_000_000
+
+
+def test_the_deadline_is_passed_on():
+    assert budget(REPORT).deadline_seconds is None
+    assert budget(REPORT, deadline_seconds=60.0).deadline_seconds == 60.0
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("memory_fraction", 0),
+        ("memory_fraction", 1.1),
+        ("memory_fraction", "half"),
+        ("transfer_seconds", 0),
+        ("transfer_seconds", -1),
+        ("deadline_seconds", 0),
+        ("deadline_seconds", float("inf")),
+    ],
+)
+def test_a_wrong_setting_is_named(setting, value):
+    with pytest.raises(ValueError, match=f"{setting} = {value!r}: must be"):
+        budget(REPORT, **{setting: value})
+
+
+@pytest.mark.parametrize("one", [Budget(5, None, None), Budget(5, 0, 2.5)])
+def test_json_round_trip(one):
+    assert Budget.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("memory_bytes", None), ("memory_bytes", 1.5), ("payload_bytes", -1), ("deadline_seconds", float("nan"))],
+)
+def test_a_wrong_value_is_named(key, value):
+    with pytest.raises(ValueError, match=f"budget: {key} = {value!r}: must be"):
+        Budget.from_json({**Budget(5, 5, 5.0).to_json(), key: value})
+
+
+def test_an_unknown_key_names_the_nearest_one():
+    with pytest.raises(ValueError, match="unknown key 'memory', did you mean 'memory_bytes'"):
+        Budget.from_json({"memory": 5, "payload_bytes": None, "deadline_seconds": None})

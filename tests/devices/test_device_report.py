@@ -1,0 +1,79 @@
+import json
+import math
+
+import pytest
+
+from devices.report import DeviceReport
+
+JETSON = DeviceReport(
+    kind="jetson-nano",
+    memory_total_bytes=4_000,
+    memory_available_bytes=3_000,
+    down_mbit_per_s=20.5,
+    up_mbit_per_s=0,
+    accelerator="NVIDIA Tegra X1",
+    cpu_count=4,
+    flop_per_s=59e9,
+    memory_limit_bytes=2_000,
+    payload_limit_bytes=1_000,
+    age_seconds=3.5,
+)
+BARE = DeviceReport(kind="x86-64", memory_total_bytes=10, memory_available_bytes=10)
+
+
+@pytest.mark.parametrize("report", [JETSON, BARE])
+def test_json_round_trip_keeps_every_field(report):
+    assert DeviceReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_json_is_a_flat_dict_of_scalars():
+    assert all(value is None or isinstance(value, str | int | float) for value in JETSON.to_json().values())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [
+        ("kind", "", "a text that is not empty"),
+        ("kind", 3, "a text that is not empty"),
+        ("memory_total_bytes", -1, "a whole number of at least 0"),
+        ("memory_total_bytes", 4000.0, "a whole number of at least 0"),
+        ("memory_total_bytes", True, "a whole number of at least 0"),
+        ("memory_total_bytes", None, "a whole number of at least 0"),
+        ("memory_available_bytes", "3000", "a whole number of at least 0"),
+        ("memory_available_bytes", 4001, "at most memory_total_bytes = 4000"),
+        ("down_mbit_per_s", -0.1, "a finite number of at least 0"),
+        ("down_mbit_per_s", math.nan, "a finite number of at least 0"),
+        ("up_mbit_per_s", math.inf, "a finite number of at least 0"),
+        ("up_mbit_per_s", "fast", "a finite number of at least 0"),
+        ("accelerator", " ", "a text that is not empty"),
+        ("cpu_count", 0, "a whole number of at least 1"),
+        ("flop_per_s", 0, "a finite number above 0"),
+        ("memory_limit_bytes", -5, "a whole number of at least 0"),
+        ("payload_limit_bytes", 0.5, "a whole number of at least 0"),
+        ("age_seconds", -1, "a finite number of at least 0"),
+        ("age_seconds", None, "a finite number of at least 0"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(key, value, right):
+    with pytest.raises(ValueError) as error:
+        DeviceReport.from_json({**JETSON.to_json(), key: value})
+    assert f"{key} = {value!r}" in str(error.value)
+    assert right in str(error.value)
+
+
+def test_an_unknown_key_names_the_nearest_one():
+    with pytest.raises(ValueError, match="unknown key 'memory_totl_bytes', did you mean 'memory_total_bytes'"):
+        DeviceReport.from_json({**JETSON.to_json(), "memory_totl_bytes": 1})
+
+
+def test_a_missing_key_is_named():
+    value = JETSON.to_json()
+    del value["cpu_count"]
+    with pytest.raises(ValueError, match="key 'cpu_count' is missing"):
+        DeviceReport.from_json(value)
+
+
+@pytest.mark.parametrize("value", [None, [], "report", 3])
+def test_what_is_no_object_is_refused(value):
+    with pytest.raises(ValueError, match="device report: expected a JSON object"):
+        DeviceReport.from_json(value)
