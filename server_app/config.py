@@ -135,9 +135,9 @@ class RunConfig(BaseModel):
             "needs a fleet or deadline-seconds to tell who is late",
         )
         need(
-            self.examples_per_device == 0 or self.partition == "iid",
+            self.examples_per_device == 0 or self.partition != "natural",
             "examples-per-device",
-            f"only partition = 'iid' draws a number of examples per device, not {self.partition!r}",
+            "partition = 'natural' says itself who holds what: use iid or dirichlet, or set it to 0",
         )
         return self
 
