@@ -1,4 +1,6 @@
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -128,7 +130,7 @@ def test_the_seed_decides_and_devices_differ(load):
 
 
 def test_draws_stay_the_same_from_version_to_version(load):
-    # A resumed run, and a node with another version, must see the same devices: a run's record depends on these figures.
+    # A resumed run, and a node with another version, must see the same devices.
     fleet = load(group('memory = { uniform = ["0 B", "1 GB"], every = "round" }', count="count = 2"), seed=1)
     assert [fleet.report(1, seconds).memory_available_bytes for seconds in (0.0, 2.5)] == [811225407, 661462709]
 
@@ -412,6 +414,31 @@ def test_a_width_needs_a_family(load):
 def test_a_fleet_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"none\.toml: cannot read this fleet file"):
         Fleet.load(tmp_path / "none.toml")
+
+
+# Every example of the reference for users
+
+
+def examples_of_the_reference():
+    text = (Path(__file__).parents[2] / "docs" / "fleets.md").read_text()
+    return re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_reference_has_examples():
+    assert len(examples_of_the_reference()) >= 7
+
+
+@pytest.mark.parametrize("example", examples_of_the_reference())
+def test_the_examples_of_the_reference_load(load, example, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "traces").mkdir()
+    traces = {
+        "traces/lte-down.csv": DOWN,
+        "traces/lte-up.csv": UP,
+        "free-memory.csv": "seconds,mib\n0,300\n1,200\n",
+    }
+    fleet = load(example, traces=traces, devices=8 if "share" in example else None)
+    assert all(fleet.report(fleet.devices_of(tier)[0], 0.0).memory_available_bytes > 0 for tier in fleet.tiers)
 
 
 # Bundled fleets
