@@ -39,9 +39,8 @@ def transfer_seconds(trace: Trace | None, start_seconds: float, nbytes: int) -> 
     passed_mbit = trace.cumulative[second] + (start - second) * trace.values[second]
     # The transfer ends where the integral of the trace, taken from second 0 of the file, reaches this.
     end_mbit = float(passed_mbit) + nbytes * 8 / 1e6
-    periods = max(math.ceil(end_mbit / period_mbit) - 1, 0)
-    rest_mbit = min(end_mbit - periods * period_mbit, period_mbit)
-    if rest_mbit <= 0:  # the division above rounded a whole number of periods up
+    periods, rest_mbit = divmod(end_mbit, period_mbit)
+    if rest_mbit == 0:  # the transfer ends within a period, not after the zeros that may end it
         periods, rest_mbit = periods - 1, period_mbit
     # The first second at whose end the rest has passed; its capacity cannot be 0, as the rest is above 0.
     last = int(np.searchsorted(trace.cumulative, rest_mbit)) - 1

@@ -340,7 +340,7 @@ def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:
     if devices is None:
         raise ValueError(f"{path}: the groups have shares: say how many devices there are (devices = ...)")
     # Largest remainders: the counts add up to `devices`, and none is off by one or more.
-    counts = [int(share * devices + 1e-9) for share in shares]
+    counts = [int(share * devices) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda index: counts[index] - shares[index] * devices)
     for index in by_remainder[: devices - sum(counts)]:
         counts[index] += 1

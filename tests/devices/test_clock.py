@@ -155,6 +155,21 @@ def test_the_upload_starts_when_training_ends_on_the_trace_as_it_is_then(fleet, 
     assert (timing.download_seconds, timing.training_seconds) == (pytest.approx(1.0), 0.5)
 
 
+def test_what_is_drawn_in_every_round_is_that_of_the_round_that_starts_now(tmp_path):
+    (tmp_path / "drawn.toml").write_text(
+        '[[group]]\nname = "drawn"\ncount = 1\nmemory = "1 GB"\n'
+        'link = { uniform = ["1 Mbit/s", "9 Mbit/s"], every = "round" }\n'
+        'speed = { uniform = [1, 9], every = "round" }\n'
+    )
+    drawn = Fleet.load(tmp_path / "drawn.toml", seed=0)
+    timing = VirtualClock(50.0).timing(drawn, 0, bytes_down=MBIT, flops=1e9, bytes_up=2 * MBIT)
+    report = drawn.report(0, 50.0)
+    assert report.down_mbit_per_s != drawn.report(0, 0.0).down_mbit_per_s
+    assert timing.download_seconds == pytest.approx(1 / report.down_mbit_per_s)
+    assert timing.training_seconds == pytest.approx(1e9 / report.flop_per_s)
+    assert timing.upload_seconds == pytest.approx(2 / report.up_mbit_per_s)
+
+
 def test_the_clock_advances_and_comes_back_from_a_checkpoint():
     clock = VirtualClock()
     clock.advance(2.5)

@@ -144,6 +144,11 @@ def test_a_group_beside_this_process_limits_nothing(tree):
     assert figures(probe_machine(tree(v2("/mine", "/", files))))[:2] == (16 * GB, 12 * GB)
 
 
+def test_a_group_whose_name_only_begins_like_the_mounted_one_is_not_inside(tree):
+    files = {"data/memory.max": "1000", "data/memory.current": "0"}
+    assert figures(probe_machine(tree(v2("/appdata", "/app", files))))[:2] == (16 * GB, 12 * GB)
+
+
 def test_memory_that_is_used_beyond_its_limit_leaves_nothing(tree):
     files = {"memory.max": "1000", "memory.current": "1500"}
     assert figures(probe_machine(tree(v2("/", "/", files))))[:2] == (1000, 0)
