@@ -123,7 +123,7 @@ def _batches(
         order = shard[torch.randperm(len(shard), generator=generator)]
         for start in range(0, len(order), size):
             picked = order[start : start + size]
-            if len(picked) == 1 < len(order):
+            if len(picked) == 1 < min(size, len(order)):
                 continue  # batch norm cannot normalize a single example over a 1x1 map
             yield (
                 task.prepare(task.train.inputs[picked].to(device), augment=augment),

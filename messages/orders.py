@@ -16,10 +16,12 @@ M = TypeVar("M", bound=BaseModel)
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are weights of sums of 64-bit integers
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Strict: a number in quotes is another type. A diverged model's loss is NaN, and says so.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
 
 class Objective(_Model):
@@ -117,7 +119,7 @@ class Update(_Model):
     outcome: str
     payload: NonNegative | None = None
     index: list[Any] | None = None
-    examples: NonNegative = 0
+    examples: Examples = 0
     loss: float | None = None
     seconds: Seconds = 0.0
     measured_memory_bytes: NonNegative = 0

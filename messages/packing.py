@@ -117,17 +117,17 @@ class Layout:
     @classmethod
     def from_json(cls, value: object) -> Layout:
         """Read a full index. Raises MessageError where it is malformed."""
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Entry] = {}
         if not isinstance(value, list):
             raise MessageError(f"a weight index is a list of [name, shape, dtype], got {type(value).__name__}")
         for item in value:
             match item:
-                case [str(name), list(shape), str(dtype)] if dtype in _DTYPES and all(
-                    type(n) is int and n >= 0 for n in shape
+                case [str(name), list(shape), str(dtype)] if (
+                    dtype in _DTYPES and all(type(n) is int and n >= 0 for n in shape) and name not in tensors
                 ):
-                    tensors[name] = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+                    tensors[name] = Entry(name, tuple(shape), _DTYPES[dtype], 0)
                 case _:
-                    raise MessageError(f"a weight index entry is [name, shape, dtype], got {item!r}")
+                    raise MessageError(f"a weight index entry is [name, shape, dtype], each name once, got {item!r}")
         return cls.of(tensors)
 
     def difference(self, other: Layout) -> str:

@@ -62,18 +62,30 @@ class WeightedSum:
             raise MessageError(f"the weight of an update is a positive integer, got {weight}")
         scaled = flat.to(torch.float64, copy=True).mul_(float(weight) * SCALE)
         largest = float(torch.linalg.vector_norm(scaled, float("inf"))) if scaled.numel() else 0.0
-        if not self.largest + largest < _BOUND:  # false for NaN too
-            magnitude = largest / weight / SCALE
-            raise MessageError(
-                f"weights must be finite and small enough to add exactly, got a magnitude of {magnitude:g}"
-            )
+        bound = new_bound(self.largest, largest, weight)
         if present is not None and self.class_weight is not None:
             for start, stop in class_spans:
                 scaled[start:stop].view(len(present), -1)[~present] = 0.0
             self.class_weight += weight * present.to(torch.int64)
         self.total += scaled.round_().to(torch.int64)
         self.weight += weight
-        self.largest += largest
+        self.largest = bound
+
+    def include(self, other: WeightedSum) -> None:
+        """Add another sum over the same tensors. Raises MessageError, and changes nothing, where it is too large."""
+        self.largest = new_bound(self.largest, other.largest, other.weight)
+        self.total += other.total
+        self.weight += other.weight
+        if self.class_weight is not None and other.class_weight is not None:
+            self.class_weight += other.class_weight
+
+
+def new_bound(bound: float, largest: float, weight: int) -> float:
+    """The bound of a sum after an addition of at most `largest`; MessageError where the sum could overflow."""
+    if not bound + largest < _BOUND:  # false for NaN too
+        magnitude = largest / weight / SCALE
+        raise MessageError(f"weights must be finite and small enough to add exactly, got a magnitude of {magnitude:g}")
+    return bound + largest
 
 
 def flatten(state: Mapping[str, Tensor], layout: Layout) -> Tensor:

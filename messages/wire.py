@@ -32,7 +32,11 @@ def from_records(model: type[M], records: RecordDict) -> tuple[M, list[bytes]]:
         raise MessageError(f"{model.__name__}: the message has no {_TEXT!r} record")
     parsed = parse(model, text.get("json"))
     record = records.array_records.get(_ARRAYS)
-    arrays = [record[str(i)] for i in range(len(record))] if record is not None else []
+    found = dict(record) if record is not None else {}
+    names = [str(i) for i in range(len(found))]
+    if set(found) != set(names):
+        raise MessageError(f"{model.__name__}: arrays are named '0', '1', ... in order, got {sorted(found)[:5]}")
+    arrays = [found[name] for name in names]
     for array in arrays:
         if array.stype != STYPE:
             raise MessageError(f"{model.__name__}: weights travel as {STYPE!r}, got {array.stype!r}")

@@ -14,10 +14,10 @@ import torch
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
-from models.cost import cost
 
 from devices.fleet import Fleet, bundled_fleet
 from messages.orders import LocalTraining
+from models.cost import cost
 from models.family import Family, make_family
 from server_app import checkpoint
 from server_app.config import ConfigError, RunConfig, sampled_devices
@@ -50,15 +50,15 @@ def run(grid: Grid, config: RunConfig) -> Path:
     run_dir = run_folder(config)
     check_folder(run_dir, config.resume)
     strategy, scorer = build(config)
+    # First, because it says in words how a resumed run's configuration differs from the one before.
+    journal = Journal.open(run_dir, config.to_dict(), config.resume)
     first_round = 1
     if config.resume:
         saved = checkpoint.load(run_dir)
         strategy.load_state_dict(saved.state)
         strategy.population.now_seconds = saved.now_seconds
         first_round = saved.round + 1
-    journal = Journal.open(run_dir, config.to_dict(), config.resume)
-    if config.resume:
-        journal.drop_after(first_round - 1)
+        journal.drop_after(saved.round)
     log(INFO, "Run folder: %s", run_dir)
     strategy.summary()
     try:

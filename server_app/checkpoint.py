@@ -39,8 +39,8 @@ def save(run_dir: Path, checkpoint: Checkpoint) -> None:
     for path in (new / "state.safetensors", new / "state.json"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
+    if final.exists():  # where a crash left only the old one, it stays until the new one is in place
+        shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     new.rename(final)
     shutil.rmtree(old, ignore_errors=True)

@@ -35,6 +35,10 @@ Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+def _number(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
 def _kebab(name: str) -> str:
     method, dot, rest = name.partition("__")
     return f"{method}.{rest}".replace("_", "-") if dot else name.replace("_", "-")
@@ -125,7 +129,7 @@ class RunConfig(BaseModel):
         need(bool(self.widths), "widths", "at least one width is needed, such as 1 or '1, 0.5'")
         need(all(0 < w <= 1 for w in self.widths), "widths", "every width is above 0 and at most 1")
         need(len(set(self.widths)) == len(self.widths), "widths", "a width is listed twice")
-        need(all(r == int(r) and r >= 1 for r in self.decay_rounds), "decay-rounds", "round numbers from 1")
+        need(all(r.is_integer() and r >= 1 for r in self.decay_rounds), "decay-rounds", "round numbers from 1")
         need(
             self.optimizer == "sgd" or self.momentum == 0, "momentum", f"{self.optimizer} has no momentum: set it to 0"
         )
@@ -154,7 +158,7 @@ class RunConfig(BaseModel):
             lines = []
             for item in error.errors(include_url=False):
                 if item["loc"]:
-                    lines.append(f"{item['loc'][0]} = {item['input']!r}: {item['msg']}")
+                    lines.append(f"{item['loc'][0]} = {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
                 else:
                     lines.append(item["msg"].removeprefix("Value error, "))
             raise ConfigError("; ".join(lines)) from None
@@ -162,7 +166,7 @@ class RunConfig(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """The configuration as flat kebab-case keys and TOML scalars."""
         values = self.model_dump(by_alias=True)
-        return {k: ", ".join(f"{x:g}" for x in v) if isinstance(v, tuple) else v for k, v in values.items()}
+        return {k: ", ".join(map(_number, v)) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def _whole_to_float(model: type[RunConfig], key: str, value: object) -> object:

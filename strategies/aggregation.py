@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from messages.packing import Layout
-from messages.sums import SCALE, WeightedSum, split
+from messages.sums import SCALE, WeightedSum, new_bound, split
 from models.placement import Placement
 
 
@@ -22,9 +22,14 @@ class CoordinateMean:
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._totals = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
         self._counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
+        self._bound = 0.0  # of any total
 
     def add(self, placement: Placement, layout: Layout, added: WeightedSum) -> None:
-        """Add the sum of some devices' weights, of tensors `layout` at the coordinates `placement`."""
+        """Add the sum of some devices' weights, of tensors `layout` at the coordinates `placement`.
+
+        Raises MessageError, and changes nothing, where the total could overflow.
+        """
+        self._bound = new_bound(self._bound, added.largest, added.weight)
         placement.add_to(self._totals, split(added.total, layout))
         placement.add_weight(self._counts, added.weight, added.class_weight)
 
@@ -37,4 +42,5 @@ class CoordinateMean:
             result[name] = torch.where(count > 0, mean, old)
             total.zero_()
             count.zero_()
+        self._bound = 0.0
         return result

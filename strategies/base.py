@@ -315,7 +315,13 @@ class Strategy(FlowerStrategy):
             if a.device in checked.reports:
                 self.population.replied(a.device, checked.reports[a.device])
         for contribution in checked.contributions:
-            work.absorb(contribution)
+            try:
+                work.absorb(contribution)
+            except MessageError as error:
+                log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, error)
+                for a in batch:
+                    if a.device in contribution.devices:
+                        a.outcome = f"refused: {error}"
 
     def _simulated_seconds(self, work: Work) -> float:
         """How long the round took by the virtual clock: until the last device whose update counts, or the deadline."""

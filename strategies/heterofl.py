@@ -94,8 +94,7 @@ class HeteroFL(SubModelStrategy):
 
         def add(contribution: Contribution) -> None:
             assert contribution.total is not None
-            total.total += contribution.total.total
-            total.weight += contribution.total.weight
+            total.include(contribution.total)
 
         work = Work(
             round=self.round,

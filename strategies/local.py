@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from logging import WARNING
 
 import numpy as np
 from flwr.app import Message, MessageType
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from messages.layouts import sent_layout
@@ -45,7 +47,7 @@ class Local(SubModelStrategy):
 
     def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation:
         """Ask every device that has trained to score its own model."""
-        devices = sorted(self.trained)
+        devices = self.population.connected(grid, sorted(self.trained))
         queues: dict[int, deque[list[int]]] = defaultdict(deque)
         for device, node in zip(devices, self.population.nodes(grid, devices, [1.0] * len(devices)), strict=True):
             if not queues[node]:
@@ -62,8 +64,13 @@ class Local(SubModelStrategy):
         )
         for batch, reply in replies:
             if isinstance(reply, Failure):
+                log(WARNING, "Round %s: no scores of devices %s: %s", self.round, batch, reply.why)
                 continue
-            answer, _ = from_records(EvaluationReply, reply.content)
+            try:
+                answer, _ = from_records(EvaluationReply, reply.content)
+            except MessageError as error:
+                log(WARNING, "Round %s: the scores of devices %s are refused: %s", self.round, batch, error)
+                continue
             for score in answer.scores:
                 if score.device in batch and score.error is None and score.examples:
                     correct[score.device] = score.correct / score.examples

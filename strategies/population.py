@@ -50,6 +50,10 @@ class Population(ABC):
         """The node that carries each device, given how much work each has."""
 
     @abstractmethod
+    def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
+        """Those of the devices that a node carries now."""
+
+    @abstractmethod
     def examples(self, device: int) -> int:
         """Training examples that the device holds, as far as the server can know."""
 
@@ -127,6 +131,10 @@ class SimulatedDevices(Population):
             result[i] = node
         return result
 
+    def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
+        """All of them: any worker carries any device."""
+        return list(devices)
+
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:
         """Download, training and upload under the device's links and speed, from now on."""
         return self.clock.timing(self.fleet, device, bytes_down=bytes_down, flops=flops, bytes_up=bytes_up)
@@ -191,12 +199,15 @@ class ConnectedDevices(Population):
         if not self._started:
             _wait_for_nodes(grid, lambda found: len(found) >= self._least, self._wait)
             self._started = True
-        online = set(grid.get_node_ids())
-        self._known = {d: k for d, k in self._known.items() if k.node in online}
-        now = time.monotonic()
-        fresh = {k.node for k in self._known.values() if now - k.seen <= self._max_age and k.node not in self.busy}
-        self._query(grid, sorted(online - fresh))
-        able = sorted(d for d, k in self._known.items() if k.node not in self.busy)
+        online, now = set(grid.get_node_ids()), time.monotonic()
+        # What is not fresh is forgotten: a node that does not answer now with a good report is left out.
+        self._known = {
+            device: known
+            for device, known in self._known.items()
+            if known.node in online and known.node not in self.busy and now - known.seen <= self._max_age
+        }
+        self._query(grid, sorted(online - {known.node for known in self._known.values()}))
+        able = sorted(self._known)
         return [int(d) for d in rng.choice(able, size=min(count, len(able)), replace=False)] if able else []
 
     def report(self, device: int) -> DeviceReport:
@@ -210,6 +221,11 @@ class ConnectedDevices(Population):
     def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
         """The node of each device."""
         return [self._known[device].node for device in devices]
+
+    def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
+        """Those whose node is known and online, and not left working at a deadline."""
+        online = set(grid.get_node_ids()) - self.busy
+        return [device for device in devices if device in self._known and self._known[device].node in online]
 
     def examples(self, device: int) -> int:
         """One: the server does not know what a real device holds, and every node carries one device."""

@@ -128,7 +128,7 @@ def _sums(
                 raise MessageError(f"{who}: class weights {counted} do not fit {work.family.classes} classes")
             class_weight = torch.tensor(counted, dtype=torch.int64)
         total = int64_vector(pick(arrays, header.payload, who), group.layout.numel, who)
-        added = WeightedSum(total, weight, class_weight)
+        added = WeightedSum(total, weight, class_weight, max(float(total.max()), -float(total.min())))
         examples = sum(answered[d].examples for d in header.devices)
         result.append(Contribution(group, header.devices, examples, added, None))
     return result

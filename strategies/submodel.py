@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from flwr.serverapp import Grid
-from models.cost import Cost
 
 from devices.budget import Budget
 from models.architecture import Architecture
+from models.cost import Cost
 from models.family import Family
 from strategies.aggregation import CoordinateMean
 from strategies.base import Model, Setup, State, Strategy

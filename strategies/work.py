@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Message, MessageType
-from models.cost import Cost
 from torch import Tensor
 
 from devices.budget import Budget
@@ -20,6 +19,7 @@ from messages.packing import Layout, pack
 from messages.sums import WeightedSum
 from messages.wire import to_records
 from models.architecture import Architecture
+from models.cost import Cost
 from models.family import Family
 from models.placement import Placement, Select, leading
 
