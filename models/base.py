@@ -34,9 +34,9 @@ class Family(ABC):
     scaler: bool = False
 
     def __post_init__(self) -> None:
-        if not self.input_shape or any(not _is_count(size) for size in self.input_shape):
+        if not self.input_shape or any(not is_count(size) for size in self.input_shape):
             raise ValueError(f"{self.name}: input_shape must hold sizes >= 1, not {self.input_shape!r}")
-        if not _is_count(self.classes):
+        if not is_count(self.classes):
             raise ValueError(f"{self.name}: classes must be a number >= 1, not {self.classes!r}")
         if self.norm not in ("batch", "static"):
             raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
@@ -208,10 +208,13 @@ class ImageFamily(Family):
         """The classes, which are never cut."""
         return Channels(CLASSES, self.classes, self.classes)
 
+    def scaled(self, channels: Channels) -> tuple[Layer, ...]:
+        """Return what follows a hidden layer's output before its norm, if any: the scaler where the family has one."""
+        return (Scale(channels),) if self.scaler else ()
+
     def normalized(self, channels: Channels, name: str = "norm") -> tuple[Layer, ...]:
-        """Return the norm of a layer's output, with the scaler before it where the family has one."""
-        norm = Norm(name, channels, static=self.norm == "static")
-        return (Scale(channels), norm) if self.scaler else (norm,)
+        """Return the scaler, where the family has one, and the norm of a layer's output."""
+        return (*self.scaled(channels), Norm(name, channels, static=self.norm == "static"))
 
 
 # Bounded: a ResNet-152 has some 800 tensors, and a search may look at many thousand architectures.
@@ -235,5 +238,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "it has " + (", ".join(map(repr, known)) or "none")
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Say whether a value, as read from JSON, is a whole number of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -41,8 +41,10 @@ class LeNet5(ImageFamily):
         head = (
             Flatten(),
             Linear("fc1", inputs, fc1, positions=shape[1] * shape[2]),
+            *self.scaled(fc1),
             Relu(),
             Linear("fc2", fc1, fc2),
+            *self.scaled(fc2),
             Relu(),
             Linear("classifier", fc2, self.outputs),
         )

@@ -126,8 +126,8 @@ class Placement:
         """Add `weight` to every coordinate of this placement in the global `counts`, in place.
 
         With `class_weight` (one entry per class), a tensor that has a dimension of classes gets that class's entry
-        along it instead of `weight`: so a device can count only for the classes that it has. Raises ValueError for missing
-        tensors and a `class_weight` of another size, before anything has been added.
+        along it instead of `weight`: so a device can count only for the classes that it has. Raises ValueError for
+        missing tensors and a `class_weight` of another size, before anything has been added.
         """
         self._require(counts, "counts")
         addends = {}

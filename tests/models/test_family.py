@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 
@@ -19,16 +20,18 @@ SMALL = [
     {"name": "lenet5", "input_shape": [1, 8, 8]},
     {"name": "lenet5", "input_shape": [3, 32, 32], "classes": 7},
     {"name": "lenet5", "norm": "static", "scaler": True},
+    {"name": "cnn3", "input_shape": [1, 9, 11], "scaler": True},
+    {"name": "pfl-cnn", "input_shape": [1, 8, 8], "scaler": True},
+    {"name": "vgg", "input_shape": [1, 8, 9], "block_channels": [4, 6, 8]},
+    {"name": "resnet18", "input_shape": [3, 8, 8], "norm": "static", "scaler": True},
+    {"name": "resnet34", "input_shape": [1, 8, 8], "classes": 3},
+    {"name": "resnet152", "input_shape": [3, 8, 8]},
 ]
-
-
-def family_of(spec):
-    return make_family(spec)
 
 
 @pytest.mark.parametrize("spec", SMALL, ids=str)
 def test_spec_round_trips_through_json(spec):
-    family = family_of(spec)
+    family = make_family(spec)
     assert make_family(json.loads(json.dumps(family.spec()))) == family
     for key, value in spec.items():
         assert family.spec()[key] == value
@@ -50,48 +53,79 @@ def train_one_step(family, model):
         assert torch.isfinite(parameter.grad).all(), name
 
 
-@pytest.mark.parametrize("spec", SMALL, ids=str)
-@settings(max_examples=3, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_sampled_architectures_are_cut_built_and_trained(spec, seed):
-    family = family_of(spec)
-    arch = family.sample(np.random.default_rng(seed))
-    family.validate(arch)
-    torch.manual_seed(0)
-    whole = family.build(family.full()).state_dict()
+@functools.cache
+def whole_state(family):
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.rand(spec.shape, generator=generator) + 1 for name, spec in family.tensors(family.full()).items()
+    }
+
+
+def check_cut(family, arch, select):
+    whole = whole_state(family)
     model = family.build(arch)
     state = model.state_dict()
-    specs = family.tensors(arch)
 
     # What is derived from the description is what PyTorch holds, in its order.
+    specs = family.tensors(arch)
     assert {name: (spec.shape, spec.dtype) for name, spec in specs.items()} == {
         name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()
     }
     assert list(specs) == list(state)
     assert set(state) <= set(whole)
 
-    for select in (leading, rolling(seed % 1000), chosen(seed)):
-        placement = family.place(arch, select)
-        cut = placement.gather(whole)
-        assert list(cut) == list(state)
-        model.load_state_dict(cut, strict=True)
-        # Adding back what was gathered hits each coordinate of the sub-model once and no other.
-        counts = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in whole.items()}
-        placement.add_weight(counts, 1)
-        placement.add_to(counts, {name: torch.ones(tensor.shape, dtype=torch.int64) for name, tensor in cut.items()})
-        for name, count in counts.items():
-            assert set(count.unique().tolist()) <= {0, 2}
-            assert count.sum() == 2 * (cut[name].numel() if name in cut else 0)
-        totals = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
-        placement.add_to(totals, cut)
-        for name, total in totals.items():
-            assert torch.equal(total, torch.where(counts[name] > 0, whole[name], 0))
-    train_one_step(family, model)
+    placement = family.place(arch, select)
+    cut = placement.gather(whole)
+    assert list(cut) == list(state)
+    model.load_state_dict(cut, strict=True)
+
+    # Adding back what was gathered hits each coordinate of the sub-model once, and no other.
+    totals = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+    counts = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in whole.items()}
+    placement.add_to(totals, cut)
+    placement.add_weight(counts, 1)
+    for name, total in totals.items():
+        assert counts[name].sum() == (cut[name].numel() if name in cut else 0)
+        assert torch.equal(total, whole[name] * counts[name])
+    return model
+
+
+SELECTIONS = [leading, rolling(5), chosen(3)]
+DEEP = [spec for spec in SMALL if spec["name"].startswith("resnet")]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SMALL if spec not in DEEP], ids=str)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), select=st.sampled_from(SELECTIONS))
+def test_sampled_architectures_are_cut_built_and_trained(spec, seed, select):
+    family = make_family(spec)
+    train_one_step(family, check_cut(family, family.sample(np.random.default_rng(seed)), select))
+
+
+@pytest.mark.parametrize("select", SELECTIONS)
+@pytest.mark.parametrize("spec", DEEP, ids=str)
+def test_sampled_resnets_are_cut_built_and_trained(spec, select):
+    family = make_family(spec)
+    depths = dict.fromkeys(family.stages, 2)
+    widths = {g: w for g, w in zip(family.groups, family.sample(np.random.default_rng(0)).widths, strict=True) if w}
+    arch = family.architecture({g: -(-w // 3) for g, w in widths.items()}, depths)
+    train_one_step(family, check_cut(family, arch, select))
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=str)
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_samples_are_valid(spec, seed):
+    family = make_family(spec)
+    arch = family.sample(np.random.default_rng(seed))
+    family.validate(arch)
+    assert Architecture.from_json(json.loads(json.dumps(arch.to_json()))) == arch
+    assert arch == family.sample(np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("spec", SMALL, ids=str)
 def test_smallest_and_largest_train(spec):
-    family = family_of(spec)
+    family = make_family(spec)
     for arch in (family.smallest(), family.largest()):
         train_one_step(family, family.build(arch))
     assert family.largest() == family.full() == family.width(1.0)
@@ -100,7 +134,7 @@ def test_smallest_and_largest_train(spec):
 
 @pytest.mark.parametrize("spec", SMALL, ids=str)
 def test_state_is_floating_point_and_static_norms_have_no_statistics(spec):
-    family = family_of(spec)
+    family = make_family(spec)
     state = family.build(family.full()).state_dict()
     assert all(tensor.is_floating_point() for tensor in state.values())
     assert any("running_mean" in name for name in state) == (family.norm == "batch" and spec["name"] != "pfl-cnn")
@@ -108,7 +142,7 @@ def test_state_is_floating_point_and_static_norms_have_no_statistics(spec):
 
 @pytest.mark.parametrize("spec", SMALL, ids=str)
 def test_classes_are_never_cut(spec):
-    family = family_of(spec)
+    family = make_family(spec)
     specs = family.tensors(family.smallest())
     shapes = [s.shape for s in specs.values() if s.axes[0] is not None and s.axes[0].group == "classes"]
     assert shapes

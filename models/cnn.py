@@ -1,0 +1,83 @@
+"""Plain convolutional networks: a three-convolution CNN and the benchmark CNN of pfl-research."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from models.architecture import Architecture
+from models.base import ImageFamily
+from models.layers import Block, Conv, Dropout, Flatten, Linear, Pool, Relu
+
+
+@dataclass(frozen=True)
+class Cnn3(ImageFamily):
+    """Three 3x3 convolutions of 32, 64 and 128 channels, each with batch norm, ReLU and max pooling, and a classifier.
+
+    The shape of the network in the preliminary study of HypeMeFed (a CNN of three convolutions for Fashion-MNIST); the
+    paper does not print its widths, these are ours: 104,650 parameters for 1x28x28 inputs and 10 classes.
+    """
+
+    name: ClassVar[str] = "cnn3"
+
+    @cached_property
+    def groups(self) -> dict[str, int]:
+        """One group per convolution."""
+        return {"conv1": 32, "conv2": 64, "conv3": 128}
+
+    def blocks(self, arch: Architecture) -> list[Block]:
+        """Three convolutional blocks and the head."""
+        blocks = []
+        inputs, shape = self.inputs, self.input_shape
+        for number, outputs in enumerate(self.channels(arch).values(), start=1):
+            conv = Conv("conv", inputs, outputs, kernel=3, padding=1)
+            blocks.append(Block(f"block{number}", (conv, *self.normalized(outputs), Relu(), Pool("max"))))
+            inputs, shape = outputs, blocks[-1].output_shape(shape)
+        classifier = Linear("classifier", inputs, self.outputs, positions=shape[1] * shape[2])
+        return [*blocks, Block("head", (Flatten(), classifier))]
+
+
+@dataclass(frozen=True)
+class PflCnn(ImageFamily):
+    """The CNN of pfl-research's CIFAR-10 benchmarks (Granqvist et al. 2024), which has no norm at all.
+
+    Convolutions 3x3x32 and 3x3x64 without padding, max pooling, dropout 0.25, a layer of 128, dropout 0.5 and a
+    classifier: 1,626,442 parameters for 3x32x32 inputs and 10 classes. `norm` has nothing to act on.
+    """
+
+    name: ClassVar[str] = "pfl-cnn"
+
+    input_shape: tuple[int, ...] = (3, 32, 32)
+
+    @cached_property
+    def groups(self) -> dict[str, int]:
+        """One group per hidden layer."""
+        return {"conv1": 32, "conv2": 64, "fc1": 128}
+
+    def blocks(self, arch: Architecture) -> list[Block]:
+        """The convolutions and the head."""
+        conv1, conv2, fc1 = self.channels(arch).values()
+        features = Block(
+            "features",
+            (
+                Conv("conv1", self.inputs, conv1, kernel=3),
+                *self.scaled(conv1),
+                Relu(),
+                Conv("conv2", conv1, conv2, kernel=3),
+                *self.scaled(conv2),
+                Relu(),
+                Pool("max"),
+                Dropout(0.25),
+            ),
+        )
+        _, height, width = features.output_shape(self.input_shape)
+        head = (
+            Flatten(),
+            Linear("fc1", conv2, fc1, positions=height * width),
+            *self.scaled(fc1),
+            Relu(),
+            Dropout(0.5),
+            Linear("classifier", fc1, self.outputs),
+        )
+        return [features, Block("head", head)]

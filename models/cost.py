@@ -1,0 +1,379 @@
+"""What an architecture costs a device: parameters, payload, peak training memory, FLOPs; nothing is allocated.
+
+Peak training memory follows one training step in the order in which PyTorch runs it: zero_grad(set_to_none=True),
+forward, backward, optimizer step. Every tensor is followed from its allocation to its release:
+
+* weights, buffers, optimizer state and the batch are there all the time;
+* forward, a result stays if autograd saves it for the backward pass, otherwise until its last reader is done;
+* backward, layers give back what they saved as they are left, while the gradients of parameters pile up;
+* a convolution needs a workspace while it runs: on CPUs oneDNN copies its input, weights and result into layouts with
+  channels in blocks of 16. Small batches of small images (one image, or 1x1 kernels in a single thread) are spared
+  that; they are counted alike, which is on the safe side;
+* the step itself needs temporary tensors as large as the largest parameter.
+
+What the runtime needs without any model (PyTorch's libraries, thread pools, its first compiled kernels) is not in it:
+that is the same for all architectures, and it is taken before a device reports its available memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from models.architecture import Architecture
+from models.base import Family, nearest
+from models.layers import (
+    Block,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalPool,
+    Layer,
+    Linear,
+    Norm,
+    Pool,
+    Relu,
+    Scale,
+    Shape,
+)
+
+FLOAT_BYTES = 4
+INDEX_BYTES = 8
+CHANNEL_BLOCK = 16
+"""Channels per block of oneDNN's layouts with AVX-512; narrower vectors have 8, and the estimate is a little high."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of an architecture, at a batch size and with an optimizer.
+
+    `parameters` are counted, `payload_bytes` are those of parameters and buffers, which is what travels.
+    `training_flops` are those of one example, forward and backward: a multiplication and an addition for each weight
+    and position of convolutions and linear layers, once forward and twice backward (once in the first layer, which
+    needs no gradient of its input). Norms, activations and pooling are not counted.
+    """
+
+    parameters: int
+    payload_bytes: int
+    peak_training_memory_bytes: int
+    training_flops: int
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What an optimizer keeps and uses, in multiples: `state` of all parameters, `temporary` of the largest one."""
+
+    state: int
+    temporary: int
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer(state=0, temporary=1),  # the gradient with weight decay
+    "sgd-momentum": Optimizer(state=1, temporary=1),
+    "adam": Optimizer(state=2, temporary=3),  # the gradient with weight decay, the denominator and its root
+    "adamw": Optimizer(state=2, temporary=2),  # the denominator and its root
+}
+
+
+def cost(family: Family, arch: Architecture, *, batch_size: int, optimizer: str) -> Cost:
+    """Return the cost of `arch`; the same question is answered from a cache.
+
+    Raises ValueError for an architecture out of bounds, a batch size below 1 and an optimizer not in OPTIMIZERS.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be >= 1, not {batch_size}")
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"no optimizer is named {optimizer!r}; {nearest(optimizer, OPTIMIZERS)}")
+    return _cost(family, arch, batch_size, optimizer)
+
+
+@lru_cache(maxsize=65536)
+def _cost(family: Family, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+    family.validate(arch)
+    step = _Step(batch_size)
+    step.run(family.blocks(arch), family.input_shape, family.classes)
+    state, temporary = OPTIMIZERS[optimizer].state, OPTIMIZERS[optimizer].temporary
+    parameter_bytes = FLOAT_BYTES * step.parameters
+    fixed_bytes = parameter_bytes * (1 + state) + FLOAT_BYTES * step.buffers
+    update_bytes = parameter_bytes + FLOAT_BYTES * temporary * step.largest_parameter
+    return Cost(
+        parameters=step.parameters,
+        payload_bytes=FLOAT_BYTES * (step.parameters + step.buffers),
+        peak_training_memory_bytes=fixed_bytes + max(step.peak_bytes, step.batch_bytes + update_bytes),
+        training_flops=step.flops,
+    )
+
+
+@dataclass
+class Footprint:
+    """What one layer allocates and saves for a batch, in bytes; `parameters` and `buffers` in entries."""
+
+    result: int = 0  # a new result; 0 where the layer works in place or returns a view
+    saves_input: bool = False
+    saves_result: bool = False
+    saves_own: int = 0
+    forward_peak: int = 0  # everything that is allocated while it runs forward, result and own savings included
+    gradient: int = 0  # a new gradient of the input; 0 where the gradient of the result is passed on
+    backward_peak: int = 0  # everything that is allocated while it runs backward
+    parameters: int = 0
+    largest_parameter: int = 0
+    buffers: int = 0
+    macs: int = 0  # multiplications and additions for one example
+
+
+def _conv(layer: Conv, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    inputs, outputs = shape[0], result_shape[0]
+    positions, result_positions = shape[1] * shape[2], result_shape[1] * result_shape[2]
+    weight = inputs * outputs * layer.kernel**2
+    parameters = weight + (outputs if layer.bias else 0)
+    result = FLOAT_BYTES * batch_size * outputs * result_positions
+    gradient = 0 if first else FLOAT_BYTES * batch_size * inputs * positions
+
+    blocked_inputs, blocked_outputs = _blocked(inputs), _blocked(outputs)
+    input_copy = FLOAT_BYTES * batch_size * blocked_inputs * positions
+    result_copy = FLOAT_BYTES * batch_size * blocked_outputs * result_positions
+    weight_copy = FLOAT_BYTES * blocked_inputs * blocked_outputs * layer.kernel**2
+    # Few input channels are read as they are: in the forward pass below one block, for the weight's gradient images.
+    read_copy = 0 if inputs < CHANNEL_BLOCK else input_copy
+    image_copy = 0 if inputs <= 3 else input_copy
+    backward_phases = [
+        gradient + image_copy + result_copy + weight_copy,  # the weight's gradient
+        gradient + weight_copy + FLOAT_BYTES * parameters,
+    ]
+    if not first:  # the input's gradient; that of a strided convolution goes through two more layouts
+        layouts = 3 * gradient if layer.stride > 1 else input_copy + gradient
+        backward_phases += [result_copy + weight_copy + input_copy, layouts]
+    return Footprint(
+        result=result,
+        saves_input=True,
+        forward_peak=max(read_copy + weight_copy + result_copy, result_copy + result),
+        gradient=gradient,
+        backward_peak=max(backward_phases),
+        parameters=parameters,
+        largest_parameter=weight,
+        macs=weight * result_positions,
+    )
+
+
+def _linear(layer: Linear, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    weight = shape[0] * result_shape[0]
+    parameters = weight + result_shape[0]
+    result = FLOAT_BYTES * batch_size * result_shape[0]
+    gradient = 0 if first else FLOAT_BYTES * batch_size * shape[0]
+    return Footprint(
+        result=result,
+        saves_input=True,
+        forward_peak=result,
+        gradient=gradient,
+        backward_peak=gradient + FLOAT_BYTES * parameters,
+        parameters=parameters,
+        largest_parameter=weight,
+        macs=weight,
+    )
+
+
+def _norm(layer: Norm, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    size = FLOAT_BYTES * batch_size * math.prod(shape)
+    statistics = FLOAT_BYTES * 2 * shape[0]  # mean and inverse deviation of the batch
+    return Footprint(
+        result=size,
+        saves_input=True,
+        saves_own=statistics,
+        forward_peak=size + statistics,
+        gradient=size,
+        backward_peak=size + statistics,
+        parameters=2 * shape[0],
+        largest_parameter=shape[0],
+        buffers=0 if layer.static else 2 * shape[0],
+    )
+
+
+def _relu(layer: Relu, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    size = FLOAT_BYTES * batch_size * math.prod(shape)
+    return Footprint(saves_result=True, gradient=size, backward_peak=size)
+
+
+def _scale(layer: Scale, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    size = FLOAT_BYTES * batch_size * math.prod(shape)
+    return Footprint(result=size, forward_peak=size, gradient=size, backward_peak=size)
+
+
+def _pool(layer: Pool, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    size = FLOAT_BYTES * batch_size * math.prod(shape)
+    result_entries = batch_size * math.prod(result_shape)
+    indices = INDEX_BYTES * result_entries if layer.kind == "max" else 0
+    result = FLOAT_BYTES * result_entries
+    return Footprint(
+        result=result,
+        saves_input=True,
+        saves_own=indices,
+        forward_peak=result + indices,
+        gradient=size,
+        backward_peak=size,
+    )
+
+
+def _global_pool(layer: GlobalPool, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    size = FLOAT_BYTES * batch_size * math.prod(shape)
+    result = FLOAT_BYTES * batch_size * result_shape[0]
+    return Footprint(result=result, forward_peak=result, gradient=size, backward_peak=size)
+
+
+def _flatten(layer: Flatten, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    return Footprint()
+
+
+def _dropout(layer: Dropout, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    size = FLOAT_BYTES * batch_size * math.prod(shape)
+    # The mask is drawn as integers, then kept as floats.
+    return Footprint(result=size, saves_own=size, forward_peak=2 * size, gradient=size, backward_peak=size)
+
+
+def _blocked(channels: int) -> int:
+    return -(-channels // CHANNEL_BLOCK) * CHANNEL_BLOCK
+
+
+FOOTPRINTS: dict[type[Layer], Callable[..., Footprint]] = {
+    Conv: _conv,
+    Linear: _linear,
+    Norm: _norm,
+    Relu: _relu,
+    Scale: _scale,
+    Pool: _pool,
+    GlobalPool: _global_pool,
+    Flatten: _flatten,
+    Dropout: _dropout,
+}
+
+
+@dataclass
+class _Tensor:
+    size: int
+    holders: int = 1  # the code that still reads it and the layers that saved it
+
+
+_Trail = list[tuple[Footprint, _Tensor, _Tensor]]  # of each layer, in forward order: footprint, input, result
+
+
+class _Step:
+    """One training step: the bytes that are live, and the most there were, apart from weights and optimizer state."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.batch_bytes = 0
+        self.parameters = 0
+        self.largest_parameter = 0
+        self.buffers = 0
+        self.flops = 0
+
+    def run(self, blocks: list[Block], input_shape: Shape, classes: int) -> None:
+        """Follow the forward and the backward pass through all blocks."""
+        batch = self._allocate(FLOAT_BYTES * self.batch_size * math.prod(input_shape))
+        self._grow(INDEX_BYTES * self.batch_size)  # labels
+        self.batch_bytes = self.live_bytes
+        batch.holders += 1  # whoever trains keeps it during the step
+        x, shape = batch, input_shape
+        trails = []
+        for block in blocks:
+            y, shape, trail = self._forward_block(block, x, shape)
+            self._release(x)
+            trails.append(trail)
+            x = y
+        # Cross-entropy saves the log-softmax; backward, both of its parts make a gradient.
+        logits_bytes = FLOAT_BYTES * self.batch_size * classes
+        self._grow(logits_bytes)
+        self._touch(2 * logits_bytes)
+        gradient = self._allocate(logits_bytes)
+        for trail in reversed(trails):
+            gradient = self._backward_block(trail, gradient)
+
+    def _forward_block(
+        self, block: Block, x: _Tensor, shape: Shape
+    ) -> tuple[_Tensor, Shape, tuple[_Trail, _Trail | None, _Trail]]:
+        y, y_shape, main = self._forward(block.layers, x, shape)
+        shortcut = None
+        if block.shortcut is not None:
+            added, _, shortcut = self._forward(block.shortcut, x, shape)
+            total = self._allocate(y.size)
+            self._release(added)
+            self._release(y)
+            y = total
+        result, result_shape, after = self._forward(block.after, y, y_shape)
+        self._release(y)
+        return result, result_shape, (main, shortcut, after)
+
+    def _forward(self, layers: tuple[Layer, ...], x: _Tensor, shape: Shape) -> tuple[_Tensor, Shape, _Trail]:
+        """Run layers on `x`, which stays the caller's; the result is the caller's too."""
+        trail = []
+        x.holders += 1
+        for layer in layers:
+            result_shape = layer.output_shape(shape)
+            # Only the layer that reads the batch comes before any parameters; nobody asks it for its input's gradient.
+            footprint = FOOTPRINTS[type(layer)](layer, shape, result_shape, self.batch_size, self.parameters == 0)
+            self._count(footprint)
+            self._touch(footprint.forward_peak)
+            self._grow(footprint.saves_own)
+            x.holders += footprint.saves_input
+            y = x
+            if footprint.result:
+                y = self._allocate(footprint.result)
+                self._release(x)
+            y.holders += footprint.saves_result
+            trail.append((footprint, x, y))
+            x, shape = y, result_shape
+        return x, shape, trail
+
+    def _backward_block(self, trail: tuple[_Trail, _Trail | None, _Trail], gradient: _Tensor) -> _Tensor:
+        main, shortcut, after = trail
+        gradient = self._backward(after, gradient)
+        if shortcut is None:
+            return self._backward(main, gradient)
+        # Both sides of an addition get one and the same gradient. Autograd runs the shortcut first, since it was made
+        # last, and adds the main path's gradient of the block's input into what came out of the shortcut.
+        gradient.holders += 1
+        total = self._backward(shortcut, gradient)
+        self._release(self._backward(main, gradient))
+        return total
+
+    def _backward(self, trail: _Trail, gradient: _Tensor) -> _Tensor:
+        """Run layers backward; `gradient` is used up, the result is the caller's."""
+        for footprint, x, y in reversed(trail):
+            self._touch(footprint.backward_peak)
+            self._grow(FLOAT_BYTES * footprint.parameters)
+            if footprint.gradient:
+                passed = self._allocate(footprint.gradient)
+                self._release(gradient)
+                gradient = passed
+            if footprint.saves_input:
+                self._release(x)
+            if footprint.saves_result:
+                self._release(y)
+            self.live_bytes -= footprint.saves_own
+        return gradient
+
+    def _count(self, footprint: Footprint) -> None:
+        # One multiplication and one addition per weight forward, and the same for each gradient.
+        self.flops += footprint.macs * 2 * (1 + (1 if self.parameters == 0 else 2))
+        self.parameters += footprint.parameters
+        self.largest_parameter = max(self.largest_parameter, footprint.largest_parameter)
+        self.buffers += footprint.buffers
+
+    def _allocate(self, size: int) -> _Tensor:
+        self._grow(size)
+        return _Tensor(size)
+
+    def _release(self, tensor: _Tensor) -> None:
+        tensor.holders -= 1
+        if tensor.holders == 0:
+            self.live_bytes -= tensor.size
+
+    def _grow(self, size: int) -> None:
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _touch(self, size: int) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + size)

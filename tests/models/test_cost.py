@@ -1,0 +1,184 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.cost import OPTIMIZERS, _Step, cost
+from models.family import make_family
+from models.layers import Block, Channels, Conv, Flatten, Linear, Relu
+
+torch.set_num_threads(1)
+
+SPECS = [
+    {"name": "lenet5"},
+    {"name": "cnn3"},
+    {"name": "cnn3", "norm": "static", "scaler": True},
+    {"name": "pfl-cnn"},
+    {"name": "vgg"},
+    {"name": "resnet18"},
+]
+
+
+def architectures(family):
+    return [family.full(), family.width(0.5), family.sample(np.random.default_rng(1))]
+
+
+def make_optimizer(name, parameters):
+    return {
+        "sgd": lambda: torch.optim.SGD(parameters, lr=0.1, weight_decay=1e-4),
+        "sgd-momentum": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4),
+        "adam": lambda: torch.optim.Adam(parameters, weight_decay=1e-4),
+        "adamw": lambda: torch.optim.AdamW(parameters),
+    }[name]()
+
+
+def allocated_peak_bytes(family, arch, batch_size, optimizer):
+    """Let PyTorch's profiler watch every allocation of two real training steps."""
+
+    def train():
+        model = family.build(arch).train()
+        optim = make_optimizer(optimizer, model.parameters())
+        inputs = torch.rand(batch_size, *family.input_shape)
+        labels = torch.zeros(batch_size, dtype=torch.int64)
+        for _ in range(2):
+            optim.zero_grad(set_to_none=True)
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optim.step()
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        train()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+    return int(live.max())
+
+
+def saved_bytes(model, inputs):
+    """Bytes that autograd saves for the backward pass, apart from the parameters and the inputs."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), inputs)}
+    saved = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = model(inputs)
+    return sum(saved.values()), result
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("choice", [0, 1, 2])
+def test_parameters_payload_and_flops_are_those_of_the_built_model(spec, choice):
+    family = make_family(spec)
+    arch = architectures(family)[choice]
+    found = cost(family, arch, batch_size=1, optimizer="sgd")
+    model = family.build(arch).train()
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert found.payload_bytes == sum(tensor.nbytes for tensor in model.state_dict().values())
+    with FlopCounterMode(display=False) as counter:
+        model(torch.rand(2, *family.input_shape)).sum().backward()
+    assert found.training_flops == counter.get_total_flops() / 2
+
+
+# The workspaces of convolutions are modelled after oneDNN with AVX-512; narrower vectors pad channels to 8, not 16.
+TOLERANCE = 0.03 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 0.2
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="workspaces are modelled after oneDNN")
+@pytest.mark.parametrize(
+    ("spec", "batch_size", "optimizer"),
+    [
+        ({"name": "lenet5"}, 64, "sgd"),
+        ({"name": "cnn3"}, 64, "adamw"),
+        ({"name": "cnn3", "norm": "static", "scaler": True}, 32, "sgd-momentum"),
+        ({"name": "pfl-cnn"}, 8, "adam"),
+        ({"name": "vgg"}, 16, "sgd-momentum"),
+        ({"name": "resnet18"}, 8, "sgd"),
+    ],
+    ids=str,
+)
+def test_peak_is_what_pytorch_allocates(spec, batch_size, optimizer):
+    family = make_family(spec)
+    for arch in architectures(family):
+        predicted = cost(family, arch, batch_size=batch_size, optimizer=optimizer).peak_training_memory_bytes
+        assert predicted == pytest.approx(allocated_peak_bytes(family, arch, batch_size, optimizer), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_activations_are_those_that_autograd_saves(spec):
+    family = make_family(spec)
+    for arch in architectures(family):
+        step = _Step(4)
+        shape, x = family.input_shape, step._allocate(0)
+        for block in family.blocks(arch):
+            y, shape, _ = step._forward_block(block, x, shape)
+            step._release(x)
+            x = y
+        saved, logits = saved_bytes(family.build(arch).train(), torch.rand(4, *family.input_shape))
+        # The logits are alive too: they are the caller's.
+        assert step.live_bytes == saved + logits.nbytes
+
+
+def test_one_linear_layer_by_hand():
+    # Batch 2 of 3x1x1 images: 2 x 3 floats and two labels of 8 bytes are 40 bytes.
+    features, hidden, classes = Channels("input", 3, 3), Channels("a", 4, 4), Channels("classes", 2, 2)
+    layers = (Flatten(), Linear("one", features, hidden), Relu(), Linear("two", hidden, classes))
+    step = _Step(2)
+    step.run([Block("only", layers)], (3, 1, 1), 2)
+    assert step.batch_bytes == 40
+    assert step.parameters == (3 * 4 + 4) + (4 * 2 + 2)
+    # Forward 12 + 8 multiplications and additions; backward 12 in the first layer, 2 x 8 in the second.
+    assert step.flops == 2 * (12 + 8 + 12 + 16)
+    # Hidden 2 x 4 x 4 = 32 bytes, logits 16, log-softmax 16, its gradient 16; while the second layer runs backward 32
+    # for the gradient of hidden and 40 for its parameters: 40 + 32 + 16 + 16 + 16 + 32 + 40 = 192. Then that layer
+    # gives back nothing (hidden stays for the ReLU), the gradient of the logits goes (176), the ReLU makes a second
+    # gradient of 32 (208), gives back hidden and the first gradient (144), and the first layer adds 64 for its
+    # parameters (208).
+    assert step.peak_bytes == 208
+
+
+def test_memory_grows_with_batch_width_and_optimizer_state():
+    family = make_family({"name": "resnet18"})
+
+    def peak(arch=family.full(), batch_size=8, optimizer="sgd"):
+        return cost(family, arch, batch_size=batch_size, optimizer=optimizer).peak_training_memory_bytes
+
+    assert peak(batch_size=16) > peak(batch_size=8)
+    assert peak(family.width(0.5)) < peak()
+    weights = 4 * 11_173_962
+    assert peak(optimizer="sgd-momentum") == peak() + weights
+    assert peak(batch_size=64, optimizer="adam") == peak(batch_size=64) + 2 * weights
+
+
+def test_the_same_question_is_answered_from_the_cache():
+    arch = make_family({"name": "resnet152"}).full()
+    first = cost(make_family({"name": "resnet152"}), arch, batch_size=16, optimizer="sgd-momentum")
+    assert first.parameters == 58_156_618
+    assert first is cost(make_family({"name": "resnet152"}), arch, batch_size=16, optimizer="sgd-momentum")
+
+
+def test_bad_questions_are_refused():
+    family = make_family({"name": "lenet5"})
+    with pytest.raises(ValueError, match="no optimizer is named 'adams'; did you mean 'adam'"):
+        cost(family, family.full(), batch_size=1, optimizer="adams")
+    with pytest.raises(ValueError, match="batch_size must be >= 1, not 0"):
+        cost(family, family.full(), batch_size=0, optimizer="sgd")
+    with pytest.raises(ValueError, match="widths"):
+        cost(family, make_family({"name": "cnn3"}).full(), batch_size=1, optimizer="sgd")
+    assert set(OPTIMIZERS) == {"sgd", "sgd-momentum", "adam", "adamw"}
+
+
+def test_few_channels_need_no_copy_of_the_input():
+    one, many = Channels("input", 3, 3), Channels("a", 16, 16)
+    wide = Channels("input", 16, 16)
+    peaks = []
+    for inputs in (one, wide):
+        step = _Step(4)
+        step._forward((Conv("conv", inputs, many, kernel=3, padding=1),), step._allocate(0), (inputs.kept, 8, 8))
+        peaks.append(step.peak_bytes)
+    # 4 x 16 x 8 x 8 floats of 4 bytes are 16,384 bytes. Result and its blocked copy, against input, weight and result.
+    assert peaks == [2 * 16_384, 2 * 16_384 + 16 * 16 * 9 * 4]

@@ -1,0 +1,104 @@
+import math
+
+import pytest
+import torch
+
+from models.architecture import Architecture
+from models.placement import chosen, leading
+from models.resnet import ResNet18, ResNet34, ResNet152
+
+
+def parameters(family, arch):
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in family.build(arch).parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"), [(ResNet18(), 11_173_962), (ResNet34(), 21_282_122), (ResNet152(), 58_156_618)]
+)
+def test_parameters(family, expected):
+    assert parameters(family, family.full()) == expected
+
+
+def test_width_cut_of_recipfl():
+    family = ResNet18()
+    arch = family.width(0.2, math.floor)
+    assert sorted(set(arch.widths)) == [12, 25, 51, 102]
+    assert parameters(family, arch) == 444_218
+    # HeteroFL's rounding up gives (13, 26, 52, 103).
+    assert sorted(set(family.width(0.2).widths)) == [13, 26, 52, 103]
+
+
+def test_groups():
+    assert list(ResNet18().groups)[:4] == ["stage1.stream", "stage1_0.inner1", "stage1_1.inner1", "stage2.stream"]
+    bottleneck = ResNet152().groups
+    assert len(bottleneck) == 1 + 4 + 2 * (3 + 8 + 36 + 3)
+    assert bottleneck["stem"] == 64
+    assert bottleneck["stage4.stream"] == 2048
+    assert bottleneck["stage3_35.inner2"] == 256
+
+
+def test_depth_keeps_the_first_blocks():
+    family = ResNet34()
+    arch = family.architecture(depths={"stage1": 1, "stage3": 2})
+    assert arch.depths == (1, 4, 2, 3)
+    names = {name.split(".")[0] for name in family.tensors(arch)}
+    assert "stage1_0" in names
+    assert "stage1_1" not in names
+    assert {name for name in names if name.startswith("stage3")} == {"stage3_0", "stage3_1"}
+    # The groups of removed blocks have no width, so that equal sub-models are equal architectures.
+    widths = dict(zip(family.groups, arch.widths, strict=True))
+    assert widths["stage1_1.inner1"] == 0
+    assert widths["stage1.stream"] == 64
+    assert parameters(family, family.architecture(depths=dict.fromkeys(family.stages, 1))) < 5_500_000
+
+
+def test_depth_is_validated():
+    family = ResNet34()
+    full = family.full()
+    with pytest.raises(ValueError, match="depth of stage2 must be 1 to 4, not 5"):
+        family.validate(Architecture(full.widths, (3, 5, 6, 3)))
+    with pytest.raises(ValueError, match="depth of stage1 must be 1 to 3, not 0"):
+        family.architecture(depths={"stage1": 0})
+    with pytest.raises(ValueError, match=r"width of stage1_2.inner1 must be 0, its block is not kept, not 64"):
+        family.validate(Architecture(full.widths, (2, 4, 6, 3)))
+    with pytest.raises(ValueError, match="has no stage 'stage5'; did you mean"):
+        family.architecture(depths={"stage5": 1})
+
+
+def test_chosen_channels_of_a_stream_are_the_same_in_every_block_of_its_stage():
+    family = ResNet18()
+    placement = family.place(family.width(0.5), chosen(11))
+    stream = placement.coordinates["stem.conv.weight"][0]
+    for name, axis in [
+        ("stage1_0.conv1.weight", 1),
+        ("stage1_0.conv2.weight", 0),
+        ("stage1_1.norm2.running_mean", 0),
+        ("stage2_0.shortcut.conv.weight", 1),
+    ]:
+        assert torch.equal(placement.coordinates[name][axis], stream)
+    assert not torch.equal(placement.coordinates["stage1_0.conv1.weight"][0], stream)
+
+
+@pytest.mark.parametrize("select", [leading, chosen(2)])
+def test_a_cut_computes_what_the_whole_computes_with_the_other_channels_silent(select):
+    """Zero everything outside the cut: then whole and cut agree, so residuals, shortcuts and the head are aligned."""
+    torch.manual_seed(0)
+    family = ResNet18(input_shape=(3, 8, 8))
+    whole = family.build(family.full()).eval()
+    arch = family.architecture({"stage1.stream": 20, "stage1_1.inner1": 7, "stage2.stream": 33, "stage4.stream": 100})
+    placement = family.place(arch, select)
+    kept = {name: torch.zeros_like(tensor) for name, tensor in whole.state_dict().items()}
+    placement.add_to(kept, placement.gather(whole.state_dict()))
+    whole.load_state_dict(kept)
+    cut = family.build(arch).eval()
+    cut.load_state_dict(placement.gather(kept))
+    inputs = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(cut(inputs), whole(inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_convolutions_are_drawn_by_fan_out():
+    torch.manual_seed(0)
+    weight = ResNet18().build(ResNet18().full()).state_dict()["stage4_0.conv1.weight"]
+    assert weight.std().item() == pytest.approx(math.sqrt(2 / (512 * 9)), rel=0.01)
