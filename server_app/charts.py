@@ -227,7 +227,7 @@ p.lead { color: var(--soft); margin: 0 0 18px; overflow-wrap: anywhere; }
   border-radius: 99px;
   margin-left: 8px; border: 1.5px solid currentColor; color: var(--soft); }
 .badge.finished { color: var(--good); } .badge.failed { color: var(--bad); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 150px), 1fr)); gap: 12px; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 230px), 1fr)); gap: 12px; }
 .card, figure, .wide, pre, details { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
 .card { padding: 12px 14px; display: flex; flex-direction: column; }
 .card span, .card small, .note, .empty { color: var(--soft); font-size: 13px; }

@@ -91,11 +91,11 @@ def _group(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-def _spread(values: Sequence[float | None], form: Callable[[float], str]) -> str:
+def _spread(values: Sequence[float | None], form: Callable[[float], str], missing: str = "none") -> str:
     """The mean of what there is, with the standard deviation of several, and how many of the runs lack it."""
     known = [value for value in values if value is not None]
     if not known:
-        return "never"
+        return missing
     text = form(fmean(known))
     if len(known) > 1:
         text += f" ± {form(stdev(known))}"
@@ -134,9 +134,9 @@ def _cost_table(groups: Sequence[Group], target: float | None) -> TextTable:
         rows.append(
             [
                 group.name,
-                _spread([at.round if at else None for at in reached], _number),
-                _spread([at.simulated_seconds if at else None for at in reached], seconds_text),
-                _spread(bytes_then, bytes_text),
+                _spread([at.round if at else None for at in reached], _number, "never"),
+                _spread([at.simulated_seconds if at else None for at in reached], seconds_text, "never"),
+                _spread(bytes_then, bytes_text, "never"),
                 _spread([run.summary.bytes_down for run in group.runs], bytes_text),
                 _spread([run.summary.bytes_up for run in group.runs], bytes_text),
             ]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
@@ -37,7 +38,7 @@ def run_experiment(experiment: Path, overrides: Sequence[str], app_dir: Path | N
         with stop_signals_interrupt():
             return _run(experiment, overrides, app_dir, console)
     except (SettingsError, JournalError, FlowerError) as error:
-        console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False)
+        console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("[yellow]Stopped, and everything that was started with it.[/]")
@@ -53,6 +54,7 @@ def _run(experiment: Path, overrides: Sequence[str], app_dir: Path | None, conso
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {config.rounds} rounds, "
         f"{config.devices_per_round} of {config.devices} devices per round, {config.workers} workers",
         highlight=False,
+        soft_wrap=True,
     )
     earlier = len(read_rounds(run_dir))
     app_log = run_dir / "app.log"
@@ -68,7 +70,7 @@ def _run(experiment: Path, overrides: Sequence[str], app_dir: Path | None, conso
         failure = "Flower says that the run finished, but its summary.json does not"
     if failure is not None:
         reason = last_traceback(app_log, app_log_start) or (summary.error if summary else None) or failure
-        console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False)
+        console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
         if reason != failure:
             console.print(reason, markup=False, highlight=False, soft_wrap=True)
         console.print(f"Logs: {app_log} and {run_dir / 'superlink.log'}", markup=False, highlight=False, soft_wrap=True)
@@ -234,9 +236,9 @@ class Bar:
 
 
 def seconds_left(rounds: Sequence[RoundRecord], total: int) -> float:
-    """What the rounds to come should take, if they are like the last ten."""
+    """What the rounds to come should take, by the median of the last ten: the first one also starts the workers."""
     recent = [record.wall_seconds for record in rounds[-10:]]
-    return max(0, total - len(rounds)) * sum(recent) / len(recent) if recent else 0.0
+    return max(0, total - len(rounds)) * median(recent) if recent else 0.0
 
 
 @contextmanager

@@ -1,0 +1,118 @@
+import re
+
+import pytest
+from fake_runs import CONFIG, a_device, a_round, three_rounds
+
+from server_app import report
+from server_app.journal import DeviceRecord, Journal, JournalError
+from server_app.report import gather_activity, shade, shade_bounds, write_report
+
+EVIL = "<script>alert('1')</script>&"
+
+
+def device(number: int, round: int, **changes) -> DeviceRecord:
+    return DeviceRecord.model_validate(a_device(round, number, **changes))
+
+
+def test_the_page_needs_no_network_and_has_the_figures(tmp_path):
+    three_rounds(tmp_path).finish("finished")
+    page = (tmp_path / "report.html").read_text()
+    assert not re.search(r"<(script|link|img|iframe)|https?://|url\(", page)
+    for figure in ("30 %", "best 30 % in round 3", "3 min", "4.5 s", "3 late, 3 failed", "failed: no memory"):
+        assert figure in page
+    assert "device 2 (small), round 3: 1 failed" in page
+    assert "device 0 (small), round 2: 1 trained, 500 parameters" in page
+
+
+def test_every_text_is_escaped(tmp_path):
+    run_dir = tmp_path / f"run {EVIL.replace('/', '')}"
+    journal = Journal.open(run_dir, CONFIG | {"note": EVIL, EVIL: 1, "fleet": EVIL}, resume=False)
+    journal.write_round(
+        a_round(1, strategy=EVIL, task=EVIL, accuracy_by_tier={EVIL: 0.5}),
+        [a_device(1, 0, tier=EVIL, outcome=f"refused: {EVIL}"), a_device(1, 1, tier=EVIL, architecture={EVIL: 1})],
+    )
+    journal.finish("failed", f"ValueError: {EVIL}")
+    page = (run_dir / "report.html").read_text()
+    assert "<script" not in page
+    assert "ValueError: &lt;script&gt;" in page
+    assert not re.search(r"&(?!amp;|lt;|gt;|quot;|#x27;)", page)
+
+
+def test_a_run_without_rounds_has_a_page(tmp_path):
+    Journal.open(tmp_path, CONFIG, resume=False)
+    page = write_report(tmp_path).read_text()
+    assert "unfinished" in page
+    assert "learning-rate" in page
+
+
+def test_a_run_that_never_evaluated_has_a_page(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    empty = {"accuracy": None, "loss": None, "accuracy_by_tier": None, "memory_utilisation": None}
+    journal.write_round(a_round(1, **empty), [a_device(1, 0, architecture=None, parameters=None, outcome="late")])
+    journal.finish("finished")
+    assert "nothing was measured" in (tmp_path / "report.html").read_text()
+
+
+def test_no_report_of_a_folder_without_a_run(tmp_path):
+    with pytest.raises(JournalError, match="is not the folder of a run"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_huge_fleet_is_shown_by_tier_and_stays_small(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    for number in range(1, 41):
+        devices = [a_device(number, 1000 * number + index, tier=f"tier {index % 4}") for index in range(50)]
+        journal.write_round(a_round(number), devices)
+    journal.finish("finished")
+    page = (tmp_path / "report.html").read_text()
+    assert "2,000 devices took part" in page
+    assert "tier tier 3, round 40: 12 trained" in page
+    assert "device 1000" not in page
+    assert len(page) < 150_000
+
+
+def test_activity_adds_up_by_device_and_leaves_out_an_unfinished_round():
+    records = [
+        device(4, 1, parameters=100),
+        device(4, 2, parameters=300),
+        device(4, 3, outcome="late"),
+        device(9, 2, outcome="refused: needs 12,345 bytes"),
+        device(8, 2, outcome="refused: needs 999 bytes"),
+        device(7, 4),
+    ]
+    activity = gather_activity(records, rounds=3)
+    assert list(activity.rows) == [4, 8, 9]
+    assert activity.rows[4].outcomes == {"trained": 2, "late": 1}
+    assert activity.rows[4].mean_parameters == 200
+    assert activity.rows[4].payload_bytes == 4000
+    assert activity.rows[4].memory_share == pytest.approx(1.8)
+    assert activity.cells[4, 1].mean_parameters == 300
+    assert activity.reasons == {"refused: needs # bytes": 2, "late": 1}
+    assert (activity.columns, activity.devices, activity.by_tier) == (3, 3, False)
+
+
+def test_long_runs_share_columns():
+    activity = gather_activity([device(0, number) for number in range(1, 302)], rounds=301)
+    assert (activity.rounds_per_column, activity.columns) == (3, 101)
+    assert activity.cells[0, 100].total == 1
+    assert activity.cells[0, 0].total == 3
+
+
+def test_tiers_take_over_above_the_limit(monkeypatch):
+    monkeypatch.setattr(report, "MOST_DEVICES", 2)
+    records = [device(number, 1, tier="ab"[number % 2]) for number in range(3)]
+    assert list(gather_activity(records[:2], rounds=1).rows) == [0, 1]
+    activity = gather_activity(records, rounds=1)
+    assert activity.by_tier
+    assert {name: tally.total for name, tally in activity.rows.items()} == {"a": 2, "b": 1}
+    assert activity.cells["a", 0].total == 2
+
+
+def test_shades():
+    assert shade_bounds([5, 1, 5]) == [1, 5]
+    assert [shade(size, [1, 5]) for size in (1, 5)] == [0, 5]
+    assert shade(7, [7]) == 5
+    bounds = shade_bounds(range(1, 14))
+    assert bounds == [3, 5, 7, 9, 11, 13]
+    assert [shade(size, bounds) for size in (1, 3, 4, 13)] == [0, 0, 1, 5]

@@ -1,0 +1,88 @@
+"""Stands in for Flower's commands in the tests of the runner: same arguments and answers, no federated learning.
+
+The link is installed as `flower-superlink` and as `flwr`. What the run does is in $FAKE_FLOWER, and the processes
+write their numbers into $FAKE_PIDS.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+HERE = Path(os.environ["FLWR_HOME"])
+MODE = os.environ["FAKE_FLOWER"]
+
+
+def note_pid(pid: int) -> None:
+    with open(os.environ["FAKE_PIDS"], "a") as file:
+        file.write(f"{pid}\n")
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+
+def superlink(arguments: list[str]) -> None:
+    note_pid(os.getpid())
+    if MODE == "no start":
+        sys.exit("the port is mine")
+    server = HTTPServer(("127.0.0.1", int(arguments[arguments.index("--port") + 1])), Health)
+    # A worker that has left its parent and its session and does not want to go, as some of Ray's.
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    worker = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True, stdout=subprocess.PIPE)
+    worker.stdout.readline()
+    note_pid(worker.pid)
+    print(f"superlink in {os.getcwd()} with {os.listdir()}", flush=True)
+    server.serve_forever()
+
+
+def run(arguments: list[str]) -> dict:
+    if MODE == "bad app":
+        return {"success": False, "error-message": "\nno such app"}
+    (HERE / "submitted.json").write_text(json.dumps(arguments))
+    return {"success": True, "run-id": "17"}
+
+
+def log() -> None:
+    note_pid(os.getpid())
+    submitted = json.loads((HERE / "submitted.json").read_text())
+    config = tomllib.loads(Path(submitted[submitted.index("--run-config") + 1]).read_text())
+    run_dir = Path(config["output-dir"]) / config["run-name"]
+    if MODE == "interrupt":
+        (run_dir / "rounds.jsonl").write_text(os.environ["FAKE_ROUND"] + "\n")
+        os.kill(os.getppid(), signal.SIGTERM if os.environ.get("FAKE_TERM") else signal.SIGINT)
+        signal.pause()
+    if MODE == "superlink dies":
+        os.kill(int(Path(os.environ["FAKE_PIDS"]).read_text().split()[0]), signal.SIGKILL)
+        signal.pause()
+    (run_dir / "submitted.json").write_text(json.dumps({"arguments": submitted, "config": config}))
+    print("Loading project configuration...")
+    if MODE == "crash":
+        print("Traceback (most recent call last):\n  File 'client.py', line 1\nKeyError: 'an old one'\n")
+        print("ERROR :  again\nTraceback (most recent call last):")
+        print("  File 'server.py', line 9, in main\n    run()\nValueError: no [bold] family\nINFO :  bye")
+        return
+    (run_dir / "rounds.jsonl").write_text(os.environ["FAKE_ROUND"] + "\n")
+    if MODE != "no summary":
+        (run_dir / "summary.json").write_text(os.environ["FAKE_SUMMARY"])
+
+
+def listing(run_id: str) -> dict:
+    status, details = ("finished:failed", "it broke") if MODE == "crash" else ("finished:completed", "N/A")
+    return {"success": True, "runs": [{"run-id": run_id, "status": status, "status-details": details}]}
+
+
+if Path(sys.argv[0]).name == "flower-superlink":
+    superlink(sys.argv[1:])
+elif sys.argv[1] == "run":
+    print(json.dumps(run(sys.argv[2:])))
+elif sys.argv[1] == "log":
+    log()
+elif sys.argv[1] == "list":
+    print(json.dumps(listing(sys.argv[sys.argv.index("--run-id") + 1])))

@@ -1,0 +1,110 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from server_app.journal import Journal
+from wildflower.command import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def a_run(run_dir: Path, accuracy: float, seed: int = 1) -> Path:
+    config = {"strategy": "heterofl", "task": "digits", "seed": seed, "run-name": run_dir.name}
+    journal = Journal.open(run_dir, config, resume=False)
+    journal.write_round(
+        {
+            "round": 1,
+            "strategy": "heterofl",
+            "task": "digits",
+            "accuracy": accuracy,
+            "loss": 1.0,
+            "accuracy_by_tier": {"small": accuracy / 2},
+            "devices_sampled": 1,
+            "devices_replied": 1,
+            "devices_failed": 0,
+            "devices_refused": 0,
+            "bytes_down": 100,
+            "bytes_up": 100,
+            "memory_utilisation": None,
+            "bandwidth_utilisation": None,
+            "distinct_architectures": 1,
+            "simulated_seconds": 5.0,
+            "wall_seconds": 1.0,
+            "server_seconds": {"assign": 0, "payload": 0, "absorb": 0, "finish": 0, "evaluate": 0},
+            "server_peak_rss_bytes": 0,
+        },
+        [],
+    )
+    return run_dir
+
+
+def test_help_starts_without_anything_heavy():
+    heavy = "torch, flwr, numpy, pydantic, psutil, server_app.journal"
+    code = f"import sys, wildflower.command; print([m for m in '{heavy}'.split(', ') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    shown = invoke("--help")
+    assert shown.exit_code == 0
+    for command in ("run", "report", "compare", "config"):
+        assert f" {command} " in shown.stdout
+
+
+def test_report_of_a_run_that_goes_on(tmp_path):
+    run_dir = a_run(tmp_path / "one", 0.5)
+    shown = invoke("report", run_dir)
+    assert shown.exit_code == 0
+    assert "unfinished" in shown.stdout
+    assert "50 %" in shown.stdout
+    assert "unfinished" in (run_dir / "report.html").read_text()
+    assert not (run_dir / "summary.json").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_folder_without_a_run_is_named(tmp_path, command):
+    shown = invoke(command, tmp_path)
+    assert shown.exit_code == 1
+    assert f"{tmp_path} is not the folder of a run" in shown.stderr
+
+
+def test_compare_prints_tables_and_writes_a_page(tmp_path):
+    runs = [a_run(tmp_path / name, accuracy, seed) for name, accuracy, seed in [("a", 0.5, 1), ("b", 0.7, 2)]]
+    shown = invoke("compare", *runs, "--html", tmp_path / "page.html", "--target", "0.6")
+    assert shown.exit_code == 0
+    assert "a (+1 seeds)" in shown.stdout
+    assert "60 % ± 14.14 %" in shown.stdout
+    assert "reach 60 %" in shown.stdout
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_config_prints_every_value_with_its_source(tmp_path):
+    experiment = tmp_path / "experiment.toml"
+    experiment.write_text("rounds = 7\n")
+    shown = invoke("config", experiment, "--set", "alpha=0.25")
+    assert shown.exit_code == 0
+    sources = {
+        cells[1].strip(): (cells[2].strip(), cells[3].strip())
+        for cells in (line.split("│") for line in shown.stdout.splitlines())
+        if len(cells) == 5
+    }
+    assert sources["rounds"] == ("7", str(experiment))
+    assert sources["alpha"] == ("0.25", "--set")
+    assert sources["seed"][1] == "default"
+
+
+def test_a_wrong_setting_is_an_error():
+    shown = invoke("config", "--set", "aplha=1")
+    assert shown.exit_code == 1
+    assert "'alpha'" in shown.stderr
+
+
+def test_run_needs_an_experiment_that_is_there(tmp_path):
+    shown = invoke("run", tmp_path / "nowhere.toml")
+    assert shown.exit_code == 1
+    assert "nowhere.toml" in shown.stdout

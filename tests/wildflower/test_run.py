@@ -1,0 +1,254 @@
+import io
+import json
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from server_app.journal import RoundRecord, Summary
+from wildflower import flower
+from wildflower.run import Lines, find_app, last_traceback, progress, run_experiment, seconds_left, simulation
+from wildflower.settings import SettingsError
+
+
+def a_round(number: int = 1, **changes) -> RoundRecord:
+    values = {
+        "round": number,
+        "strategy": "heterofl",
+        "task": "digits",
+        "accuracy": 0.5,
+        "loss": 1.25,
+        "accuracy_by_tier": {"small": 0.25},
+        "devices_sampled": 3,
+        "devices_replied": 2,
+        "devices_failed": 1,
+        "devices_refused": 0,
+        "bytes_down": 2_000_000,
+        "bytes_up": 1_500_000,
+        "memory_utilisation": 0.9,
+        "bandwidth_utilisation": None,
+        "distinct_architectures": 2,
+        "simulated_seconds": 60.0,
+        "wall_seconds": 2.0,
+        "server_seconds": {"assign": 0.1, "payload": 0.1, "absorb": 0.1, "finish": 0.1, "evaluate": 0.1},
+        "server_peak_rss_bytes": 10**8,
+    }
+    return RoundRecord.model_validate(values | changes)
+
+
+SUMMARY = Summary(
+    status="finished",
+    rounds=1,
+    final_accuracy=0.5,
+    best_accuracy=0.5,
+    best_round=1,
+    accuracy_by_tier={"[small]": 0.25},
+    bytes_down=2_000_000,
+    bytes_up=1_500_000,
+    devices_by_outcome={"trained": 2, "failed": 1},
+    simulated_seconds=60.0,
+    wall_seconds=2.0,
+    error=None,
+)
+
+
+class World:
+    """A folder to type commands in, with Flower's commands replaced."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.here = folder / "here"
+        self.temporary = folder / "tmp"
+        self.pids = folder / "pids"
+        commands = folder / "bin"
+        for path in (self.here, self.temporary, commands):
+            path.mkdir()
+        script = Path(__file__).with_name("fake_flower.py").read_text()
+        for name in ("flower-superlink", "flwr"):
+            (commands / name).write_text(f"#!{sys.executable}\n{script}")
+            (commands / name).chmod(stat.S_IRWXU)
+        (self.here / "experiment.toml").write_text('rounds = 1\nrun-name = "one"\nworkers = 2\n')
+        (self.here / "pyproject.toml").write_text("")
+        monkeypatch.chdir(self.here)
+        monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
+        monkeypatch.setenv("FAKE_PIDS", str(self.pids))
+        monkeypatch.setenv("FAKE_ROUND", a_round().model_dump_json())
+        monkeypatch.setenv("FAKE_SUMMARY", SUMMARY.model_dump_json())
+        environment = flower.flower_environment
+        monkeypatch.setattr(
+            flower,
+            "flower_environment",
+            lambda outer, folder: environment(outer, folder) | {"PATH": f"{commands}{os.pathsep}{outer['PATH']}"},
+        )
+        monkeypatch.setattr(flower, "STOP_SECONDS", 0.2)
+        self._monkeypatch = monkeypatch
+        self.run_dir = self.here / "runs" / "one"
+
+    def run(self, mode: str, *overrides: str) -> tuple[int, str]:
+        self._monkeypatch.setenv("FAKE_FLOWER", mode)
+        text = io.StringIO()
+        console = Console(file=text, width=80)
+        code = run_experiment(Path("experiment.toml"), overrides, self.here, console)
+        return code, text.getvalue()
+
+    def left_behind(self) -> tuple[list[int], list[Path]]:
+        pids = {int(line) for line in self.pids.read_text().split()} if self.pids.exists() else set()
+        # A dead process whose parent is gone stays in the list until the system's first process collects it.
+        alive = [p.pid for p in psutil.process_iter(["status"]) if p.info["status"] != psutil.STATUS_ZOMBIE]
+        return sorted(pids & set(alive)), list(self.temporary.iterdir())
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def test_a_finished_run(world):
+    code, text = world.run("finish", "fedprox.mu=0.5")
+    assert code == 0
+    assert "round 1/1, accuracy 50 %, loss 1.25, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s\n" in text
+    for part in ("tier [small]", "25 %", "2 trained, 1 failed", f"Report: {world.run_dir / 'report.html'}\n"):
+        assert part in text
+    submitted = json.loads((world.run_dir / "submitted.json").read_text())
+    assert submitted["arguments"][0] == str(world.here)
+    settings = submitted["arguments"][submitted["arguments"].index("--federation-config") + 1]
+    assert settings.startswith("num-supernodes=2 client-resources-num-cpus=1 init-args-num-cpus=2")
+    assert submitted["config"]["fedprox.mu"] == 0.5
+    assert submitted["config"]["output-dir"] == str(world.here / "runs")
+    # Started from an empty folder, and gone with everything it had started.
+    assert "with []" in (world.run_dir / "superlink.log").read_text()
+    assert len(world.pids.read_text().split()) == 3
+    assert world.left_behind() == ([], [])
+
+
+def test_a_run_that_fails_shows_the_last_traceback(world):
+    code, text = world.run("crash")
+    assert code == 1
+    assert "finished:failed: it broke" in text
+    assert "File 'server.py', line 9, in main\n    run()\nValueError: no [bold] family\n" in text
+    assert "an old one" not in text
+    assert "bye" not in text
+    assert str(world.run_dir / "app.log") in text
+    assert world.left_behind() == ([], [])
+
+
+def test_a_run_without_a_summary_has_not_finished(world):
+    code, text = world.run("no summary")
+    assert code == 1
+    assert "summary.json" in text
+
+
+def test_a_summary_that_says_failed_counts_more_than_flower(world, monkeypatch):
+    failed = SUMMARY.model_copy(update={"status": "failed", "error": "Traceback ...\nValueError: from the summary"})
+    monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
+    code, text = world.run("finish")
+    assert code == 1
+    assert "ValueError: from the summary" in text
+
+
+def test_an_app_that_flower_does_not_take(world):
+    code, text = world.run("bad app")
+    assert (code, text.splitlines()[-1]) == (1, "Error: Flower did not start the app: no such app")
+    assert world.left_behind() == ([], [])
+
+
+def test_a_superlink_that_does_not_start(world):
+    code, text = world.run("no start")
+    assert code == 1
+    assert "flower-superlink did not start" in text
+    assert "the port is mine" in text
+    assert len(world.pids.read_text().split()) == flower.MOST_PORTS
+    assert world.left_behind() == ([], [])
+
+
+def test_a_superlink_that_dies(world):
+    code, text = world.run("superlink dies")
+    assert code == 1
+    assert "flower-superlink ended with code -9" in text
+    # Its worker has lost its parent and is found all the same.
+    assert world.left_behind() == ([], [])
+
+
+@pytest.mark.parametrize("terminate", ["", "yes"])
+def test_ctrl_c_and_sigterm_stop_everything(world, monkeypatch, terminate):
+    monkeypatch.setenv("FAKE_TERM", terminate)
+    code, text = world.run("interrupt", "rounds=5")
+    assert code == 130
+    assert "1 of 5 rounds" in text
+    assert "--set resume=true --set run-name=one" in text
+    assert len(world.pids.read_text().split()) == 3
+    assert world.left_behind() == ([], [])
+
+
+def test_nothing_starts_over_an_earlier_run(world):
+    world.run_dir.mkdir(parents=True)
+    (world.run_dir / "rounds.jsonl").write_text("")
+    code, text = world.run("finish")
+    assert code == 1
+    assert "resume=true" in text
+    assert not world.pids.exists()
+
+
+def test_nothing_starts_with_a_wrong_setting(world):
+    code, text = world.run("finish", "rouns=3")
+    assert code == 1
+    assert "'rouns'" in text
+    assert "'rounds'" in text
+    assert not world.pids.exists()
+
+
+def test_find_app(tmp_path):
+    with pytest.raises(SettingsError, match="--app"):
+        find_app(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("")
+    assert find_app(tmp_path) == tmp_path.resolve()
+    assert (find_app(None) / "wildflower" / "run.py").exists()
+
+
+def test_gpus_are_shared_out(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert "client-resources-num-gpus" not in simulation(3)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert simulation(3)["client-resources-num-gpus"] == 0.6666
+    assert simulation(1)["client-resources-num-gpus"] == 1.0
+
+
+def test_lines_of_a_resumed_run_begin_where_it_goes_on():
+    text = io.StringIO()
+    lines = Lines(Console(file=text, width=200), total=6, earlier=4)
+    lines.rounds([a_round(n) for n in (1, 2, 3, 4)])
+    assert text.getvalue() == ""
+    lines.rounds([a_round(n) for n in (1, 2, 3)])  # the checkpoint was of round 3
+    lines.rounds([a_round(n) for n in (1, 2, 3, 4)])
+    lines.rounds([a_round(n) for n in (1, 2, 3, 4)])
+    lines.rounds([*(a_round(n) for n in (1, 2, 3, 4)), a_round(5, accuracy=None, loss=None)])
+    assert [line.split(",")[0] for line in text.getvalue().splitlines()] == ["round 4/6", "round 5/6"]
+    assert text.getvalue().splitlines()[1] == "round 5/6, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s, 2 s left"
+
+
+def test_bar_on_a_terminal_shows_accuracy_bytes_and_time_left():
+    text = io.StringIO()
+    with progress(Console(file=text, force_terminal=True, width=120), total=4, earlier=0) as show:
+        show.rounds([])
+        show.rounds([a_round(1), a_round(2, accuracy=None)])
+    for part in ("round 2/4", "50 %", "7 MB", "4 s left"):
+        assert part in text.getvalue()
+
+
+def test_seconds_left_is_not_fooled_by_the_first_round():
+    assert seconds_left([], 10) == 0
+    assert seconds_left([a_round(1, wall_seconds=30.0), *(a_round(n, wall_seconds=2.0) for n in (2, 3))], 10) == 14.0
+    assert seconds_left([a_round(1)], 1) == 0
+
+
+def test_no_traceback_in_a_log(tmp_path):
+    log = tmp_path / "app.log"
+    assert last_traceback(log, 0) is None
+    log.write_text("Traceback (most recent call last):\n  old\nValueError: old\n\n")
+    start = log.stat().st_size
+    assert last_traceback(log, start) is None
+    assert last_traceback(log, 0) == "Traceback (most recent call last):\n  old\nValueError: old"

@@ -1,0 +1,123 @@
+import tomllib
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from wildflower.settings import (
+    SettingsError,
+    cpu_cores,
+    parse_override,
+    place,
+    read_experiment,
+    resolve,
+    write_toml,
+)
+
+NOW = datetime(2026, 3, 4, 5, 6, 7)
+
+
+def experiment(folder: Path, text: str) -> Path:
+    path = folder / "experiment.toml"
+    path.write_text(text)
+    return path
+
+
+def test_file_and_set_lie_over_the_defaults_with_their_sources(tmp_path):
+    path = experiment(
+        tmp_path, 'rounds = 7\nlearning-rate = 1\nstrategy = "fedprox"\nworkers = 3\n[fedprox]\nmu = 0.5\n'
+    )
+    settings = resolve(path, ["rounds=9", "run-name=mine"])
+    values = settings.config.to_dict()
+    assert (values["rounds"], values["learning-rate"], values["fedprox.mu"], values["run-name"]) == (
+        9,
+        1.0,
+        0.5,
+        "mine",
+    )
+    assert settings.sources["rounds"] == "--set"
+    assert settings.sources["fedprox.mu"] == str(path)
+    assert settings.sources["seed"] == "default"
+    assert settings.sources["workers"] == str(path)
+    assert settings.sources.keys() == values.keys()
+
+
+def test_workers_come_from_the_machine_unless_they_are_given():
+    settings = resolve(None, ["devices=50"])
+    assert settings.config.workers == min(cpu_cores(), 50)
+    assert settings.sources["workers"] == "this machine"
+    assert resolve(None, ["devices=1", "devices-per-round=1"]).config.workers == 1
+    assert resolve(None, ["workers=5"]).config.workers == 5
+
+
+def test_an_unknown_key_is_named_with_its_place_and_the_nearest_key(tmp_path):
+    path = experiment(tmp_path, "learnin-rate = 0.1\n")
+    with pytest.raises(SettingsError) as error:
+        resolve(path, [])
+    for part in (str(path), "'learnin-rate'", "'learning-rate'"):
+        assert part in str(error.value)
+    with pytest.raises(SettingsError, match="'heterofl'"):
+        resolve(None, ["strategy=hetrofl"])
+
+
+def test_an_experiment_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(SettingsError, match=r"nowhere\.toml: No such file"):
+        read_experiment(tmp_path / "nowhere.toml")
+    with pytest.raises(SettingsError, match="is not TOML"):
+        read_experiment(experiment(tmp_path, "rounds 5"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rounds=5", ("rounds", 5)),
+        ("alpha = 0.5", ("alpha", 0.5)),
+        ("resume=true", ("resume", True)),
+        ("run-name=first try", ("run-name", "first try")),
+        ('run-name="first try"', ("run-name", "first try")),
+        ("run-name=5", ("run-name", "5")),
+        ("run-name=a=b", ("run-name", "a=b")),
+        ("run-name=", ("run-name", "")),
+        ("rounds=many", ("rounds", "many")),
+    ],
+)
+def test_parse_override(text, expected):
+    assert parse_override(text, {"run-name": "", "rounds": 20, "alpha": 0.1, "resume": False}) == expected
+
+
+@pytest.mark.parametrize("text", ["rounds", "=5", ""])
+def test_an_override_needs_a_key_and_a_value(text):
+    with pytest.raises(SettingsError, match="key=value"):
+        parse_override(text, {})
+
+
+def test_relative_paths_mean_where_the_command_was_typed(tmp_path):
+    config = resolve(None, ["output-dir=out", "data-dir=../data", "fleet=my/fleet.toml", "run-name=one"]).config
+    placed, run_dir = place(config, tmp_path / "here", NOW)
+    assert run_dir == tmp_path / "here" / "out" / "one"
+    assert (placed.output_dir, placed.data_dir) == (str(tmp_path / "here" / "out"), str(tmp_path / "data"))
+    assert placed.fleet == str(tmp_path / "here" / "my" / "fleet.toml")
+    assert placed.state_dir == ""
+
+
+def test_bundled_fleets_and_absolute_paths_stay_as_they_are(tmp_path):
+    placed, _ = place(resolve(None, ["output-dir=/somewhere", "run-name=one"]).config, tmp_path, NOW)
+    assert (placed.fleet, placed.output_dir) == ("digits-demo", "/somewhere")
+
+
+def test_a_run_without_a_name_gets_one_that_is_free(tmp_path):
+    config = resolve(None, []).config
+    placed, run_dir = place(config, tmp_path, NOW)
+    assert placed.run_name == run_dir.name == "heterofl-digits-20260304-050607"
+    run_dir.mkdir(parents=True)
+    assert place(config, tmp_path, NOW)[0].run_name == "heterofl-digits-20260304-050607-2"
+
+
+def test_resume_needs_a_name(tmp_path):
+    with pytest.raises(SettingsError, match="run-name"):
+        place(resolve(None, ["resume=true"]).config, tmp_path, NOW)
+
+
+def test_written_toml_reads_back_as_it_was():
+    values = {"fedprox.mu": 1e-05, "rounds": 3, "resume": False, "run-name": 'quote " \\ \n\x7f\x01 é 😀', "big": 1e16}
+    assert tomllib.loads(write_toml(values)) == values
