@@ -102,13 +102,12 @@ def line_chart(
     y_format: Format = plain,
     x_format: Format = plain,
     from_zero: bool = False,
-    note: str = "",
 ) -> str:
     """A figure with one line per entry of `lines`, a legend when there are several, and a text on every point."""
     drawn = [line for line in lines if line.points()]
     every = [point for line in drawn for point in line.points()]
     if not every:
-        return _figure(title, "", '<p class="empty">nothing was measured</p>', note)
+        return _figure(title, "", '<p class="empty">nothing was measured</p>')
     x_low, x_high = min(x for x, _ in every), max(x for x, _ in every)
     if x_low == x_high:
         x_low, x_high = x_low - 0.5, x_high + 0.5
@@ -128,8 +127,9 @@ def line_chart(
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{top:.1f}" y2="{top:.1f}"/>')
         text = y_format(y)
         parts.append(f'<text class="y" x="{LEFT - 6}" y="{top + 4:.1f}">{escape(text)}</text>')
+    whole = all(x == int(x) for x, _ in every)  # rounds have no halves
     for x in ticks(x_low, x_high):
-        if x_low <= x <= x_high:
+        if x_low <= x <= x_high and (x == int(x) or not whole):
             parts.append(
                 f'<text class="x" x="{left_of(x):.1f}" y="{HEIGHT - BOTTOM + 16}">{escape(x_format(x))}</text>'
             )
@@ -155,7 +155,7 @@ def line_chart(
         if not line.faint:
             legend.append((style, dash, line.name, y_format(points[-1][1])))
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return _figure(title, _legend(legend), svg, note)
+    return _figure(title, _legend(legend), svg)
 
 
 def _legend(entries: Iterable[tuple[str, str, str, str]]) -> str:
@@ -167,9 +167,8 @@ def _legend(entries: Iterable[tuple[str, str, str, str]]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _figure(title: str, legend: str, drawing: str, note: str) -> str:
-    small = f'<p class="note">{escape(note)}</p>' if note else ""
-    return f"<figure><figcaption>{escape(title)}</figcaption>{legend}{drawing}{small}</figure>"
+def _figure(title: str, legend: str, drawing: str) -> str:
+    return f"<figure><figcaption>{escape(title)}</figcaption>{legend}{drawing}</figure>"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> str:
@@ -227,7 +226,7 @@ p.lead { color: var(--soft); margin: 0 0 18px; overflow-wrap: anywhere; }
   border-radius: 99px;
   margin-left: 8px; border: 1.5px solid currentColor; color: var(--soft); }
 .badge.finished { color: var(--good); } .badge.failed { color: var(--bad); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 230px), 1fr)); gap: 12px; }
+.cards { display: grid; grid-template-columns: repeat(4, 1fr); gap: 12px; }
 .card, figure, .wide, pre, details { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
 .card { padding: 12px 14px; display: flex; flex-direction: column; }
 .card span, .card small, .note, .empty { color: var(--soft); font-size: 13px; }
@@ -268,7 +267,8 @@ th.n, td.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 pre { padding: 12px 14px; overflow-x: auto; font-size: 13px; line-height: 1.45; border-left: 4px solid var(--bad); }
 details { padding: 10px 14px; margin-top: 12px; } summary { cursor: pointer; font-weight: 600; }
   details .wide { border: 0; }
+@media (max-width: 900px) { .cards { grid-template-columns: 1fr 1fr; } }
 @media (max-width: 600px) { main { padding: 16px 12px 32px; } h1 { font-size: 22px; } svg text { font-size: 13px; }
-  th, td { padding: 5px 8px; } .cards { grid-template-columns: 1fr 1fr; gap: 8px; } .card strong { font-size: 19px;
+  th, td { padding: 5px 8px; } .cards { gap: 8px; } .card strong { font-size: 19px;
   } }
 """

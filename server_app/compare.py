@@ -43,6 +43,7 @@ class TextTable:
     title: str
     headers: list[str]
     rows: list[list[str]]
+    text_columns: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,13 @@ def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison
         target = min(finals, default=None)
     groups = _group(runs)
     tables = [_accuracy_table(groups), _cost_table(groups, target), *_tier_table(groups), *_settings_table(groups)]
-    sections = [f"<h2>{index.title}</h2>{table(index.headers, index.rows)}" for index in tables]
+    sections = [f"<h2>{t.title}</h2>{table(t.headers, t.rows, text_columns=t.text_columns)}" for t in tables]
     title = f"{len(runs)} runs side by side"
-    body = f'<h1>{title}</h1><div class="charts">{"".join(_plots(groups))}</div>{"".join(sections)}'
+    several = any(len(group.runs) > 1 for group in groups)
+    lead = (
+        "Runs that differ only in their seed: a strong line is their mean, faint lines are the runs." if several else ""
+    )
+    body = f'<h1>{title}</h1><p class="lead">{lead}</p><div class="charts">{"".join(_plots(groups))}</div>{"".join(sections)}'
     return Comparison(target, tables, page(f"{title} - Wildflower", body))
 
 
@@ -118,7 +123,7 @@ def _accuracy_table(groups: Sequence[Group]) -> TextTable:
                 _spread([summary.wall_seconds for summary in summaries], seconds_text),
             ]
         )
-    return TextTable("Accuracy", headers, rows)
+    return TextTable("Accuracy", headers, rows, text_columns=2)
 
 
 def _cost_table(groups: Sequence[Group], target: float | None) -> TextTable:
@@ -168,12 +173,13 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
     if not differing:
         return []
     rows = [[key, *(str(config.get(key, "")) for config in configs)] for key in differing]
-    return [TextTable("Settings that differ", ["key", *(group.name for group in groups)], rows)]
+    return [
+        TextTable("Settings that differ", ["key", *(group.name for group in groups)], rows, text_columns=len(rows[0]))
+    ]
 
 
 def _plots(groups: Sequence[Group]) -> list[str]:
     length, unit = time_unit(max((run.summary.simulated_seconds for group in groups for run in group.runs), default=0))
-    gigabyte = 1e9
 
     def rounds(run: Run) -> list[float]:
         return [float(r.round) for r in run.rounds]
@@ -182,20 +188,20 @@ def _plots(groups: Sequence[Group]) -> list[str]:
         return [r.simulated_seconds / length for r in run.rounds]
 
     def traffic(run: Run) -> list[float]:
-        return [total / gigabyte for total in accumulate(r.bytes_down + r.bytes_up for r in run.rounds)]
+        return [float(total) for total in accumulate(r.bytes_down + r.bytes_up for r in run.rounds)]
 
     def accuracy(r: RoundRecord) -> float | None:
         return r.accuracy
 
-    several = any(len(group.runs) > 1 for group in groups)
-    note = "A strong line is the mean over seeds, faint lines are its runs." if several else ""
     return [
-        line_chart(
-            "Accuracy over rounds", _lines(groups, rounds, accuracy), x_label="round", y_format=percent, note=note
-        ),
+        line_chart("Accuracy over rounds", _lines(groups, rounds, accuracy), x_label="round", y_format=percent),
         line_chart("Accuracy over simulated time", _lines(groups, clock, accuracy), x_label=unit, y_format=percent),
         line_chart(
-            "Accuracy over traffic", _lines(groups, traffic, accuracy), x_label="GB down and up", y_format=percent
+            "Accuracy over traffic",
+            _lines(groups, traffic, accuracy),
+            x_label="down and up",
+            y_format=percent,
+            x_format=bytes_text,
         ),
         line_chart("Loss", _lines(groups, rounds, lambda r: r.loss), x_label="round"),
         line_chart(
