@@ -74,7 +74,8 @@ def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison
     lead = (
         "Runs that differ only in their seed: a strong line is their mean, faint lines are the runs." if several else ""
     )
-    body = f'<h1>{title}</h1><p class="lead">{lead}</p><div class="charts">{"".join(_plots(groups))}</div>{"".join(sections)}'
+    plots = f'<div class="charts">{"".join(_plots(groups))}</div>'
+    body = f'<h1>{title}</h1><p class="lead">{lead}</p>{plots}{"".join(sections)}'
     return Comparison(target, tables, page(f"{title} - Wildflower", body))
 
 
