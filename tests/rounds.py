@@ -1,0 +1,138 @@
+"""Small runs for tests: six devices of three widths that share the digits, or one device per node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Message
+
+from client_app.app import app as client
+from messages.orders import Reply
+from messages.wire import from_records, to_records
+from server_app.app import build
+from server_app.config import RunConfig
+from strategies import Strategy
+from strategies.base import Scorer
+from tests.grid import InProcessGrid
+
+FLEET = """
+[[group]]
+name = "whole"
+count = 2
+fits_width = 1.0
+link = "100 Mbit/s"
+speed = 3.0
+
+[[group]]
+name = "half"
+count = 2
+fits_width = 0.5
+link = "20 Mbit/s"
+speed = 2.0
+
+[[group]]
+name = "quarter"
+count = 2
+fits_width = 0.25
+link = "5 Mbit/s"
+speed = { uniform = [0.5, 1.0] }
+"""
+
+METHODS: dict[str, dict[str, Any]] = {
+    "all-large": {"strategy": "fedavg"},
+    "all-small": {"strategy": "fedavg", "fedavg.use": "all-small"},
+    "exclusive": {"strategy": "fedavg", "fedavg.use": "exclusive"},
+    "local": {"strategy": "fedavg", "fedavg.use": "local"},
+    "fedadam": {"strategy": "fedadam"},
+    "fedprox": {"strategy": "fedprox", "fedprox.mu": 0.1},
+    "heterofl": {"strategy": "heterofl"},
+    "heterofl dynamic": {"strategy": "heterofl", "heterofl.dynamic": True},
+    "fedrolex": {"strategy": "fedrolex"},
+    "federated-dropout": {"strategy": "federated-dropout"},
+}
+
+
+def small_config(folder: Path, **changes: Any) -> RunConfig:
+    """A run of six simulated devices, four per round, two steps each; `changes` are keys with _ for -."""
+    fleet = folder / "six.toml"
+    fleet.write_text(FLEET)
+    values = {
+        "fleet": str(fleet),
+        "output-dir": str(folder / "runs"),
+        "run-name": "small",
+        "devices": 6,
+        "devices-per-round": 4,
+        "widths": "1, 0.5, 0.25",
+        "rounds": 4,
+        "evaluate-every": 4,
+        "local-steps": 2,
+        "seed": 3,
+    }
+    return RunConfig.from_run_config(values | {key.replace("_", "-"): value for key, value in changes.items()})
+
+
+def started(config: RunConfig) -> tuple[Strategy, Scorer]:
+    """The strategy of a configuration, before round 1, and its scorer."""
+    return build(config)
+
+
+def simulated_grid(nodes: int = 2) -> InProcessGrid:
+    """Nodes that carry simulated devices with the real client."""
+    return InProcessGrid(client, nodes)
+
+
+def connected_grid(devices: int, folder: Path) -> InProcessGrid:
+    """One device per node, as on hardware: node n carries device n - 1."""
+    return InProcessGrid(
+        client,
+        devices,
+        lambda node: {"partition-id": node - 1, "num-partitions": devices, "state-dir": str(folder / f"node-{node}")},
+    )
+
+
+def same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    """Whether two states hold the same tensors, bit for bit."""
+    return first.keys() == second.keys() and all(
+        first[name].dtype == second[name].dtype
+        and first[name].shape == second[name].shape
+        and first[name].numpy().tobytes() == second[name].numpy().tobytes()
+        for name in first
+    )
+
+
+Change = Callable[[dict[str, Any], list[bytes]], None]
+
+
+def changed_reply(change: Change) -> Callable[[Message], Message]:
+    """A tamper for `InProcessGrid` that edits the JSON and the arrays of a training reply in place."""
+
+    def tamper(message: Message) -> Message:
+        reply, arrays = from_records(Reply, message.content)
+        value = json.loads(reply.model_dump_json())
+        change(value, arrays)
+        message.content = to_records(Reply.model_construct(**value), arrays)
+        return message
+
+    return tamper
+
+
+class FakeTime:
+    """A clock for `strategies.exchange` and `strategies.population` that only `sleep` moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
