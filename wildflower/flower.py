@@ -24,6 +24,8 @@ CONNECTION = "wildflower"
 START_SECONDS = 60.0
 STOP_SECONDS = 3.0
 MOST_PORTS = 3
+# Ray puts sockets 80 letters deeper, and the path of a socket has at most 104 letters on some systems.
+LONGEST_FOLDER = 24
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -118,7 +120,8 @@ def superlink(log: Path) -> Iterator[SuperLink]:
     However the block is left, every process that the SuperLink started is stopped and its folder removed.
     Raises FlowerError when it does not come up.
     """
-    folder = Path(tempfile.mkdtemp(prefix="wf-"))  # short: Ray puts sockets in it, whose paths may have 107 letters
+    usual = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix="wf-", dir=usual if len(usual) <= LONGEST_FOLDER else "/tmp"))
     started: list[subprocess.Popen[bytes]] = []
     try:
         (folder / "here").mkdir()

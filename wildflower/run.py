@@ -69,7 +69,7 @@ def _run(experiment: Path, overrides: Sequence[str], app_dir: Path | None, conso
     if failure is None and (summary is None or summary.status != "finished"):
         failure = "Flower says that the run finished, but its summary.json does not"
     if failure is not None:
-        reason = last_traceback(app_log, app_log_start) or (summary.error if summary else None) or failure
+        reason = last_traceback(app_log, app_log_start, app_dir) or (summary.error if summary else None) or failure
         console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
         if reason != failure:
             console.print(reason, markup=False, highlight=False, soft_wrap=True)
@@ -258,8 +258,12 @@ def _interrupted_hint(run_dir: Path, config: "RunConfig", console: Console) -> I
         raise
 
 
-def last_traceback(log: Path, start: int) -> str | None:
-    """The last Python traceback that a log holds after its first `start` bytes, at most its last lines; or None."""
+def last_traceback(log: Path, start: int, app_dir: Path) -> str | None:
+    """The last Python traceback that a log holds after its first `start` bytes, at most its last lines; or None.
+
+    Flower's own frames are left out, and files of the submitted app, whose copy is gone by now, are named as they are
+    in `app_dir`.
+    """
     if not log.exists():
         return None
     with log.open("rb") as file:
@@ -268,9 +272,15 @@ def last_traceback(log: Path, start: int) -> str | None:
     found = text.rfind("Traceback (most recent call last)")
     if found < 0:
         return None
+    kept: list[str] = []
+    flowers = False
     # It ends where a blank line or the next message of Flower's logger begins.
-    lines = takewhile(lambda line: line.strip() and not LOGGER_LINE.match(line), text[found:].splitlines())
-    return "\n".join(list(lines)[-TRACEBACK_LINES:])
+    for line in takewhile(lambda line: line.strip() and not LOGGER_LINE.match(line), text[found:].splitlines()):
+        if line.startswith('  File "') or not line.startswith("  "):
+            flowers = "/site-packages/flwr/" in line
+        if not flowers:
+            kept.append(re.sub(r'(?<=File ").*/home/apps/[^/]+', lambda _: str(app_dir), line))
+    return "\n".join(kept[-TRACEBACK_LINES:])
 
 
 def summary_table(summary: Summary) -> Table:

@@ -85,6 +85,7 @@ class World:
             lambda outer, folder: environment(outer, folder) | {"PATH": f"{commands}{os.pathsep}{outer['PATH']}"},
         )
         monkeypatch.setattr(flower, "STOP_SECONDS", 0.2)
+        monkeypatch.setattr(flower, "LONGEST_FOLDER", 1000)
         self._monkeypatch = monkeypatch
         self.run_dir = self.here / "runs" / "one"
 
@@ -247,8 +248,40 @@ def test_seconds_left_is_not_fooled_by_the_first_round():
 
 def test_no_traceback_in_a_log(tmp_path):
     log = tmp_path / "app.log"
-    assert last_traceback(log, 0) is None
+    assert last_traceback(log, 0, tmp_path) is None
     log.write_text("Traceback (most recent call last):\n  old\nValueError: old\n\n")
     start = log.stat().st_size
-    assert last_traceback(log, start) is None
-    assert last_traceback(log, 0) == "Traceback (most recent call last):\n  old\nValueError: old"
+    assert last_traceback(log, start, tmp_path) is None
+    assert last_traceback(log, 0, tmp_path) == "Traceback (most recent call last):\n  old\nValueError: old"
+
+
+def test_a_traceback_without_flowers_frames_and_with_the_apps_own_files(tmp_path):
+    log = tmp_path / "app.log"
+    log.write_text(
+        "\x1b[91mERROR\x1b[0m:  Simulation raised an exception\n"
+        "Traceback (most recent call last):\n"
+        '  File "/lib/site-packages/flwr/simulation/app.py", line 337, in run\n'
+        "    result = _run(\n"
+        "             ^^^^^\n"
+        '  File "/tmp/wf-x/home/apps/a.b.0.1.0.ff/server_app/app.py", line 39, in main\n'
+        "    run()\n"
+        "ValueError: one\n"
+        "  two\n"
+        "INFO :  more\n"
+    )
+    assert last_traceback(log, 0, Path("/project")) == (
+        "Traceback (most recent call last):\n"
+        '  File "/project/server_app/app.py", line 39, in main\n'
+        "    run()\n"
+        "ValueError: one\n"
+        "  two"
+    )
+
+
+def test_a_folder_too_long_for_rays_sockets_is_not_used(world, monkeypatch):
+    monkeypatch.setattr(flower, "LONGEST_FOLDER", 24)
+    monkeypatch.setenv("FAKE_FLOWER", "finish")
+    with flower.superlink(world.here / "superlink.log") as running:
+        assert running.folder.parent == Path("/tmp")
+        assert running.folder.is_dir()
+    assert not running.folder.exists()
