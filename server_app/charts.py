@@ -259,7 +259,7 @@ circle { fill: var(--card); stroke-width: 1.5; }
   .skipped { fill: var(--skipped); }
 .box.failed { background: var(--bad); } .box.late { background: var(--late); }
 .box.refused { background: var(--refused); } .box.skipped { background: var(--skipped); }
-.scroll, .wide { overflow-x: auto; } .scroll svg { display: block; min-width: 640px; width: 100%; height: auto; }
+.scroll, .wide { overflow-x: auto; } .scroll svg { display: block; min-width: 1000px; width: 100%; height: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; } th, td { padding: 6px 12px; text-align: left; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; border-bottom: 1px solid var(--rule); }
 tr + tr td { border-top: 1px solid var(--rule); } td { overflow-wrap: anywhere; min-width: 60px; }

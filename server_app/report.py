@@ -281,10 +281,10 @@ def _who_trained_what(activity: Activity) -> str:
     names = list(activity.rows)
     cell_height = 22 if len(names) <= 12 else 14 if len(names) <= 40 else 7 if len(names) <= 100 else 4
     # Wide cells for a short run, but no wider than reads as a cell.
-    cell_width = min(40.0, 1120 / activity.columns)
-    left, top = 86, 18
+    left, top, width = 86, 18, 1210
+    cell_width = min(60.0, (width - left - 4) / activity.columns)
     gap = 1 if cell_width >= 4 and cell_height >= 6 else 0
-    width, height = max(560.0, left + cell_width * activity.columns + 4), top + cell_height * len(names) + 4
+    height = top + cell_height * len(names) + 4
     sizes = [cell.mean_parameters for cell in activity.cells.values() if cell.mean_parameters is not None]
     bounds = shade_bounds(sizes)
     every_name = -(-15 // cell_height)  # a name needs 15 units
@@ -321,7 +321,7 @@ def _who_trained_what(activity: Activity) -> str:
         note += f" {activity.devices:,} devices took part, so a cell is a tier: mean size, and the share that missed."
     if activity.rounds_per_column > 1:
         note += f" Each column is {activity.rounds_per_column} rounds."
-    svg = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    svg = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
     return (
         f"<h2>{escape(title)}</h2><figure>{_map_legend(bounds, activity)}"
         f'<div class="scroll">{svg}</div><p class="note">{escape(note)}</p></figure>'
