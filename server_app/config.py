@@ -52,7 +52,7 @@ class RunConfig(BaseModel):
     # What is learned, and from what
     task: str = "digits"
     data_dir: str = ""
-    family: str = ""
+    family: str = "cnn3"
     partition: Literal["iid", "dirichlet", "natural"] = "dirichlet"
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1

@@ -162,10 +162,12 @@ class Strategy(FlowerStrategy):
         )
         return RoundResult(record, [device_record(work.round, a) for a in work.assignments])
 
-    def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation:
-        """Score the global model and every tier's sub-model on the task's test set."""
+    def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation | None:
+        """Score the global model and every tier's sub-model on the task's test set; None where it cannot be scored."""
         scores: dict[Architecture, tuple[float, float]] = {}
         models = self.models(grid)
+        if "global" not in models:
+            return None
         for model in models.values():
             if model.architecture not in scores:
                 scores[model.architecture] = scorer(model)
@@ -295,6 +297,9 @@ class Strategy(FlowerStrategy):
                 self._bytes["up"] += work.bytes_up(a) if a.outcome == "trained" else 0
                 if a.outcome != "trained":
                     self.population.failed(a.device)
+        troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
+        for outcome, times in troubles.most_common(3):
+            log(WARNING, "Round %s: %s of %s devices %s", work.round, times, len(work.assignments), outcome)
 
     def _take(self, work: Work, batch: list[Assignment], reply: Message | Failure) -> None:
         """Absorb one reply. Whatever is wrong with it is counted and changes nothing."""
@@ -327,8 +332,10 @@ class Strategy(FlowerStrategy):
         """How long the round took by the virtual clock: until the last device whose update counts, or the deadline."""
         waited = [a.simulated_seconds for a in work.assignments if a.outcome == "trained"]
         missing = any(a.outcome == "late" for a in work.assignments) and len(waited) < self.settings.devices_per_round
-        deadline = self.settings.deadline_seconds
-        return deadline if missing and deadline is not None else max(waited, default=0.0)
+        if missing and self.settings.deadline_seconds is not None:
+            return self.settings.deadline_seconds
+        # A round that nobody takes part in still takes a second, or links that carry nothing now never would again.
+        return max(waited, default=1.0)
 
     @property
     def name(self) -> str:

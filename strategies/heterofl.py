@@ -75,12 +75,16 @@ class HeteroFL(SubModelStrategy):
             select = self.scored_selection(architecture).select
             weights = self.family.place(architecture, select).gather(self.weights)
             statistics = self._statistics(grid, architecture, weights)
-            models[architecture] = Model(self.scored, architecture, weights | statistics)
-        tiers = {tier: models[architecture] for tier, architecture in self.tier_architectures.items()}
-        return {"global": models[self.candidates[0]], **tiers}
+            if statistics is not None:
+                models[architecture] = Model(self.scored, architecture, weights | statistics)
+        named = {"global": self.candidates[0], **self.tier_architectures}
+        return {name: models[architecture] for name, architecture in named.items() if architecture in models}
 
-    def _statistics(self, grid: Grid, architecture: Architecture, weights: Weights) -> Weights:
-        """The batch norm statistics of one model: the mean over devices of what one pass over their data shows."""
+    def _statistics(self, grid: Grid, architecture: Architecture, weights: Weights) -> Weights | None:
+        """The batch norm statistics of one model: the mean over devices of what one pass over their data shows.
+
+        None where no device returned any.
+        """
         layout = returned_layout(self.scored, architecture, "batch norm statistics")
         if not layout.entries:
             return {}
@@ -111,8 +115,12 @@ class HeteroFL(SubModelStrategy):
         )
         self.exchange_work(grid, work)
         if not total.weight:
-            raise RuntimeError(
-                f"round {self.round}: no device returned batch norm statistics, the model cannot be scored"
+            log(
+                WARNING,
+                "Round %s: no device returned batch norm statistics, %s is not scored",
+                self.round,
+                architecture,
             )
+            return None
         mean = total.total.double() / (total.weight * SCALE)
         return {name: value.float() for name, value in split(mean, layout).items()}
