@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # What a resumed run may change without becoming another experiment: where things lie, and how far and how fast it goes.
 MAY_CHANGE_ON_RESUME = frozenset(
-    {"resume", "rounds", "workers", "output-dir", "run-name", "data-dir", "evaluate-every", "checkpoint-every"}
+    {"resume", "rounds", "workers", "output-dir", "run-name", "data-dir", "state-dir", "evaluate-every"}
 )
 ERROR_LINES = 40
 
