@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from client_app.state import DeviceState
-from client_app.training import Refusal, Trained, train
+from client_app.training import Refusal, Trained, train, with_weights
 from devices.probe import probe_machine
 from messages.layouts import class_spans, returned_layout, sent_layout
 from messages.orders import (
@@ -162,8 +162,7 @@ def _score(
                 raise MessageError(f"device {order.device} keeps no model of {architecture}")
         else:
             weights = unpack(pick(arrays, order.payload, f"device {order.device}"), layout)
-        model = family.build(architecture)
-        model.load_state_dict(weights)
+        model = with_weights(family, architecture, weights)
         if order.data == "test set":
             inputs, labels = task.test.inputs, task.test.labels
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -78,11 +78,9 @@ def train(
 
     meter = MemoryMeter(device)
     torch.manual_seed(order.seed)  # dropout, and the first weights of a device's own model
-    model = family.build(architecture)
     key = f"model-{sent_layout(family, architecture).digest}"
-    own = state.load(key, round_number) if data is None else unpack(data, sent_layout(family, architecture))
-    if own is not None:
-        model.load_state_dict(own)
+    weights = state.load(key, round_number) if data is None else unpack(data, sent_layout(family, architecture))
+    model = family.build(architecture) if weights is None else with_weights(family, architecture, weights)
     model.to(device)
     generator = torch.Generator().manual_seed(order.seed)
     loss = local_loss(order.objective, model, present.to(device))
@@ -109,6 +107,14 @@ def train(
         meter.peak_bytes(),
         present,
     )
+
+
+def with_weights(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The sub-model over these very tensors: nothing is initialized or copied, and training changes them in place."""
+    with torch.device("meta"):
+        model = family.build(architecture)
+    model.load_state_dict(weights, assign=True)
+    return model
 
 
 def _batches(

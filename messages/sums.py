@@ -20,6 +20,7 @@ from messages.packing import Layout, MessageError
 SCALE = 2**28
 UNIT = 1024  # the weight of one device where all devices count alike
 _BOUND = 2.0**62  # half the range of a 64-bit integer
+_PIECE = 2**16
 
 
 @dataclass
@@ -60,14 +61,17 @@ class WeightedSum:
         """
         if weight < 1:
             raise MessageError(f"the weight of an update is a positive integer, got {weight}")
-        scaled = flat.to(torch.float64, copy=True).mul_(float(weight) * SCALE)
-        largest = float(torch.linalg.vector_norm(scaled, float("inf"))) if scaled.numel() else 0.0
-        bound = new_bound(self.largest, largest, weight)
+        factor = float(weight) * SCALE
+        lowest, highest = torch.aminmax(flat) if flat.numel() else (torch.zeros(()), torch.zeros(()))  # NaN stays NaN
+        bound = new_bound(self.largest, max(-float(lowest), float(highest)) * factor, weight)
         if present is not None and self.class_weight is not None:
+            flat = flat.clone()
             for start, stop in class_spans:
-                scaled[start:stop].view(len(present), -1)[~present] = 0.0
+                flat[start:stop].view(len(present), -1)[~present] = 0.0
             self.class_weight += weight * present.to(torch.int64)
-        self.total += scaled.round_().to(torch.int64)
+        # Piece by piece, because the values in between then stay in the processor's cache.
+        for total, values in zip(self.total.split(_PIECE), flat.split(_PIECE), strict=True):
+            total += values.to(torch.float64).mul_(factor).round_().to(torch.int64)
         self.weight += weight
         self.largest = bound
 
