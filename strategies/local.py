@@ -75,11 +75,12 @@ class Local(SubModelStrategy):
                 if score.device in batch and score.error is None and score.examples:
                     correct[score.device] = score.correct / score.examples
                     losses[score.device] = score.loss_sum / score.examples
+        scored = sorted(correct)  # a mean of floats depends on their order, and replies come in any
         tiers: dict[str, list[float]] = defaultdict(list)
-        for device, accuracy in correct.items():
-            tiers[self.trained[device][0]].append(accuracy)
-        mean = float(np.mean(list(correct.values()))) if correct else 0.0
-        loss = float(np.mean(list(losses.values()))) if losses else 0.0
+        for device in scored:
+            tiers[self.trained[device][0]].append(correct[device])
+        mean = float(np.mean([correct[device] for device in scored])) if scored else 0.0
+        loss = float(np.mean([losses[device] for device in scored])) if scored else 0.0
         return Evaluation(mean, loss, {tier: float(np.mean(values)) for tier, values in tiers.items()})
 
     def _question(self, node: int, batch: list[int]) -> Message:
