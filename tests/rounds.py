@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
 from client_app.app import app as client
 from messages.orders import Reply
@@ -57,7 +57,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def small_config(folder: Path, **changes: Any) -> RunConfig:
-    """A run of six simulated devices, four per round, two steps each; `changes` are keys with _ for -."""
+    """A run of six simulated devices, four per round, one step each; `changes` are keys with _ for -."""
     fleet = folder / "six.toml"
     fleet.write_text(FLEET)
     values = {
@@ -69,8 +69,11 @@ def small_config(folder: Path, **changes: Any) -> RunConfig:
         "widths": "1, 0.5, 0.25",
         "rounds": 4,
         "evaluate-every": 4,
-        "local-steps": 2,
+        "local-steps": 1,
         "seed": 3,
+        "family": "lenet5",
+        "partition": "iid",
+        "examples-per-device": 24,  # few enough that devices lack classes
     }
     return RunConfig.from_run_config(values | {key.replace("_", "-"): value for key, value in changes.items()})
 
@@ -114,7 +117,9 @@ def changed_reply(change: Change) -> Callable[[Message], Message]:
         reply, arrays = from_records(Reply, message.content)
         value = json.loads(reply.model_dump_json())
         change(value, arrays)
-        message.content = to_records(Reply.model_construct(**value), arrays)
+        content = to_records(reply, arrays)
+        content["wildflower"] = ConfigRecord({"json": json.dumps(value)})
+        message.content = content
         return message
 
     return tamper

@@ -1,0 +1,439 @@
+"""What holds for every strategy, whatever it learns."""
+
+import random
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from messages.packing import Layout
+from models.lenet import LeNet5
+from strategies import STRATEGIES
+from tests.rounds import (
+    METHODS,
+    FakeTime,
+    changed_reply,
+    connected_grid,
+    same_bits,
+    simulated_grid,
+    small_config,
+    started,
+)
+
+STRANGERS = [method for method in METHODS if method not in ("all-small", "exclusive", "heterofl dynamic")]
+SENDING = [method for method in STRANGERS if method != "local"]
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+def rounds(folder, method, grid, number=2, **changes):
+    """The state and the journal lines after some rounds."""
+    folder.mkdir(exist_ok=True)
+    strategy, scorer = started(small_config(folder, **METHODS[method] | {"evaluate-every": 2} | changes))
+    results = [strategy.run_round(grid, n, scorer) for n in range(1, number + 1)]
+    return strategy, results
+
+
+def outcomes(results):
+    return {(d["round"], d["device"]): d["outcome"] for r in results for d in r.devices}
+
+
+def scores(results):
+    return [(r.record["accuracy"], r.record["loss"], r.record["accuracy_by_tier"]) for r in results]
+
+
+def test_all_strategies_are_here():
+    assert {keys["strategy"] for keys in METHODS.values()} == set(STRATEGIES)
+
+
+@every_method
+def test_neither_the_order_of_replies_nor_the_number_of_nodes_matters(method, tmp_path):
+    one, results = rounds(tmp_path / "one", method, simulated_grid(1), workers=1)
+    assert results[1].record["accuracy"] is not None
+    for nodes in (2, 3):
+        grid = simulated_grid(nodes)
+        grid.order = lambda messages: messages[::-1]
+        other, others = rounds(tmp_path / f"{nodes}", method, grid, workers=nodes)
+        assert same_bits(one.state_dict().tensors, other.state_dict().tensors)
+        assert one.state_dict().values == other.state_dict().values
+        assert scores(results) == scores(others)
+        assert outcomes(results) == outcomes(others)
+        if method != "exclusive":  # of which few devices can be part
+            assert len({m.metadata.dst_node_id for m in grid.sent}) == nodes
+
+
+@every_method
+def test_devices_on_nodes_of_their_own_answer_in_any_order(method, tmp_path):
+    states = []
+    for seed in (1, 2):
+        shuffle = random.Random(seed).shuffle
+        grid = connected_grid(6, tmp_path / f"{seed}")
+        grid.order = lambda messages, shuffle=shuffle: shuffle(messages) or messages
+        strategy, results = rounds(tmp_path / f"run-{seed}", method, grid, fleet="")
+        assert set(outcomes(results).values()) == {"trained"}
+        states.append(strategy.state_dict())
+    assert same_bits(states[0].tensors, states[1].tensors)
+
+
+@every_method
+def test_training_changes_the_model_and_repeats_itself(method, tmp_path):
+    before = started(small_config(tmp_path, **METHODS[method]))[0].state_dict()
+    first, results = rounds(tmp_path / "1", method, simulated_grid())
+    second, _ = rounds(tmp_path / "2", method, simulated_grid())
+    assert "trained" in outcomes(results).values()
+    assert same_bits(first.state_dict().tensors, second.state_dict().tensors)
+    changed = not same_bits(before.tensors, first.state_dict().tensors)
+    assert changed == (method != "local")
+    other, _ = rounds(tmp_path / "3", method, simulated_grid(), seed=4)
+    assert not same_bits(first.state_dict().tensors, other.state_dict().tensors)
+
+
+# A reply that cannot be used leaves everything as if its node had died, and the replies of the other nodes count.
+
+
+def wrong_round(reply, arrays):
+    reply["round"] += 1
+
+
+def wrong_run(reply, arrays):
+    reply["run"] = "another"
+
+
+def twice_the_same_device(reply, arrays):
+    reply["updates"].append(reply["updates"][0])
+
+
+def device_never_asked(reply, arrays):
+    reply["updates"].append({**reply["updates"][0], "device": 999})
+
+
+def an_outcome_of_its_own(reply, arrays):
+    reply["updates"][0]["outcome"] = "done"
+
+
+def trained_on_nothing(reply, arrays):
+    reply["updates"][0]["examples"] = 0
+
+
+def trained_but_sent_nothing(reply, arrays):
+    reply["sums"] = []
+
+
+def more_weight_in_the_sum(reply, arrays):
+    reply["sums"][0]["weight"] += 1
+
+
+def a_device_counted_twice(reply, arrays):
+    reply["sums"][0]["devices"] *= 2
+
+
+def the_same_sum_twice(reply, arrays):
+    reply["sums"].append(reply["sums"][0])
+
+
+def a_foreign_device_in_the_sum(reply, arrays):
+    reply["sums"][0]["devices"].append(999)
+
+
+def a_group_that_is_not_there(reply, arrays):
+    reply["sums"][0]["group"] = 77
+
+
+def a_sum_of_other_tensors(reply, arrays):
+    reply["sums"][0]["digest"] = "0" * 16
+
+
+def a_sum_too_short(reply, arrays):
+    arrays[0] = arrays[0][8:]
+
+
+def a_sum_that_is_not_there(reply, arrays):
+    reply["sums"][0]["payload"] = len(arrays)
+
+
+def a_negative_weight(reply, arrays):
+    reply["sums"][0]["weight"] *= -1
+
+
+def examples_beyond_all_bounds(reply, arrays):
+    reply["updates"][0]["examples"] = 10**30
+
+
+def no_device(reply, arrays):
+    reply["updates"], reply["sums"] = [], []
+
+
+WHOLE = [wrong_round, wrong_run, twice_the_same_device, device_never_asked, an_outcome_of_its_own, trained_on_nothing]
+WHOLE += [examples_beyond_all_bounds, no_device]
+SUMS = [trained_but_sent_nothing, more_weight_in_the_sum, a_device_counted_twice, the_same_sum_twice]
+SUMS += [a_foreign_device_in_the_sum, a_group_that_is_not_there, a_sum_of_other_tensors, a_sum_too_short]
+SUMS += [a_sum_that_is_not_there, a_negative_weight]
+
+
+def one_round(folder, method, grid, **changes):
+    """The state after a round, and node and outcome of every device."""
+    strategy, [result] = rounds(folder, method, grid, number=1, **changes)
+    state = strategy.state_dict()
+    return state.tensors, state.values.get("trained"), {d["device"]: (d["node"], d["outcome"]) for d in result.devices}
+
+
+@lru_cache
+def round_with_a_dead_node(folder, method, on_hardware):
+    grid = connected_grid(4, folder / "states") if on_hardware else simulated_grid(2)
+
+    def die_in_training(messages):  # but answer what a device is asked before
+        grid.broken = {1: 8} if messages[0].metadata.message_type == "train" else {}
+        return messages
+
+    grid.order = die_in_training
+    return one_round(folder, method, grid, **HARDWARE if on_hardware else {})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("dead")
+
+
+HARDWARE = {"fleet": "", "devices": 4}
+
+
+def check_refusal(folder, tmp_path, method, tamper, on_hardware=False):
+    """A round in which node 1 answers badly ends like one in which it dies; returns what became of its devices."""
+    tensors, trained, deaths = round_with_a_dead_node(folder / method, method, on_hardware)
+    grid = connected_grid(4, tmp_path) if on_hardware else simulated_grid(2)
+
+    def tamper_one(message):
+        is_training = message.metadata.message_type == "train"
+        return tamper(message) if is_training and message.metadata.src_node_id == 1 else message
+
+    grid.tamper = tamper_one
+    found, who, refusals = one_round(tmp_path, method, grid, **HARDWARE if on_hardware else {})
+    assert same_bits(tensors, found)
+    assert trained == who
+    mine = [device for device, (node, _) in refusals.items() if node == 1]
+    assert mine
+    for device, (node, outcome) in refusals.items():
+        assert deaths[device][0] == node
+        if node == 1:
+            assert deaths[device][1] == "failed: the client process died: as the test asked"
+        else:
+            assert outcome == deaths[device][1]
+    return {refusals[device][1] for device in mine}
+
+
+@pytest.mark.parametrize("method", STRANGERS)
+@pytest.mark.parametrize("change", WHOLE, ids=lambda change: change.__name__)
+def test_a_bad_reply_changes_nothing(method, change, tmp_path, folder):
+    [why] = check_refusal(folder, tmp_path, method, changed_reply(change))
+    assert why.startswith("failed: the node's reply says nothing" if change is no_device else "refused: ")
+
+
+@pytest.mark.parametrize("method", SENDING)
+@pytest.mark.parametrize("change", SUMS, ids=lambda change: change.__name__)
+def test_a_bad_sum_changes_nothing(method, change, tmp_path, folder):
+    [why] = check_refusal(folder, tmp_path, method, changed_reply(change))
+    assert why.startswith("refused: ")
+
+
+def garbage(message):
+    message.content = RecordDict({"wildflower": ConfigRecord({"json": "{]"})})
+    return message
+
+
+def nothing(message):
+    message.content = RecordDict()
+    return message
+
+
+def another_models_weights(message):
+    message.content = RecordDict({"arrays": ArrayRecord({"conv.weight": Array(torch.zeros(3, 3).numpy())})})
+    return message
+
+
+def unnumbered_arrays(message):
+    record = message.content.array_records.get("weights")
+    data = record["0"] if record else Array("uint8", (1,), "wildflower.packed", b"a")
+    message.content["weights"] = ArrayRecord({"conv.weight": data})
+    return message
+
+
+@pytest.mark.parametrize("method", STRANGERS)
+@pytest.mark.parametrize("tamper", [garbage, nothing, another_models_weights, unnumbered_arrays])
+def test_a_message_that_is_none_of_ours_changes_nothing(method, tamper, tmp_path, folder):
+    [why] = check_refusal(folder, tmp_path, method, tamper)
+    assert why.startswith("refused: Reply: ")
+
+
+@pytest.mark.parametrize("method", STRANGERS)
+def test_a_reply_that_comes_twice_counts_once(method, tmp_path):
+    grid = simulated_grid(2)
+    grid.duplicate = True
+    once = one_round(tmp_path / "once", method, simulated_grid(2))
+    twice = one_round(tmp_path / "twice", method, grid)
+    assert same_bits(once[0], twice[0])
+    assert once[1:] == twice[1:]
+
+
+# On hardware a device's weights come by themselves. Node 1 carries device 0.
+
+
+LENET = LeNet5(input_shape=(1, 8, 8))
+
+
+def of_values(value):
+    def change(reply, arrays):
+        weights = torch.frombuffer(bytearray(arrays[0]), dtype=torch.float32)
+        weights[7] = value
+        arrays[0] = weights.numpy().tobytes()
+
+    return change
+
+
+def of_tensors(edit):
+    """The reply of a device that sends other tensors than it was asked: its index, and their bytes."""
+
+    def change(reply, arrays):
+        layouts = [Layout.of(f.tensors(f.full())) for f in (LENET, replace(LENET, norm="static"))]
+        [index] = [layout.to_json() for layout in layouts if layout.nbytes == len(arrays[0])]
+        edit(index)
+        reply["updates"][0]["index"] = index
+        arrays[0] = bytes(Layout.from_json(index).nbytes)
+
+    return change
+
+
+def remove_a_tensor(index):
+    del index[2]
+
+
+def add_a_tensor(index):
+    index.append(["head.temperature", [1], "float32"])
+
+
+def transpose_a_tensor(index):
+    index[-2][1].reverse()
+
+
+def a_payload_cut_short(reply, arrays):
+    arrays[0] = arrays[0][:-4]
+
+
+def a_payload_that_is_not_there(reply, arrays):
+    reply["updates"][0]["payload"] = 5
+
+
+def a_report_of_impossible_memory(reply, arrays):
+    reply["updates"][0]["report"]["memory_available_bytes"] = -1
+
+
+BAD_WEIGHTS = {
+    "missing tensor": (of_tensors(remove_a_tensor), "missing tensor 'block1.norm.weight'"),
+    "extra tensor": (of_tensors(add_a_tensor), "extra tensor 'head.temperature'"),
+    "wrong shape": (of_tensors(transpose_a_tensor), "tensor 'head.classifier.weight' has shape"),
+    "wrong length": (a_payload_cut_short, "packed weights have"),
+    "nan": (of_values(float("nan")), "holds values that are not finite"),
+    "inf": (of_values(float("inf")), "holds values that are not finite"),
+    "overflow": (of_values(1e30), "finite and small enough"),
+    "no payload": (a_payload_that_is_not_there, "points to array 5"),
+    "bad report": (a_report_of_impossible_memory, "memory_available_bytes"),
+}
+
+
+@pytest.mark.parametrize("method", SENDING)
+@pytest.mark.parametrize("kind", BAD_WEIGHTS)
+def test_bad_weights_of_one_device_change_nothing(method, kind, tmp_path, folder):
+    change, words = BAD_WEIGHTS[kind]
+    [why] = check_refusal(folder, tmp_path, method, changed_reply(change), on_hardware=True)
+    assert why.startswith("refused: ")
+    assert words in why
+
+
+def test_weights_that_nobody_asked_for_change_nothing(tmp_path, folder):
+    def uninvited(reply, arrays):
+        reply["updates"][0]["payload"] = 0
+        arrays.append(bytes(Layout.of(LENET.tensors(LENET.full())).nbytes))
+
+    [why] = check_refusal(folder, tmp_path, "local", changed_reply(uninvited), on_hardware=True)
+    assert "sent weights" in why
+
+
+def test_devices_that_diverge_together_are_refused_before_the_sum_overflows(tmp_path):
+    """Each can be added by itself: 2^62 is half the range of the sum's integers."""
+    grid = connected_grid(4, tmp_path)
+    # examples x 2^28 x value just below 2^62; all-large weighs by examples, 22 of each device's 24.
+    grid.tamper = lambda message: (
+        changed_reply(of_values(2.0**34 / 22 * 0.9))(message) if message.metadata.message_type == "train" else message
+    )
+    state, _, found = one_round(tmp_path, "all-large", grid, **HARDWARE)
+    whys = [outcome for _, outcome in found.values()]
+    assert whys.count("trained") == 1
+    assert sum("finite and small enough" in why for why in whys) == 3
+    assert all(torch.isfinite(value).all() for value in state.values())
+    assert max(float(value.max()) for value in state.values()) == pytest.approx(2.0**34 / 22 * 0.9, rel=1e-6)
+
+
+# Nodes that die, and nodes that never answer.
+
+
+@pytest.mark.parametrize("method", STRANGERS)
+@pytest.mark.parametrize("code", [2, 3, 5, 8])
+def test_error_replies_count_as_failed_or_late_devices(method, code, tmp_path):
+    grid = simulated_grid(2)
+    grid.broken = {1: code, 2: code}
+    strategy, [result] = rounds(tmp_path, method, grid, number=1)
+    assert same_bits(
+        strategy.state_dict().tensors, started(small_config(tmp_path, **METHODS[method]))[0].state_dict().tensors
+    )
+    assert result.record["devices_replied"] == 0
+    assert result.record["devices_failed"] == 4
+    assert all(d["outcome"].startswith("late" if code == 3 else "failed: ") for d in result.devices)
+    assert result.record["bytes_up"] == 0
+    assert "trained" not in strategy.state_dict().values or not strategy.state_dict().values["trained"]
+
+
+@pytest.mark.parametrize("method", STRANGERS)
+def test_a_silent_node_is_late_at_the_deadline_and_left_out_while_it_is_busy(method, tmp_path, monkeypatch):
+    clock = FakeTime()
+    monkeypatch.setattr("strategies.exchange.time", clock)
+    monkeypatch.setattr("strategies.population.time", clock)
+    grid = connected_grid(4, tmp_path)
+    config = small_config(tmp_path, **METHODS[method] | HARDWARE | {"deadline-seconds": 30.0, "evaluate-every": 4})
+    strategy, scorer = started(config)
+    muted = []
+
+    def mute(messages):
+        muted.extend(m for m in messages if m.metadata.dst_node_id == 1 and m.metadata.message_type == "train")
+        return [m for m in messages if m.metadata.dst_node_id != 1 or m.metadata.message_type != "train"]
+
+    grid.order = mute
+    first = strategy.run_round(grid, 1, scorer)
+    assert {d["device"]: d["outcome"] for d in first.devices} == {0: "late", 1: "trained", 2: "trained", 3: "trained"}
+    assert first.record["devices_failed"] == 1
+    assert sum(clock.slept) == pytest.approx(30.0, abs=0.3)
+    assert muted
+
+    grid.silent = {1}  # it still works, and does not answer a question either
+    second = strategy.run_round(grid, 2, scorer)
+    assert sorted(d["device"] for d in second.devices) == [1, 2, 3]
+    assert {d["outcome"] for d in second.devices} == {"trained"}
+
+    grid.silent, grid.order = set(), lambda messages: messages  # it is done, and takes part again
+    third = strategy.run_round(grid, 3, scorer)
+    assert sorted(d["device"] for d in third.devices) == [0, 1, 2, 3]
+    assert {d["outcome"] for d in third.devices} == {"trained"}
+
+
+@pytest.mark.parametrize("method", STRANGERS)
+def test_a_node_that_dies_between_rounds_is_missed_by_nobody(method, tmp_path):
+    grid = connected_grid(4, tmp_path)
+    strategy, scorer = started(small_config(tmp_path, **METHODS[method] | HARDWARE | {"evaluate-every": 1}))
+    strategy.run_round(grid, 1, scorer)
+    del grid.contexts[2]
+    second = strategy.run_round(grid, 2, scorer)
+    assert {d["device"]: d["outcome"] for d in second.devices} == {0: "trained", 2: "trained", 3: "trained"}
+    assert second.record["accuracy"] is not None
+    grid.broken = {3: 5}  # and one that Flower still lists, but that is offline
+    third = strategy.run_round(grid, 3, scorer)
+    assert {d["device"]: d["outcome"] for d in third.devices}.get(2) != "trained"
+    assert third.record["devices_replied"] >= 1
