@@ -1,0 +1,55 @@
+import torch
+
+from models.lenet import LeNet5
+from strategies.fedadam import FedAdam, FedAdamParams
+from tests.strategies.by_hand import Devices, filled, no_scores, setup
+
+
+def test_two_steps_by_hand(tmp_path):
+    """eta = 1/2, beta_1 = beta_2 = 1/2, tau = 1, so v_0 = 1, and all weights start at 1.
+
+    Step 1, Delta = 1: m = 1/2, v = 1/2 + 1/2 = 1, w = 1 + 1/2 * 1/2 / (1 + 1) = 1.125.
+    Step 2, Delta = 7: m = 1/4 + 7/2 = 3.75, v = 1/2 + 49/2 = 25, w = 1.125 + 1/2 * 3.75 / (5 + 1) = 1.4375.
+    Running statistics are no parameters: they become the devices' mean, (1 + 3) / 2 = 2 with equal examples.
+    """
+    family = LeNet5(input_shape=(1, 8, 8))
+    strategy = FedAdam(setup(tmp_path, family), FedAdamParams(eta=0.5, beta_1=0.5, beta_2=0.5, tau=1.0))
+    strategy.weights = filled(strategy.weights, 1.0)
+    deltas, statistics = {1: 1.0, 2: 7.0}, {0: 1.0, 1: 3.0, 2: 2.0}
+
+    def answer(order, weights):
+        trained = {name: value + deltas[strategy.round] for name, value in weights.items()}
+        moved = {n: torch.full_like(v, statistics[order.device]) for n, v in trained.items() if "running" in n}
+        return trained | moved
+
+    devices = Devices(family, answer)
+    for number, expected in ((1, 1.125), (2, 1.4375)):
+        strategy.run_round(devices.grid, number, no_scores)
+        for name, value in strategy.weights.items():
+            assert torch.allclose(value, torch.tensor(2.0 if "running" in name else expected), atol=1e-7, rtol=0), name
+    assert strategy.m["head.fc1.bias"].unique().tolist() == [3.75]
+    assert strategy.v["head.fc1.bias"].unique().tolist() == [25.0]
+    assert not any("running" in name for name in strategy.m)
+
+
+def test_a_round_without_answers_moves_nothing(tmp_path):
+    """Not even by the momentum of earlier rounds."""
+    family = LeNet5(input_shape=(1, 8, 8))
+    strategy = FedAdam(setup(tmp_path, family), FedAdamParams())
+    devices = Devices(family, lambda order, w: {name: value + 1 for name, value in w.items()})
+    strategy.run_round(devices.grid, 1, no_scores)
+    before = {name: value.clone() for name, value in strategy.state_dict().tensors.items()}
+    devices.grid.broken = {1: 5}
+    strategy.run_round(devices.grid, 2, no_scores)
+    assert all(torch.equal(before[name], value) for name, value in strategy.state_dict().tensors.items())
+
+
+def test_the_state_holds_both_moments(tmp_path):
+    family = LeNet5(input_shape=(1, 8, 8))
+    first, second = (FedAdam(setup(tmp_path, family), FedAdamParams()) for _ in range(2))
+    devices = Devices(family, lambda order, w: {name: value + 1 for name, value in w.items()})
+    first.run_round(devices.grid, 1, no_scores)
+    second.load_state_dict(first.state_dict())
+    for strategy in (first, second):
+        strategy.run_round(devices.grid, 2, no_scores)
+    assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)

@@ -1,0 +1,77 @@
+import math
+
+from flwr.app import ConfigRecord
+
+from messages.orders import EvaluationReply, Score
+from messages.wire import to_records
+from tests.rounds import METHODS, connected_grid, simulated_grid, small_config, started
+
+LOCAL = METHODS["local"]
+
+
+def test_nothing_travels_and_every_device_goes_on_with_its_own_model(tmp_path):
+    strategy, scorer = started(small_config(tmp_path, **LOCAL | {"evaluate-every": 1, "devices-per-round": 6}))
+    grid = simulated_grid(2)
+    losses = []
+    for number in (1, 2, 3):
+        result = strategy.run_round(grid, number, scorer)
+        assert result.record["bytes_down"] == result.record["bytes_up"] == 0
+        assert [d["outcome"] for d in result.devices] == ["trained"] * 6
+        losses.append(sum(d["loss"] for d in result.devices))
+    assert all(not message.content.array_records for message in grid.sent)
+    assert losses[2] < losses[1] < losses[0]
+    kept = sorted((tmp_path / "runs" / ".device-state" / "small").glob("device-*/*.safetensors"))
+    assert len({path.parent for path in kept}) == 6
+    assert len({path.read_bytes() for path in kept if ".3." in path.name}) == 6
+
+
+def test_accuracy_is_the_mean_over_devices_and_over_tiers(tmp_path):
+    strategy, scorer = started(small_config(tmp_path, **LOCAL | {"devices-per-round": 6, "evaluate-every": 1}))
+    grid = simulated_grid(2)
+    # Devices 0 to 5, of tiers whole, whole, half, half, quarter, quarter; device 1 cannot be scored, 3's loss is NaN.
+    correct = {0: 10, 2: 20, 3: 40, 4: 50, 5: 60}
+
+    def scores(message):
+        if message.metadata.message_type != "evaluate":
+            return message
+        batch = message.content.config_records["wildflower"]["json"]
+        devices = [s.device for s in EvaluationReply.model_validate_json(str(batch)).scores]
+        made = [
+            Score(device=d, correct=correct[d], examples=100, loss_sum=math.nan if d == 3 else 100.0)
+            if d in correct
+            else Score(device=d, error="no such model")
+            for d in devices
+        ]
+        message.content = to_records(EvaluationReply(run="small", round=1, scores=made))
+        return message
+
+    grid.tamper = scores
+    record = strategy.run_round(grid, 1, scorer).record
+    assert record["accuracy"] == (0.1 + 0.2 + 0.4 + 0.5 + 0.6) / 5
+    assert record["accuracy_by_tier"] == {"whole": 0.1, "half": (0.2 + 0.4) / 2, "quarter": 0.55}
+    assert math.isnan(record["loss"])
+
+
+def test_scores_that_cannot_be_read_are_left_out(tmp_path):
+    strategy, scorer = started(small_config(tmp_path, **LOCAL | {"devices-per-round": 6, "evaluate-every": 1}))
+    grid = simulated_grid(2)
+
+    def garble(message):
+        if message.metadata.message_type == "evaluate" and message.metadata.src_node_id == 1:
+            message.content["wildflower"] = ConfigRecord({"json": "?"})
+        return message
+
+    grid.tamper = garble
+    record = strategy.run_round(grid, 1, scorer).record
+    assert 0 < record["accuracy"] < 1
+
+
+def test_devices_that_are_gone_are_not_scored(tmp_path):
+    config = small_config(tmp_path, **LOCAL | {"fleet": "", "devices": 3, "devices-per-round": 3, "evaluate-every": 1})
+    strategy, scorer = started(config)
+    grid = connected_grid(3, tmp_path)
+    strategy.run_round(grid, 1, scorer)
+    del grid.contexts[2]
+    assert strategy.run_round(grid, 2, scorer).record["accuracy"] is not None
+    asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
+    assert asked == [1, 2, 3, 1, 3]
