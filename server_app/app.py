@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from dataclasses import fields
-from functools import lru_cache
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -164,11 +163,7 @@ def _population(config: RunConfig, family: Family, task: Task, settings: RoundSe
 
     fleet = Fleet.load(path, devices=config.devices, seed=config.seed, requirement=requirement)
 
-    @lru_cache(maxsize=4096)
-    def examples(device: int) -> int:
-        return len(task.shard(device).train)
-
-    return SimulatedDevices(fleet, config.workers, examples)
+    return SimulatedDevices(fleet, config.workers, task.training_examples)
 
 
 def _scorer(task: Task) -> Scorer:

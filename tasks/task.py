@@ -186,8 +186,17 @@ class Task:
                 examples=spec.examples_per_device,
             )
         shuffled = torch.from_numpy(np.random.default_rng([spec.seed, device, 1]).permutation(examples))
-        for_test = min(round(spec.test_fraction * len(examples)), len(examples) - 1)
+        for_test = len(examples) - self._for_training(len(examples))
         return Shard(train=shuffled[for_test:], test=shuffled[:for_test])
+
+    def training_examples(self, device: int) -> int:
+        """How many examples `shard(device)` has for training, without drawing them."""
+        if self.spec.examples_per_device is None:
+            return self._for_training(len(self._index[device]))
+        return self._for_training(self.spec.examples_per_device)
+
+    def _for_training(self, examples: int) -> int:
+        return examples - min(round(self.spec.test_fraction * examples), examples - 1)
 
     def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
         """Inputs as stored, (batch, channels, height, width), to float32 normalized per channel.

@@ -118,6 +118,20 @@ def test_a_device_with_one_example_trains_on_it() -> None:
     assert len(task.shard(7).test) == 0
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TaskSpec(name="digits", devices=20, test_fraction=0.25),
+        TaskSpec(name="digits", devices=1438, partition="iid", test_fraction=0.9),
+        TaskSpec(name="digits", devices=5000, examples_per_device=7, test_fraction=0.5),
+        TaskSpec(name="digits", devices=5000, examples_per_device=7, partition="iid"),
+    ],
+)
+def test_training_examples_are_counted_without_a_shard(spec: TaskSpec) -> None:
+    task = load_task(spec)
+    assert [task.training_examples(d) for d in range(20)] == [len(task.shard(d).train) for d in range(20)]
+
+
 def test_a_shard_is_the_same_every_time_and_another_for_another_seed() -> None:
     shard = load_task(DIGITS).shard(3)
     load_task.cache_clear()
