@@ -9,7 +9,11 @@ forward, backward, optimizer step. Every tensor is followed from its allocation 
 * a convolution needs a workspace while it runs: on CPUs oneDNN copies its input, weights and result into layouts with
   channels in blocks of 16. Small batches of small images (one image, or 1x1 kernels in a single thread) are spared
   that; they are counted alike, which is on the safe side;
-* the step itself needs temporary tensors as large as the largest parameter.
+* the step itself needs temporary tensors as large as the largest parameter;
+* oneDNN compiles and keeps kernels for every distinct convolution.
+
+This is what the process needs if freed tensors go back to the system, see `models.allocator`; with the C library's
+defaults a process can hold up to twice as much.
 
 What the runtime needs without any model (PyTorch's libraries, thread pools, its first compiled kernels) is not in it:
 that is the same for all architectures, and it is taken before a device reports its available memory.
@@ -43,6 +47,8 @@ FLOAT_BYTES = 4
 INDEX_BYTES = 8
 CHANNEL_BLOCK = 16
 """Channels per block of oneDNN's layouts with AVX-512; narrower vectors have 8, and the estimate is a little high."""
+CONVOLUTION_KERNEL_BYTES = 300_000
+"""Compiled code and tables of one distinct convolution (forward and both gradients), measured on an x86-64 CPU."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,8 @@ def _cost(family: Family, arch: Architecture, batch_size: int, optimizer: str) -
     step.run(family.blocks(arch), family.input_shape, family.classes)
     state, temporary = OPTIMIZERS[optimizer].state, OPTIMIZERS[optimizer].temporary
     parameter_bytes = FLOAT_BYTES * step.parameters
-    fixed_bytes = parameter_bytes * (1 + state) + FLOAT_BYTES * step.buffers
+    kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(step.convolutions)
+    fixed_bytes = parameter_bytes * (1 + state) + FLOAT_BYTES * step.buffers + kernel_bytes
     update_bytes = parameter_bytes + FLOAT_BYTES * temporary * step.largest_parameter
     return Cost(
         parameters=step.parameters,
@@ -269,6 +276,7 @@ class _Step:
         self.largest_parameter = 0
         self.buffers = 0
         self.flops = 0
+        self.convolutions: set[tuple[Shape, Shape, int]] = set()  # distinct ones: input, result, kernel
 
     def run(self, blocks: list[Block], input_shape: Shape, classes: int) -> None:
         """Follow the forward and the backward pass through all blocks."""
@@ -315,6 +323,8 @@ class _Step:
             # Only the layer that reads the batch comes before any parameters; nobody asks it for its input's gradient.
             footprint = FOOTPRINTS[type(layer)](layer, shape, result_shape, self.batch_size, self.parameters == 0)
             self._count(footprint)
+            if isinstance(layer, Conv):
+                self.convolutions.add((shape, result_shape, layer.kernel))
             self._touch(footprint.forward_peak)
             self._grow(footprint.saves_own)
             x.holders += footprint.saves_input

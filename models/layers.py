@@ -304,7 +304,7 @@ class BlockModule(nn.Module):
         """(batch, *input shape) -> (batch, *output shape)."""
         y = x
         for name in self.order:
-            y = self.get_submodule(name)(y)
+            y = getattr(self, name)(y)
         if self.shortcut is not None:
             y = y + self.shortcut(x)
         return self.after(y)
