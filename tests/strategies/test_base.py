@@ -1,0 +1,204 @@
+"""The round: over-selection, waves, weights on the wire, budgets, and Flower's own loop."""
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+from flwr.common.serde import message_to_proto
+
+from messages.orders import Batch, Reply
+from messages.wire import from_records
+from strategies import work
+from strategies.fedavg import FedAvg, FedAvgParams
+from strategies.heterofl import HeteroFL, HeteroFLParams
+from tests.rounds import METHODS, FakeTime, connected_grid, same_bits, simulated_grid, small_config, started
+from tests.strategies.by_hand import Devices, OneHidden, no_scores, setup
+
+
+@pytest.mark.parametrize(("family", "width"), [("lenet5", 1.0), ("cnn3", 1.0), ("pfl-cnn", 0.5), ("resnet18", 0.25)])
+def test_a_message_is_its_weights_and_at_most_one_percent_more(family, width, tmp_path):
+    """Both ways, on hardware, as the bytes that Flower sends; what is around the weights does not grow with them."""
+    config = small_config(
+        tmp_path,
+        **METHODS["all-small"],
+        widths=width,
+        family=family,
+        fleet="",
+        devices=1,
+        devices_per_round=1,
+        batch_size=2,
+        test_fraction=0.0,
+        examples_per_device=2,
+    )
+    strategy, scorer = started(config)
+    grid = connected_grid(1, tmp_path)
+    replies = []
+    grid.tamper = lambda reply: replies.append(reply) or reply
+    result = strategy.run_round(grid, 1, scorer)
+    assert result.record["devices_replied"] == 1
+    model = strategy.family.build(strategy.family.width(width))
+    weights = 4 * sum(value.numel() for value in [*model.parameters(), *model.buffers()])
+    [sent] = [m for m in grid.sent if m.metadata.message_type == "train"]
+    [received] = [r for r in replies if r.metadata.message_type == "train"]
+    for message in (sent, received):
+        nbytes = message_to_proto(message).ByteSize()
+        assert weights < nbytes <= weights + 3000
+        if family == "resnet18":
+            assert weights > 2**20
+            assert nbytes <= 1.01 * weights
+    assert result.record["bytes_down"] == result.record["bytes_up"] == weights
+
+
+def test_on_hardware_a_device_answers_with_its_own_weights_and_report(tmp_path):
+    strategy, scorer = started(small_config(tmp_path, fleet="", devices=3, devices_per_round=3))
+    grid = connected_grid(3, tmp_path)
+    replies = []
+    grid.tamper = lambda reply: replies.append(reply) or reply
+    strategy.run_round(grid, 1, scorer)
+    orders = [from_records(Batch, m.content)[0] for m in grid.sent if m.metadata.message_type == "train"]
+    assert [batch.shared_process for batch in orders] == [False] * 3
+    assert all(m.metadata.ttl < 1e6 for m in grid.sent)
+    for message in replies:
+        if message.metadata.message_type == "train":
+            reply, arrays = from_records(Reply, message.content)
+            assert reply.sums == []
+            [update] = reply.updates
+            assert update.payload == 0
+            assert len(arrays) == 1
+            assert update.report is not None
+            assert update.measured_memory_bytes >= 0
+
+
+def test_simulated_devices_are_added_up_on_their_node_and_shared_weights_travel_once(tmp_path):
+    strategy, scorer = started(small_config(tmp_path, strategy="fedavg", devices_per_round=6, workers=1))
+    grid = simulated_grid(1)
+    replies = []
+    grid.tamper = lambda reply: replies.append(reply) or reply
+    strategy.run_round(grid, 1, scorer)
+    [message] = grid.sent
+    batch, arrays = from_records(Batch, message.content)
+    assert [len(batch.orders), len(arrays)] == [6, 1]
+    reply, sums = from_records(Reply, replies[0].content)
+    assert [len(reply.updates), len(reply.sums), len(sums)] == [6, 1, 1]
+
+
+def test_a_round_of_many_weights_goes_out_in_waves(tmp_path, monkeypatch):
+    expected, scorer = started(small_config(tmp_path))
+    expected.run_round(simulated_grid(2), 1, scorer)
+    monkeypatch.setattr(work, "MESSAGE_BYTES", 1000)
+    strategy, _ = started(small_config(tmp_path))
+    grid = simulated_grid(2)
+    held = []
+    grid.order = lambda messages: held.append([m.metadata.dst_node_id for m in messages]) or messages
+    strategy.run_round(grid, 1, scorer)
+    assert len(grid.sent) > 2
+    assert all(len(nodes) == len(set(nodes)) for nodes in held)  # never two batches of a node at once
+    assert same_bits(expected.state_dict().tensors, strategy.state_dict().tensors)
+
+
+def test_over_selection_takes_the_first_and_does_not_wait_for_the_rest(tmp_path, monkeypatch):
+    clock = FakeTime()
+    monkeypatch.setattr("strategies.exchange.time", clock)
+    keys = {"fleet": "", "devices": 4, "devices-per-round": 2, "over-selection": 1.0, "deadline-seconds": 60.0}
+    strategy, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
+    grid = connected_grid(4, tmp_path)
+    grid.order = lambda messages: [
+        m for m in messages if m.metadata.message_type == "query" or m.metadata.dst_node_id in (2, 3)
+    ]
+    result = strategy.run_round(grid, 1, scorer)
+    assert {d["device"]: d["outcome"] for d in result.devices} == {0: "late", 1: "trained", 2: "trained", 3: "late"}
+    assert clock.slept == []
+    assert strategy.population.busy == {1, 4}
+
+
+def test_under_a_fleet_the_clock_says_who_comes_first(tmp_path):
+    keys = {"devices-per-round": 3, "over-selection": 1.0}
+    strategy, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
+    result = strategy.run_round(simulated_grid(2), 1, scorer)
+    seconds = {d["device"]: d["simulated_seconds"] for d in result.devices}
+    trained = {d["device"] for d in result.devices if d["outcome"] == "trained"}
+    assert len(result.devices) == 6
+    assert trained == set(sorted(seconds, key=lambda device: (seconds[device], device))[:3])
+    assert result.record["simulated_seconds"] == max(seconds[device] for device in trained)
+    assert result.record["devices_failed"] == 3
+
+
+def test_under_a_fleet_who_misses_the_deadline_is_not_even_asked(tmp_path):
+    free, scorer = started(small_config(tmp_path, **METHODS["all-large"] | {"devices-per-round": 6}))
+    lines = free.run_round(simulated_grid(2), 1, scorer).devices
+    deadline = sorted(d["simulated_seconds"] for d in lines)[3] * 1.0001  # two devices of a tier take equally long
+    keys = {"devices-per-round": 6, "deadline-seconds": deadline}
+    strategy, _ = started(small_config(tmp_path, **METHODS["all-large"] | keys))
+    grid = simulated_grid(2)
+    result = strategy.run_round(grid, 1, scorer)
+    assert sorted(d["outcome"] for d in result.devices) == ["late"] * 2 + ["trained"] * 4
+    assert sum(len(from_records(Batch, m.content)[0].orders) for m in grid.sent) == 4
+    assert result.record["simulated_seconds"] == deadline  # the server waited until then
+
+
+@pytest.mark.parametrize(("below", "outcomes"), [("skip", {0: 4, 1: 2}), ("smallest", {0: 4, 1: 2, 2: 2})])
+def test_a_device_below_the_smallest_is_skipped_or_gets_the_smallest(below, outcomes, tmp_path):
+    family = OneHidden()
+    made = setup(tmp_path, family)
+    strategy = HeteroFL(type(made)(family, made.population, made.settings, (1.0, 0.5), below), HeteroFLParams())
+    devices = Devices(family, lambda order, w: w)
+    result = strategy.run_round(devices.grid, 1, no_scores)
+    assert {device: order.architecture["widths"][0] for device, order in devices.orders.items()} == outcomes
+    [last] = [d for d in result.devices if d["device"] == 2]
+    assert last["outcome"] == (
+        "trained" if below == "smallest" else "skipped: no architecture of this strategy fits the budget"
+    )
+    assert (last["architecture"] is None) == (below == "skip")
+
+
+def test_a_device_without_a_link_is_skipped(tmp_path):
+    (tmp_path / "deaf.toml").write_text(
+        '[[group]]\nname = "deaf"\ncount = 3\nmemory = "1 GB"\nlink = "0 Mbit/s"\n'
+        '[[group]]\nname = "linked"\ncount = 3\nmemory = "1 GB"\nlink = "8 Mbit/s"\n'
+    )
+    keys = {"fleet": str(tmp_path / "deaf.toml"), "devices-per-round": 6}
+    for more, word in (({}, "late"), ({"transfer-seconds": 60.0}, "skipped")):
+        strategy, scorer = started(small_config(tmp_path, **METHODS["heterofl"] | keys | more))
+        result = strategy.run_round(simulated_grid(2), 1, scorer)
+        found = {d["device"]: d["outcome"].split(":")[0] for d in result.devices}
+        assert found == {0: word, 1: word, 2: word, 3: "trained", 4: "trained", 5: "trained"}
+
+
+def test_the_learning_rate_decays_after_each_decay_round(tmp_path):
+    family = OneHidden()
+    strategy = FedAvg(setup(tmp_path, family, decay_rounds=(2, 3), decay_factor=0.5), FedAvgParams())
+    assert [strategy.settings.training_in(n).learning_rate for n in (1, 2, 3, 4, 5)] == pytest.approx(
+        [0.1, 0.1, 0.05, 0.025, 0.025]
+    )
+
+
+def test_the_figures_of_a_round_are_those_of_its_devices(tmp_path):
+    strategy, scorer = started(small_config(tmp_path, evaluate_every=1))
+    result = strategy.run_round(simulated_grid(2), 1, scorer)
+    record, devices = result.record, result.devices
+    assert record["devices_sampled"] == record["devices_replied"] == len(devices) == 4
+    assert record["bytes_down"] >= sum(d["payload_bytes"] for d in devices)
+    assert record["memory_utilisation"] == pytest.approx(1.0)  # every width fits its tier exactly
+    assert record["distinct_architectures"] == len({str(d["architecture"]) for d in devices})
+    assert set(record["accuracy_by_tier"]) == {d["tier"] for d in devices}
+    assert record["simulated_seconds"] == max(d["simulated_seconds"] for d in devices)
+    assert all(d["loss"] > 0 and d["examples"] == 22 and d["seconds"] > 0 for d in devices)
+
+
+@pytest.mark.parametrize("method", ["all-large", "heterofl", "fedadam"])
+def test_flowers_own_loop_drives_the_same_rounds(method, tmp_path):
+    ours, scorer = started(small_config(tmp_path, **METHODS[method]))
+    for number in (1, 2):
+        ours.run_round(simulated_grid(2), number, scorer)
+    theirs, _ = started(small_config(tmp_path, **METHODS[method]))
+    grid = simulated_grid(2)
+    result = theirs.start(grid, ArrayRecord({"ignored": torch.zeros(1)}), num_rounds=2)
+    assert same_bits(ours.state_dict().tensors, theirs.state_dict().tensors)
+    assert result.train_metrics_clientapp[2]["devices-replied"] == 4
+    final = result.arrays.to_torch_state_dict()
+    assert same_bits(dict(final), ours.state_dict().tensors)
+
+
+def test_flowers_loop_cannot_skip_a_step(tmp_path):
+    strategy, _ = started(small_config(tmp_path))
+    with pytest.raises(RuntimeError, match="aggregate_train of round 1 without its configure_train"):
+        strategy.aggregate_train(1, [])

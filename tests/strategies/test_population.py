@@ -1,0 +1,212 @@
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from client_app.app import app as client
+from devices.fleet import Fleet
+from devices.report import DeviceReport
+from messages.orders import NodeReport
+from messages.packing import MessageError
+from messages.wire import to_records
+from strategies.population import ConnectedDevices, SimulatedDevices
+from tests.grid import InProcessGrid
+from tests.rounds import FakeTime
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    fake = FakeTime()
+    monkeypatch.setattr("strategies.exchange.time", fake)
+    monkeypatch.setattr("strategies.population.time", fake)
+    return fake
+
+
+def fleet(folder, devices=100_000):
+    (folder / "one.toml").write_text('[[group]]\nname = "all"\nshare = 1.0\nmemory = "1 GB"\nlink = "8 Mbit/s"\n')
+    return Fleet.load(folder / "one.toml", devices=devices, seed=1)
+
+
+def simulated(folder, workers, devices=100_000, examples=lambda device: 10):
+    return SimulatedDevices(fleet(folder, devices), workers, examples, wait_seconds=1.0)
+
+
+def nowhere(message, context):
+    raise AssertionError("nothing is sent")
+
+
+def test_a_sample_is_of_distinct_devices_and_follows_from_the_generator(tmp_path):
+    population = simulated(tmp_path, 1)
+    grid = InProcessGrid(nowhere, 1)
+    first = population.sample(grid, np.random.default_rng(5), 50)
+    assert len(set(first)) == 50
+    assert first == population.sample(grid, np.random.default_rng(5), 50)
+    assert first != population.sample(grid, np.random.default_rng(6), 50)
+    assert max(first) > 50_000
+    assert sorted(simulated(tmp_path, 1, devices=3).sample(grid, np.random.default_rng(5), 50)) == [0, 1, 2]
+
+
+def test_the_longest_work_goes_first_to_the_least_loaded_worker(tmp_path):
+    # 7 -> A, 6 -> B, 5 -> B (11), 4 -> A (11), 3 -> A or B (14), 1 -> the other (12).
+    nodes = simulated(tmp_path, 2).nodes(InProcessGrid(nowhere, 2), range(6), [3.0, 7, 1, 4, 6, 5])
+    assert nodes == [1, 1, 2, 1, 2, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_loads_differ_by_less_than_the_longest_work(workers, tmp_path):
+    work = np.random.default_rng(1).uniform(1, 100, size=60).tolist()
+    nodes = simulated(tmp_path, workers).nodes(InProcessGrid(nowhere, 7), range(60), work)
+    loads = [sum(w for w, n in zip(work, nodes, strict=True) if n == node) for node in set(nodes)]
+    assert len(loads) == workers
+    assert max(loads) - min(loads) <= min(work) * 3 + 1e-9 or max(loads) - min(loads) < max(work) / 10
+
+
+def test_fewer_nodes_than_workers_do_the_work_after_a_while(tmp_path, clock):
+    assert set(simulated(tmp_path, 4).nodes(InProcessGrid(nowhere, 2), range(8), [1.0] * 8)) == {1, 2}
+    assert sum(clock.slept) == pytest.approx(1.0, abs=0.2)
+
+
+def test_no_node_at_all_is_a_clear_error(tmp_path):
+    with pytest.raises(MessageError, match="no node connected within 1 s"):
+        simulated(tmp_path, 2).nodes(InProcessGrid(nowhere, 0), [0], [1.0])
+
+
+def test_nodes_that_connect_while_the_run_waits_are_taken(tmp_path, clock):
+    grid = InProcessGrid(nowhere, 3)
+    everyone = dict(grid.contexts)
+    grid.contexts = {}
+    sleep = clock.sleep
+    clock.sleep = lambda seconds: (sleep(seconds), grid.contexts.update(everyone))[0]
+    assert set(simulated(tmp_path, 3).nodes(grid, range(3), [1.0] * 3)) == {1, 2, 3}
+
+
+def test_simulated_time_is_that_of_the_links_and_the_speed(tmp_path):
+    population = simulated(tmp_path, 1)
+    timing = population.timing(7, bytes_down=10**6, flops=20e9, bytes_up=2 * 10**6)
+    # 8 Mbit/s carry a megabyte per second; the reference is 10 GFLOP/s.
+    assert (timing.download_seconds, timing.training_seconds, timing.upload_seconds) == pytest.approx((1, 2, 2))
+    population.advance(3.5, 100.0)
+    assert population.now_seconds == 3.5
+
+
+# One device per node.
+
+
+def config(node):
+    return {"partition-id": node - 1, "num-partitions": 9}
+
+
+def connected(**changes):
+    return ConnectedDevices(**{"least": 1, "report_max_age_seconds": 60.0, "query_seconds": 5.0} | changes)
+
+
+def sample(population, grid, count=9):
+    return sorted(population.sample(grid, np.random.default_rng(1), count))
+
+
+def queries(grid):
+    return [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "query"]
+
+
+def test_every_node_says_which_device_it_carries_and_what_it_can_spend():
+    grid, population = InProcessGrid(client, 3, lambda node: {"partition-id": 10 - node}), connected()
+    assert sample(population, grid) == [7, 8, 9]
+    assert population.nodes(grid, [9, 7], [1.0, 1.0]) == [1, 3]
+    report = population.report(8)
+    assert 0 < report.memory_available_bytes <= report.memory_total_bytes
+    assert population.tier(8) == report.kind
+    assert population.timing(8, bytes_down=1, flops=1.0, bytes_up=1) is None
+    assert sample(population, grid, 2) != [7, 8, 9]
+
+
+def test_a_report_is_asked_for_again_when_it_is_old_or_the_device_failed(clock):
+    grid, population = InProcessGrid(client, 3, config), connected()
+    sample(population, grid)
+    sample(population, grid)
+    assert queries(grid) == [1, 2, 3]
+    clock.now += 59
+    population.replied(1, population.report(1))  # a newer one came with an update
+    population.failed(2)
+    sample(population, grid)
+    assert queries(grid) == [1, 2, 3, 3]
+    clock.now += 10
+    sample(population, grid)
+    assert queries(grid) == [1, 2, 3, 3, 1]
+
+
+def test_a_silent_node_is_left_out_until_it_answers(clock):
+    grid, population = InProcessGrid(client, 3, config), connected()
+    grid.silent = {2}
+    assert sample(population, grid) == [0, 2]
+    assert sum(clock.slept) == pytest.approx(5.0, abs=0.3)
+    assert population.busy == {2}
+    grid.silent = set()
+    assert sample(population, grid) == [0, 1, 2]
+    assert population.busy == set()
+
+
+@pytest.mark.parametrize("code", [2, 5, 8])
+def test_a_node_that_reports_no_more_is_left_out(code, clock):
+    grid, population = InProcessGrid(client, 3, config), connected()
+    assert sample(population, grid) == [0, 1, 2]
+    grid.broken = {1: code}
+    population.failed(0)
+    assert sample(population, grid) == [1, 2]
+    assert population.connected(grid, [0, 1, 2]) == [1, 2]
+    del grid.contexts[3]
+    assert sample(population, grid) == [1]
+    assert population.connected(grid, [0, 1, 2]) == [1]
+
+
+def test_the_second_node_that_claims_a_device_is_refused():
+    grid, population = InProcessGrid(client, 3, lambda node: {"partition-id": min(node, 2)}), connected()
+    assert sample(population, grid) == [1, 2]
+    assert population.nodes(grid, [2], [1.0]) == [2]
+    del grid.contexts[2]  # the first is gone, so the other is the device now
+    assert sample(population, grid) == [1, 2]
+    assert population.nodes(grid, [2], [1.0]) == [3]
+
+
+def answering(records):
+    def handle(message, context):
+        return client(message, context) if context.node_id != 2 else Message(records, reply_to=message)
+
+    return handle
+
+
+GOOD = DeviceReport("x86-64", memory_total_bytes=10, memory_available_bytes=5).to_json()
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        RecordDict(),
+        RecordDict({"wildflower": ConfigRecord({"json": "{"})}),
+        to_records(NodeReport(device=1, report={})),
+        to_records(NodeReport(device=1, report=GOOD | {"memory_available_bytes": 11})),
+        to_records(NodeReport(device=1, report=GOOD | {"memory_total_bytes": "10 MB"})),
+        to_records(NodeReport(device=1, report=GOOD | {"down_mbit_per_s": -1.0})),
+        to_records(NodeReport(device=1, report=GOOD | {"battery": 0.5})),
+    ],
+    ids=["empty", "garbage", "no report", "more than all", "a text", "negative", "unknown key"],
+)
+def test_a_report_that_cannot_be_is_refused_and_the_device_left_out(records):
+    grid, population = InProcessGrid(answering(records), 3, config), connected()
+    assert sample(population, grid) == [0, 2]
+    good = InProcessGrid(answering(to_records(NodeReport(device=1, report=GOOD))), 3, config)
+    assert sample(connected(), good) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("number", [None, -1, "1", True, 1.0])
+def test_a_node_that_does_not_know_its_device_is_left_out(number):
+    def node_config(node):
+        return config(node) if node != 2 else {} if number is None else {"partition-id": number}
+
+    assert sample(connected(), InProcessGrid(client, 3, node_config)) == [0, 2]
+
+
+def test_a_run_on_hardware_waits_for_the_nodes_it_needs(clock):
+    grid, population = InProcessGrid(client, 2, config), connected(least=3, wait_seconds=10.0)
+    assert sample(population, grid) == [0, 1]
+    assert sum(clock.slept) == pytest.approx(10.0, abs=0.2)
+    with pytest.raises(MessageError, match="no node connected within 10 s"):
+        sample(connected(least=1, wait_seconds=10.0), InProcessGrid(client, 0))
