@@ -89,8 +89,8 @@ class Conv(Layer):
 
     def output_shape(self, shape: Shape) -> Shape:
         """(channels, height, width) -> the same of the result; ValueError where the kernel does not fit."""
-        _, height, width = shape
-        height, width = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in (height, width))
+        beyond = 2 * self.padding - self.kernel
+        height, width = (shape[1] + beyond) // self.stride + 1, (shape[2] + beyond) // self.stride + 1
         if height < 1 or width < 1:
             raise ValueError(f"{self.name}: a {self.kernel}x{self.kernel} kernel does not fit an input of {shape[1:]}")
         return self.outputs.kept, height, width
