@@ -72,7 +72,6 @@ def small_config(folder: Path, **changes: Any) -> RunConfig:
         "local-steps": 1,
         "seed": 3,
         "family": "lenet5",
-        "partition": "iid",
         "examples-per-device": 24,  # few enough that devices lack classes
     }
     return RunConfig.from_run_config(values | {key.replace("_", "-"): value for key, value in changes.items()})

@@ -1,0 +1,269 @@
+import json
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from server_app import checkpoint
+from server_app.app import app, build, run
+from server_app.checkpoint import CheckpointError
+from server_app.config import ConfigError
+from server_app.journal import JournalError, read_devices, read_rounds, read_summary
+from tests.rounds import METHODS, connected_grid, same_bits, simulated_grid, small_config
+
+
+class Crash(BaseException):
+    """What kills a process, such as Ctrl-C: nothing that code may catch and go on."""
+
+
+def crash_in_round(grid, number):
+    """Raise as the first reply of a round arrives: after its messages were sent, before it is finished."""
+
+    def order(messages):
+        if messages and messages[0].metadata.group_id == str(number):
+            raise Crash
+        return messages
+
+    grid.order = order
+    return grid
+
+
+def told(run_dir):
+    """What the journal says of the run, without what depends on the wall's clock."""
+    rounds = [
+        record.model_dump(exclude={"wall_seconds", "server_seconds", "server_peak_rss_bytes"})
+        for record in read_rounds(run_dir)
+    ]
+    devices = [d.model_dump(exclude={"seconds", "node", "measured_memory_bytes"}) for d in read_devices(run_dir)]
+    return rounds, devices
+
+
+def test_a_run_leaves_what_the_contract_says(tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=2, evaluate_every=1))
+    assert run_dir == tmp_path / "runs" / "small"
+    assert {path.name for path in run_dir.iterdir()} == {
+        "config.json",
+        "rounds.jsonl",
+        "devices.jsonl",
+        "checkpoint",
+        "summary.json",
+        "report.html",
+        "tensorboard",
+    }
+    summary = read_summary(run_dir)
+    assert (summary.status, summary.rounds, summary.error) == ("finished", 2, None)
+    assert summary.devices_by_outcome == {"trained": 8}
+    assert 0 < summary.final_accuracy <= 1
+    assert checkpoint.load(run_dir).round == 2
+    assert checkpoint.load(run_dir).now_seconds == read_rounds(run_dir)[-1].simulated_seconds > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_ends_with_the_same_bits(method, tmp_path):
+    """A crash in the middle of round 3 that tears the line it was writing; the resumed run does rounds 3 and 4."""
+    keys = METHODS[method] | {"evaluate-every": 2}
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    whole = run(simulated_grid(2), small_config(tmp_path / "whole", **keys))
+
+    with pytest.raises(Crash):
+        run(crash_in_round(simulated_grid(2), 3), small_config(tmp_path / "broken", **keys))
+    broken = tmp_path / "broken" / "runs" / "small"
+    assert read_summary(broken).status == "failed"
+    assert checkpoint.load(broken).round == 2
+    line = (whole / "rounds.jsonl").read_text().splitlines()[2]
+    with (broken / "rounds.jsonl").open("a") as file:
+        file.write(line[: len(line) // 2])
+    with (broken / "devices.jsonl").open("a") as file:
+        file.write((whole / "devices.jsonl").read_text().splitlines(keepends=True)[8])
+
+    config = small_config(tmp_path / "broken", **keys | {"resume": True, "workers": 1})
+    assert run(simulated_grid(3), config) == broken
+    assert read_summary(broken).status == "finished"
+    first, second = checkpoint.load(whole), checkpoint.load(broken)
+    assert same_bits(first.state.tensors, second.state.tensors)
+    assert (first.round, first.now_seconds, first.state.values) == (4, second.now_seconds, second.state.values)
+    assert told(whole) == told(broken)
+
+
+def test_a_checkpoint_that_is_a_round_behind_the_journal_is_enough(tmp_path, monkeypatch):
+    """The journal is written first, so a crash between the two leaves it one round ahead."""
+    keys = METHODS["fedadam"]
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    whole = run(simulated_grid(), small_config(tmp_path / "whole", **keys))
+    save = checkpoint.save
+
+    def crash_before_round_3(run_dir, state):
+        if state.round == 3:
+            raise Crash
+        save(run_dir, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", crash_before_round_3)
+        with pytest.raises(Crash):
+            run(simulated_grid(), small_config(tmp_path / "broken", **keys))
+    broken = tmp_path / "broken" / "runs" / "small"
+    assert len(read_rounds(broken)) == 3
+    run(simulated_grid(), small_config(tmp_path / "broken", **keys | {"resume": True}))
+    assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
+    assert told(whole) == told(broken)
+
+
+def test_a_finished_run_can_go_on_for_more_rounds(tmp_path):
+    run(simulated_grid(), small_config(tmp_path, rounds=1))
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=3, resume=True))
+    assert [record.round for record in read_rounds(run_dir)] == [1, 2, 3]
+
+
+def test_a_failed_run_says_why_and_keeps_its_rounds(tmp_path):
+    def broken(messages):
+        if messages[0].metadata.group_id == "2":
+            raise RuntimeError("the wire was cut")
+        return messages
+
+    grid = simulated_grid()
+    grid.order = broken
+    with pytest.raises(RuntimeError, match="the wire was cut"):
+        run(grid, small_config(tmp_path))
+    summary = read_summary(tmp_path / "runs" / "small")
+    assert (summary.status, summary.rounds) == ("failed", 1)
+    assert summary.error.endswith("RuntimeError: the wire was cut")
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+    config = small_config(tmp_path, rounds=1)
+    run_dir = run(simulated_grid(), config)
+    before = (run_dir / "rounds.jsonl").read_bytes()
+    with pytest.raises(JournalError, match="already holds a finished run"):
+        run(simulated_grid(), config)
+    assert (run_dir / "rounds.jsonl").read_bytes() == before
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    with pytest.raises(JournalError, match="holds no run to resume"):
+        run(simulated_grid(), small_config(tmp_path, resume=True))
+    with pytest.raises(ConfigError, match="run-name must say which run to resume"):
+        run(simulated_grid(), small_config(tmp_path, resume=True, run_name=""))
+
+
+@pytest.mark.parametrize("changes", [{"learning-rate": 0.1}, METHODS["fedadam"], METHODS["local"], {"family": "cnn3"}])
+def test_another_experiment_does_not_resume_this_one(tmp_path, changes):
+    run(simulated_grid(), small_config(tmp_path, strategy="fedavg", rounds=1))
+    [key] = [key for key in ("learning-rate", "fedavg.use", "family", "strategy") if key in changes][:1]
+    keys = {"strategy": "fedavg"} | changes
+    with pytest.raises(JournalError, match=f"another configuration: {key} was .* and is"):
+        run(simulated_grid(), small_config(tmp_path, **keys, rounds=2, resume=True))
+
+
+def test_a_torn_checkpoint_stops_a_resumed_run_before_it_changes_anything(tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=2))
+    before = (run_dir / "rounds.jsonl").read_bytes()
+    path = run_dir / "checkpoint" / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match="not a whole checkpoint"):
+        run(simulated_grid(), small_config(tmp_path, rounds=4, resume=True))
+    assert (run_dir / "rounds.jsonl").read_bytes() == before
+
+
+# Before round 1
+
+
+def nothing_happened(grid, folder):
+    return grid.sent == [] and not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"task": "fashion-mnist", "data-dir": "/nowhere"}, FileNotFoundError, "/nowhere"),
+        ({"task": "digits", "data-dir": "/nowhere"}, ValueError, "takes no data folder, got '/nowhere'"),
+        ({"fleet": "digits-dmo"}, ValueError, "no fleet 'digits-dmo' comes with the project, .*digits-demo"),
+        ({"fleet": "nowhere.toml"}, ValueError, "nowhere.toml: cannot read this fleet file"),
+        ({"devices": 7}, ValueError, "fleet has 6 devices, devices = 7"),
+    ],
+)
+def test_what_is_not_there_stops_the_run(changes, error, words, tmp_path):
+    grid = simulated_grid()
+    with pytest.raises(error, match=words):
+        run(grid, small_config(tmp_path, **changes))
+    assert nothing_happened(grid, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('memory = "-1 GB"', "memory = '-1 GB'"),
+        ("memory = 4", "memory = 4"),
+        ('memory = "1 GB"\nlink = "-5 Mbit/s"', "link = '-5 Mbit/s'"),
+        ('memory = "1 GB"\nlink = 5', "link = 5"),
+        ('memory = "1 GB"\nspeed = -1.0', "speed = -1.0"),
+        ('memory = "1 GB"\nup_trace = "up.csv"', "up_trace = 'up.csv'"),
+        ("fits_width = 1.5", "fits_width = 1.5"),
+        ('memory = "1 GB"\nbattery = 3', "unknown key 'battery'"),
+    ],
+)
+def test_a_fleet_file_with_impossible_values_stops_the_run(line, words, tmp_path):
+    (tmp_path / "bad.toml").write_text(f'[[group]]\nname = "all"\ncount = 6\n{line}\n')
+    grid = simulated_grid()
+    with pytest.raises(ValueError) as error:
+        run(grid, small_config(tmp_path, fleet=str(tmp_path / "bad.toml")))
+    assert "bad.toml: group 'all'" in str(error.value)
+    assert words in str(error.value)
+    assert nothing_happened(grid, tmp_path)
+
+
+def test_more_devices_per_round_than_there_are_stops_the_run(tmp_path):
+    with pytest.raises(ConfigError, match="devices-per-round = 7: more than devices = 6"):
+        small_config(tmp_path, devices_per_round=7)
+
+
+@pytest.mark.parametrize("below", ["skip", "smallest"])
+@pytest.mark.parametrize("method", ["heterofl", "all-small", "local", "federated-dropout"])
+def test_a_budget_below_the_smallest_architecture(below, method, tmp_path):
+    (tmp_path / "poor.toml").write_text(
+        '[[group]]\nname = "poor"\ncount = 3\nmemory = "1 kB"\n[[group]]\nname = "rich"\ncount = 3\nmemory = "1 GB"\n'
+    )
+    keys = {"fleet": str(tmp_path / "poor.toml"), "below-smallest": below, "devices-per-round": 6, "rounds": 1}
+    run_dir = run(simulated_grid(), small_config(tmp_path, **METHODS[method] | keys))
+    lines = list(read_devices(run_dir))
+    poor = [d for d in lines if d.tier == "poor"]
+    smallest = [2, 4, 30, 21]  # a quarter of LeNet-5, rounded up
+    if below == "skip":
+        why = "skipped: no architecture of this strategy fits the budget"
+        assert [(d.outcome, d.architecture) for d in poor] == [(why, None)] * 3
+    else:
+        assert [(d.outcome, d.architecture["widths"]) for d in poor] == [("trained", smallest)] * 3
+    assert [d.outcome for d in lines if d.tier == "rich"] == ["trained"] * 3
+
+
+def test_flower_hands_over_the_run_configuration(tmp_path):
+    context = Context(1, 0, {}, RecordDict(), small_config(tmp_path, rounds=1).to_dict())
+    app(simulated_grid(), context)
+    assert read_summary(tmp_path / "runs" / "small").status == "finished"
+    wrong = Context(1, 0, {}, RecordDict(), {"roundz": 3})
+    with pytest.raises(ConfigError, match="unknown key 'roundz' = 3: did you mean 'rounds'"):
+        app(simulated_grid(), wrong)
+
+
+def test_a_run_without_a_name_gets_one(tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, run_name=""))
+    assert run_dir.name.startswith("heterofl-digits-20")
+    assert json.loads((run_dir / "config.json").read_text())["config"]["run-name"] == run_dir.name
+
+
+def test_real_devices_run_through_the_same_rounds(tmp_path):
+    config = small_config(tmp_path, fleet="", devices=3, devices_per_round=3, rounds=2, evaluate_every=1)
+    run_dir = run(connected_grid(3, tmp_path), config)
+    assert {d.outcome for d in read_devices(run_dir)} == {"trained"}
+    assert {d.device: d.node for d in read_devices(run_dir)} == {0: 1, 1: 2, 2: 3}
+    assert read_rounds(run_dir)[-1].accuracy is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "norm", "scaler"),
+    [("heterofl", "static", True), ("all-large", "batch", False), ("fedrolex", "static", True)],
+)
+def test_the_family_is_built_as_the_method_wants_it(method, norm, scaler, tmp_path):
+    strategy, _ = build(small_config(tmp_path, **METHODS[method]))
+    assert (strategy.family.norm, strategy.family.scaler) == (norm, scaler)
+    assert (strategy.family.classes, strategy.family.input_shape) == (10, (1, 8, 8))

@@ -1,0 +1,209 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server_app.config import ConfigError, RunConfig, nearest, sampled_devices
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def flat(table, prefix=""):
+    """Nested tables as Flower flattens them: fedprox.mu."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def test_the_keys_and_defaults_of_pyproject_are_those_of_the_model():
+    table = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
+    keys = dict(flat(table))
+    defaults = RunConfig().to_dict()
+    assert list(keys) == list(defaults)
+    assert keys == defaults
+    assert {key: type(value) for key, value in keys.items()} == {key: type(value) for key, value in defaults.items()}
+    assert RunConfig.from_run_config(keys) == RunConfig()
+
+
+def test_a_configuration_comes_back():
+    config = RunConfig.from_run_config(
+        {
+            "strategy": "fedprox",
+            "fedprox.mu": 0.3,
+            "widths": "1, 0.3333333333333333, 0.1",
+            "decay-rounds": "40, 80",
+            "learning-rate": 1,
+            "resume": True,
+        }
+    )
+    assert config.fedprox__mu == 0.3
+    assert config.widths == (1.0, 0.3333333333333333, 0.1)
+    assert config.learning_rate == 1.0
+    assert RunConfig.from_run_config(config.to_dict()) == config
+    assert all(isinstance(value, str | int | float | bool) for value in config.to_dict().values())
+    assert config.to_dict()["widths"] == "1, 0.3333333333333333, 0.1"
+
+
+@given(
+    st.lists(st.floats(1e-6, 1), min_size=1, max_size=5, unique=True),
+    st.floats(1e-9, 1e3),
+    st.lists(st.integers(1, 10**6), max_size=4),
+)
+def test_no_number_loses_a_digit_on_the_way(widths, rate, rounds):
+    config = RunConfig(widths=tuple(widths), learning_rate=rate, decay_rounds=tuple(map(float, rounds)))
+    assert RunConfig.from_run_config(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("learning_rate", "learning-rate"),
+        ("learningrate", "learning-rate"),
+        ("num-server-rounds", "rounds"),
+        ("device", "devices"),
+        ("fedprox.m", "fedprox.mu"),
+        ("fedprox-mu", "fedprox.mu"),
+        ("heterofl.dynamics", "heterofl.dynamic"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_value_and_the_nearest(key, meant):
+    with pytest.raises(ConfigError, match=f"unknown key '{key}' = 3: did you mean .*'{meant}'"):
+        RunConfig.from_run_config({key: 3})
+
+
+def test_a_key_that_is_near_nothing_lists_them_all():
+    with pytest.raises(ConfigError, match=r"valid are 'alpha', 'augment', .*'widths', 'workers'"):
+        RunConfig.from_run_config({"zzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rounds", "ten"),
+        ("rounds", "10"),
+        ("rounds", 2.5),
+        ("rounds", True),
+        ("rounds", 0),
+        ("devices", -1),
+        ("workers", 0),
+        ("devices-per-round", 0),
+        ("batch-size", 0),
+        ("local-steps", -1),
+        ("resume", "true"),
+        ("resume", 1),
+        ("strategy", 3),
+        ("learning-rate", "0.1"),
+        ("learning-rate", 0.0),
+        ("learning-rate", -0.1),
+        ("learning-rate", float("nan")),
+        ("learning-rate", float("inf")),
+        ("momentum", 1.0),
+        ("memory-fraction", 0.0),
+        ("memory-fraction", 1.5),
+        ("deadline-seconds", -1.0),
+        ("alpha", 0.0),
+        ("test-fraction", 1.0),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("over-selection", -0.5),
+        ("partition", "random"),
+        ("optimizer", "lion"),
+        ("below-smallest", "drop"),
+        ("fedavg.use", "all-medium"),
+        ("fedprox.mu", -1.0),
+        ("fedadam.beta-2", 1.0),
+        ("heterofl.dynamic", "yes"),
+        ("widths", "1, half"),
+        ("widths", "1; 0.5"),
+        ("widths", True),
+        ("decay-rounds", "soon"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_key(key, value):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({key: value})
+    assert str(error.value).startswith(f"{key} = {value!r}: ")
+
+
+@pytest.mark.parametrize("key", ["partition", "optimizer", "below-smallest", "fedavg.use"])
+def test_the_right_values_are_told(key):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({key: "wrong"})
+    assert repr(RunConfig().to_dict()[key]) in str(error.value)
+
+
+def test_all_wrong_values_are_told_at_once():
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({"rounds": 0, "seed": -1})
+    assert "rounds = 0" in str(error.value)
+    assert "seed = -1" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"strategy": "fedavgg"}, "strategy = 'fedavgg': no such strategy; did you mean 'fedavg'"),
+        ({"task": "digit"}, "task = 'digit': no such task; did you mean 'digits'"),
+        ({"family": "resnet-18"}, "family = 'resnet-18': no such family; did you mean 'resnet18'"),
+        ({"strategy": "quantum"}, "strategy = 'quantum': no such strategy; valid are 'fedadam', 'fedavg',"),
+        ({"devices-per-round": 21}, "devices-per-round = 21: more than devices = 20"),
+        (
+            {"devices-per-round": 16, "over-selection": 0.5},
+            "devices-per-round = 16: more than devices = 20 (with over-selection)",
+        ),
+        ({"widths": ""}, "widths = '': at least one width is needed"),
+        ({"widths": "1, 0"}, "widths = '1, 0': every width is above 0 and at most 1"),
+        ({"widths": "1.5"}, "widths = '1.5': every width is above 0 and at most 1"),
+        ({"widths": "nan"}, "widths = 'nan': every width"),
+        ({"widths": "1, 0.5, 0.5"}, "widths = '1, 0.5, 0.5': a width is listed twice"),
+        ({"decay-rounds": "2.5"}, "decay-rounds = '2.5': round numbers from 1"),
+        ({"decay-rounds": "0"}, "decay-rounds = '0': round numbers from 1"),
+        ({"decay-rounds": "inf"}, "decay-rounds = 'inf': round numbers from 1"),
+        ({"optimizer": "adam"}, "momentum = 0.9: adam has no momentum: set it to 0"),
+        (
+            {"fleet": "", "over-selection": 0.5},
+            "over-selection = 0.5: needs a fleet or deadline-seconds to tell who is late",
+        ),
+        (
+            {"partition": "natural", "examples-per-device": 50},
+            "examples-per-device = 50: partition = 'natural' says itself who holds what",
+        ),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_an_impossible_combination_is_named(values, words):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config(values)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"optimizer": "adamw", "momentum": 0.0},
+        {"fleet": "", "devices-per-round": 100},
+        {"fleet": "", "over-selection": 0.5, "deadline-seconds": 60.0},
+        {"partition": "dirichlet", "examples-per-device": 50},
+        {"devices-per-round": 20},
+        {"widths": 1},
+        {"widths": 0.5, "decay-rounds": 7},
+        {"strategy": "federated-dropout", "federated-dropout.statistics-devices": 3},
+    ],
+    ids=str,
+)
+def test_what_is_possible_is_taken(values):
+    config = RunConfig.from_run_config(values)
+    assert RunConfig.from_run_config(config.to_dict()) == config
+
+
+def test_over_selection_asks_more():
+    assert [sampled_devices(10, share) for share in (0.0, 0.3, 1.0)] == [10, 13, 20]
+
+
+def test_nearest_names_what_was_meant():
+    assert nearest("resnet", ["resnet18", "resnet34", "vgg"]) == "did you mean 'resnet34' or 'resnet18'?"
+    assert nearest("", ["b", "a"]) == "valid are 'a', 'b'"
