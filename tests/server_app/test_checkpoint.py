@@ -81,8 +81,8 @@ def test_a_crash_at_any_moment_leaves_the_old_or_the_new_state(tmp_path, monkeyp
 
 def test_a_crash_after_a_crash_does_too(tmp_path, monkeypatch):
     pairs = 0
-    for first in range(7):
-        for second in range(7):
+    for first in range(8):
+        for second in range(8):
             run_dir = tmp_path / f"{first}-{second}"
             save(run_dir, of_round(1))
             if crash_while_saving(run_dir, 2, monkeypatch, first):
