@@ -90,10 +90,10 @@ class RunConfig(BaseModel):
     # A method's own settings
     fedavg__use: Literal["all-small", "all-large", "exclusive", "local"] = "all-large"
     fedprox__mu: Rate = 0.01
-    fedadam__eta: Annotated[float, Field(gt=0)] = 0.01
+    fedadam__eta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
     fedadam__beta_1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     fedadam__beta_2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    fedadam__tau: Annotated[float, Field(gt=0)] = 1e-3
+    fedadam__tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     heterofl__dynamic: bool = False
     heterofl__statistics_devices: Annotated[int, Field(ge=0)] = 0
     fedrolex__statistics_devices: Annotated[int, Field(ge=0)] = 0
