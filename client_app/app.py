@@ -18,6 +18,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
+from client_app.memory import keep_freed_memory
 from client_app.state import DeviceState
 from client_app.training import Refusal, Trained, train, with_weights
 from devices.probe import probe_machine
@@ -185,6 +186,8 @@ def _prepare(batch: Batch | EvaluationBatch, context: Context) -> tuple[Task, Fa
     """The task and family of a batch, kept from one message to the next, and where to compute."""
     if batch.shared_process and torch.get_num_threads() != 1:
         torch.set_num_threads(1)  # two workers with two threads each on two cores were 4 to 8 times slower
+    if batch.shared_process:
+        keep_freed_memory()
     spec = TaskSpec.from_json(_with_own_data_dir(batch.task, context))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return load_task(spec), _family(_freeze(batch.family)), device

@@ -72,6 +72,7 @@ def exchange(
         open_batches[message_ids[0]] = (node, batch)
         return None
 
+    waiting_since = time.monotonic()
     try:
         todo = [node for node, queue in queues.items() if queue]
         while True:
@@ -91,8 +92,12 @@ def exchange(
                 yield batch, failure_of(reply) or reply
             if end is not None and time.monotonic() >= end:
                 break
-            if not todo:
-                time.sleep(poll_seconds)
+            if todo:
+                waiting_since = time.monotonic()
+            else:
+                # The longer the work, the less often it is looked for: that adds 2 % to the wait at most.
+                waited_seconds = time.monotonic() - waiting_since
+                time.sleep(min(max(poll_seconds, waited_seconds / 50), 10 * poll_seconds))
         late = [batch for _, batch in open_batches.values()] + [batch for queue in queues.values() for batch in queue]
         busy.update(node for node, _ in open_batches.values())
         open_batches.clear()
