@@ -1,0 +1,181 @@
+"""CPU seconds per round of four ways to run the same training, side by side.
+
+    python -m benchmarks.overhead.run --pfl-python PATH_TO_PYTHON_WITH_PFL
+
+Contestants take turns (A B C D A B C D ...), so that whatever else the machine does hits all alike. Each turn runs a
+contestant as a process tree of its own. The cost of a round is the slope from the end of round 1 to the end of the last
+round but one (the last has Wildflower's evaluation in it); all the rest is start-up and end. Finished turns are kept in
+results.json: the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.overhead.measure import measure
+from benchmarks.random_images import write_copy
+
+HERE = Path(__file__).resolve().parent
+RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
+TRAIN, TEST = 10_000, 20
+ROUNDS = 5
+WALL, CPU = 0, 1  # places in `Usage.rounds`
+
+
+def commands(pfl_python: str, data: Path, runs: Path) -> dict[str, list[str]]:
+    """Contestant -> its command. Each writes a line per round to `runs / "run" / "rounds.jsonl"`."""
+    wildflower = [sys.executable, "-m", "wildflower", "run", str(HERE / "experiment.toml")]
+    for key, value in {"data-dir": data / "parquet", "output-dir": runs, "run-name": "run", "rounds": ROUNDS}.items():
+        wildflower += ["--set", f"{key}={value}"]
+    loop = [str(data), str(ROUNDS), str(runs / "run" / "rounds.jsonl")]
+    return {
+        "bare PyTorch loop": [sys.executable, str(HERE / "bare.py"), *loop],
+        "pfl": [pfl_python, str(HERE / "pfl_loop.py"), *loop],
+        "Flower FedAvg": [sys.executable, str(HERE / "stock_flower.py"), *loop],
+        "Wildflower, 2 workers": [*wildflower, "--set", "workers=2"],
+        "Wildflower, 1 worker": [*wildflower, "--set", "workers=1"],
+    }
+
+
+def make_data(folder: Path) -> None:
+    """Random images in CIFAR-10's format, since only the work counts here: as parquet files and as plain arrays."""
+    images, labels = write_copy(folder / "parquet", train=TRAIN, test=TEST)
+    np.save(folder / "images.npy", np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+    np.save(folder / "labels.npy", labels)
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """One thread per process for all, and a cache of their own."""
+    paths = [str(HERE.parents[1]), str(HERE / "flower_app")]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    return {
+        **os.environ,
+        **threads,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "WILDFLOWER_CACHE": str(cache),
+        "PFL_PYTORCH_DEVICE": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def turns(pfl_python: str, repetitions: int, only: str) -> list[dict[str, Any]]:
+    """Run what is not in results.json yet; all turns."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text())["turns"] if RESULTS.exists() else []
+    with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
+        data, runs = Path(folder) / "data", Path(folder) / "runs"
+        make_data(data)
+        env = environment(Path(folder) / "cache")
+        decode = f"from tasks.hub import load; load('cifar10', {str(data / 'parquet')!r})"
+        subprocess.run([sys.executable, "-c", decode], env=env, check=True)
+        for repetition in range(repetitions):
+            for contestant, command in commands(pfl_python, data, runs).items():
+                done = {(t["contestant"], t["repetition"]) for t in found}
+                if (contestant, repetition) in done or not contestant.startswith(only):
+                    continue
+                (runs / "run").mkdir(parents=True)
+                log, rounds_file = Path(folder) / "log.txt", runs / "run" / "rounds.jsonl"
+                load = os.getloadavg()[0]
+                usage = measure(command, env=env, cwd=Path(folder), log=log, rounds_file=rounds_file)
+                shutil.rmtree(runs)
+                log.unlink()
+                turn = {"contestant": contestant, "repetition": repetition, "load_average": load, **asdict(usage)}
+                found.append(turn)
+                write(found, pfl_python)
+                print(contestant, repetition, f"{per_round(turn, CPU):.2f} CPU s per round", flush=True)
+    return found
+
+
+def per_round(turn: Mapping[str, Any], what: int) -> float:
+    """Seconds of one round, WALL or CPU."""
+    ends = turn["rounds"]
+    return float(ends[-2][what] - ends[0][what]) / (len(ends) - 2)
+
+
+def start_up(turn: Mapping[str, Any], what: int) -> float:
+    """Seconds that are not rounds, WALL or CPU."""
+    whole = turn["cpu_seconds"] if what == CPU else turn["wall_seconds"]
+    return float(whole - len(turn["rounds"]) * per_round(turn, what))
+
+
+def write(found: list[dict[str, Any]], pfl_python: str) -> None:
+    """results.json and the table in README.md, between its two marks."""
+    pfl = subprocess.run(
+        [pfl_python, "-c", "import importlib.metadata as m; print(m.version('pfl'), m.version('torch'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    machine = {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "flwr": version("flwr"),
+        "ray": version("ray"),
+        "pfl": pfl[0],
+        "torch beside pfl": pfl[1],
+    }
+    RESULTS.write_text(json.dumps({"machine": machine, "rounds": ROUNDS, "turns": found}, indent=1) + "\n")
+    rows = [
+        "| | CPU s per round | against the bare loop | wall s per round "
+        "| start-up and end, CPU s | start-up and end, wall s | peak memory, MB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for turn in found:
+        by_name.setdefault(turn["contestant"], []).append(turn)
+    bare = {t["repetition"]: per_round(t, CPU) for t in by_name.get("bare PyTorch loop", [])}
+    for name, mine in by_name.items():
+        ratios = [per_round(t, CPU) / bare[t["repetition"]] for t in mine if t["repetition"] in bare]
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+
+        def middle(values: list[float]) -> str:
+            return f"{statistics.median(values):.2f}"
+
+        rows.append(
+            f"| {name} | {middle([per_round(t, CPU) for t in mine])} | {ratio} "
+            f"| {middle([per_round(t, WALL) for t in mine])} "
+            f"| {middle([start_up(t, CPU) for t in mine])} "
+            f"| {middle([start_up(t, WALL) for t in mine])} "
+            f"| {statistics.median([t['peak_pss_bytes'] for t in mine]) / 1e6:.0f} |"
+        )
+    loads = [t["load_average"] for t in found]
+    rows += [
+        "",
+        f"Medians of {max(map(len, by_name.values()))} turns; {machine['cores']} cores of {machine['cpu']}, "
+        + ", ".join(f"{k} {machine[k]}" for k in ("python", "torch", "flwr", "ray", "pfl"))
+        + f"; load average before a turn {min(loads):.1f} to {max(loads):.1f}.",
+    ]
+    before, _, rest = TABLE.read_text().partition("<!-- table -->\n")
+    after = rest.partition("<!-- end of table -->")[2]
+    TABLE.write_text(before + "<!-- table -->\n" + "\n".join(rows) + "\n<!-- end of table -->" + after)
+
+
+def cpu_model() -> str:
+    """The CPU's name as the kernel tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pfl-python", required=True, help="a Python with pfl 0.6.0 and the same torch installed")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--only", default="", help="contestants whose name starts with this")
+    arguments = parser.parse_args()
+    turns(arguments.pfl_python, arguments.repetitions, arguments.only)

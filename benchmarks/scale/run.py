@@ -1,0 +1,190 @@
+"""What the number of devices costs the server: memory by devices per round, seconds by devices in all.
+
+    python -m benchmarks.scale.run
+
+Memory: the peak resident memory of the process that the ServerApp runs in (in a simulation the one that also drives
+Ray), in whole runs of `wildflower run`, with 10 and with 200 devices per round. Seconds: rounds of 50 out of 100 and of
+50 out of 100,000 devices take turns in one process, over a grid in that process; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.random_images import write_copy
+from client_app.app import app
+from server_app.app import build
+from server_app.config import RunConfig
+from tests.grid import InProcessGrid
+from wildflower.settings import read_experiment
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
+DEVICES_PER_ROUND = (10, 200)
+STRATEGIES = ("fedavg", "federated-dropout")
+DEVICES = (100, 100_000)
+Row = dict[str, Any]
+
+
+def memory(repetitions: int) -> list[Row]:
+    """Peak memory of the server's process, by strategy and devices per round."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+        write_copy(Path(folder) / "data", train=2000, test=20, side=40)
+        env = {**os.environ, "WILDFLOWER_CACHE": str(Path(folder) / "cache"), "OMP_NUM_THREADS": "1"}
+        for repetition in range(repetitions):
+            for strategy in STRATEGIES:
+                for devices in DEVICES_PER_ROUND:
+                    name = f"{strategy}-{devices}-{repetition}"
+                    settings = {
+                        "data-dir": Path(folder) / "data",
+                        "fleet": HERE / "random-fleet.toml",
+                        "output-dir": folder,
+                        "run-name": name,
+                        "strategy": strategy,
+                        "devices-per-round": devices,
+                    }
+                    command = [sys.executable, "-m", "wildflower", "run", str(HERE / "memory.toml")]
+                    for key, value in settings.items():
+                        command += ["--set", f"{key}={value}"]
+                    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+                    if done.returncode:
+                        sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+                    rounds = read_rounds(Path(folder) / name)
+                    if {r["devices_replied"] for r in rounds} != {devices}:
+                        sys.exit(f"{name}: not all devices replied")
+                    rows.append(
+                        {
+                            "strategy": strategy,
+                            "devices_per_round": devices,
+                            "payload_bytes": rounds[0]["bytes_down"] // devices,
+                            "server_peak_rss_bytes": rounds[-1]["server_peak_rss_bytes"],
+                            "load_average": os.getloadavg()[0],
+                        }
+                    )
+                    print(rows[-1], flush=True)
+    return rows
+
+
+def read_rounds(run_dir: Path) -> list[Row]:
+    """The rounds of a run's journal."""
+    return [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
+
+
+def sampling(rounds: int) -> list[Row]:
+    """Seconds of every round, of the server alone and of the whole, with few and with many devices in all."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+        runs = {}
+        for devices in DEVICES:
+            values = {
+                **read_experiment(HERE / "sampling.toml"),
+                "devices": devices,
+                "fleet": str(HERE / "random-fleet.toml"),
+                "output-dir": folder,
+                "run-name": f"{devices}",
+            }
+            strategy, scorer = build(RunConfig.from_run_config(values))
+            runs[devices] = (strategy, scorer, InProcessGrid(app, 2))
+        for number in range(1, rounds + 1):
+            # Whoever goes first goes second the next time.
+            for devices in DEVICES if number % 2 else DEVICES[::-1]:
+                strategy, scorer, grid = runs[devices]
+                record = strategy.run_round(grid, number, scorer).record
+                grid.sent.clear()
+                if number > 2:  # the first rounds fill caches
+                    server = record["server_seconds"]
+                    rows.append(
+                        {
+                            "devices": devices,
+                            "round": number,
+                            "devices_replied": record["devices_replied"],
+                            "wall_seconds": record["wall_seconds"],
+                            "server_seconds": sum(server.values()),
+                            "assign_seconds": server["assign"],
+                        }
+                    )
+    return rows
+
+
+def tables(results: Row) -> list[str]:
+    """The results as markdown."""
+    lines = [
+        "| strategy | model, MB | peak memory at 10 devices per round, MB | at 200, MB | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for strategy in STRATEGIES:
+        mine = [row for row in results["memory"] if row["strategy"] == strategy]
+        few, many = (
+            statistics.median([r["server_peak_rss_bytes"] for r in mine if r["devices_per_round"] == n])
+            for n in DEVICES_PER_ROUND
+        )
+        model = mine[0]["payload_bytes"] / 1e6
+        lines.append(f"| {strategy} | {model:.1f} | {few / 1e6:.0f} | {many / 1e6:.0f} | {many / few:.3f} |")
+    lines += [
+        "",
+        "| seconds of a round of 50, median | out of 100 | out of 100,000 | ratio |",
+        "|---|---|---|---|",
+    ]
+    for key, words in (
+        ("wall_seconds", "whole round"),
+        ("server_seconds", "server"),
+        ("assign_seconds", "of these, sampling and assignment"),
+    ):
+        few, many = (
+            statistics.median([row[key] for row in results["sampling"] if row["devices"] == n]) for n in DEVICES
+        )
+        lines.append(f"| {words} | {few:.4f} | {many:.4f} | {many / few:.3f} |")
+    loads = [row["load_average"] for row in results["memory"]] + [results["load_average"]]
+    machine = results["machine"]
+    lines += [
+        "",
+        f"{machine['cores']} cores of {machine['cpu']}, "
+        + ", ".join(f"{k} {machine[k]}" for k in ("python", "torch", "flwr", "ray"))
+        + f"; load average {min(loads):.1f} to {max(loads):.1f}.",
+    ]
+    return lines
+
+
+def main() -> None:
+    """Measure both, write results.json and the tables in README.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=2, help="of the runs that measure memory")
+    parser.add_argument("--rounds", type=int, default=40, help="of the sampling cost")
+    parser.add_argument("--part", choices=["memory", "sampling"], help="measure one part and keep the other's results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: Row = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if arguments.part != "sampling":
+        results["memory"] = memory(arguments.repetitions)
+    if arguments.part != "memory":
+        results["sampling"] = sampling(arguments.rounds)
+        results["load_average"] = os.getloadavg()[0]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    results["machine"] = {
+        "cpu": next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("torch", "flwr", "ray")},
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    before, _, rest = TABLE.read_text().partition("<!-- tables -->\n")
+    after = rest.partition("<!-- end of tables -->")[2]
+    TABLE.write_text(before + "<!-- tables -->\n" + "\n".join(tables(results)) + "\n<!-- end of tables -->" + after)
+
+
+if __name__ == "__main__":
+    main()
