@@ -18,7 +18,6 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from client_app.memory import keep_freed_memory
 from client_app.state import DeviceState
 from client_app.training import Refusal, Trained, train, with_weights
 from devices.probe import probe_machine
@@ -38,6 +37,7 @@ from messages.orders import (
 from messages.packing import MessageError, pack, unpack
 from messages.sums import WeightedSum, device_weight, flatten
 from messages.wire import from_records, int64_bytes, pick, to_records
+from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from models.architecture import Architecture
 from models.family import Family, make_family
 from tasks.scoring import score
@@ -63,6 +63,10 @@ def train_batch(message: Message, context: Context) -> Message:
             data = None if order.payload is None else pick(arrays, order.payload, f"device {order.device}")
             state = DeviceState(_state_dir(batch, context), batch.run, order.device)
             available_bytes = None if batch.shared_process else probe_machine().memory_available_bytes
+            if available_bytes is not None and HEAP_FACTOR * order.predicted_memory_bytes > min(
+                order.memory_bytes or available_bytes, available_bytes
+            ):
+                return_freed_memory()  # slower, but the work then holds no more than was predicted
             trained = train(order, batch.round, batch.training, family, task, data, state, device, available_bytes)
             updates.append(_answer(batch, order, family, trained, out, sums))
         except Refusal as refusal:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from pathlib import Path
 
 import psutil
 import torch
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class MemoryMeter:
@@ -43,17 +39,6 @@ class MemoryMeter:
         self.now_bytes()
         peak = _high_water_mark_bytes() if self._marks else self._largest
         return max(0, peak - self._before)
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep freed memory for the next batch instead of giving it back to the kernel each time.
-
-    In a simulation's worker glibc's defaults gave back and took anew the activations of every batch: page faults were
-    15 % of the CPU time of training. C libraries other than glibc have no such settings and are left as they are.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(M_TRIM_THRESHOLD, 2**30)
-        libc.mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that glibc takes
 
 
 def resident_bytes() -> int:

@@ -1,23 +1,38 @@
-"""Make a process's memory follow its tensors: what a device needs so that a predicted peak is also the measured one."""
+"""How glibc treats freed tensors: a device short of memory wants another setting than a simulation's worker."""
 
 from __future__ import annotations
 
 import ctypes
 
-M_MMAP_THRESHOLD = -3  # from malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 RETURN_FROM_BYTES = 128 * 1024
+MOST_KEPT_BYTES = 2**25  # the largest tensor that glibc can be told to keep
+HEAP_FACTOR = 2.6  # what a process held at worst of a predicted peak under glibc's default (benchmarks/memory)
 
 
 def return_freed_memory() -> bool:
     """Let glibc give tensors of 128 KiB and more back to the system as soon as they are freed.
 
     By default glibc raises that size to 32 MiB as a program runs and keeps most freed tensors in a heap that
-    fragments: a training process then holds 1.6 times the bytes that are ever live, at worst 2.6 times
-    (benchmarks/memory). The price is CPU time for fresh pages, so a device short of memory wants this and a simulation
-    does not. Acts on the whole process, from now on. Returns False where the C library has no such setting.
+    fragments: a training process then holds 1.6 times the bytes that are ever live, at worst `HEAP_FACTOR` times. The
+    price is CPU time for fresh pages. Acts on the whole process, from now on. Returns False where the C library has no
+    such setting.
     """
+    return _mallopt(M_MMAP_THRESHOLD, RETURN_FROM_BYTES)
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep freed memory for the next batch instead of giving it back to the kernel each time.
+
+    In a simulation's worker glibc's defaults gave back and took anew the activations of every batch: page faults were
+    15 % of the CPU time of training (benchmarks/overhead). Returns False where the C library has no such setting.
+    """
+    return _mallopt(M_TRIM_THRESHOLD, 2**30) and _mallopt(M_MMAP_THRESHOLD, MOST_KEPT_BYTES)
+
+
+def _mallopt(setting: int, value: int) -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    return bool(mallopt(M_MMAP_THRESHOLD, RETURN_FROM_BYTES))
+    return bool(mallopt(setting, value))
