@@ -97,7 +97,8 @@ def exchange(
             else:
                 # The longer the work, the less often it is looked for: that adds 2 % to the wait at most.
                 waited_seconds = time.monotonic() - waiting_since
-                time.sleep(min(max(poll_seconds, waited_seconds / 50), 10 * poll_seconds))
+                pause = min(max(poll_seconds, waited_seconds / 50), 10 * poll_seconds)
+                time.sleep(pause if end is None else max(0.0, min(pause, end - time.monotonic())))
         late = [batch for _, batch in open_batches.values()] + [batch for queue in queues.values() for batch in queue]
         busy.update(node for node, _ in open_batches.values())
         open_batches.clear()
