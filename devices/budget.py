@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from devices.report import DeviceReport
-from devices.validation import check_number, check_whole, json_object
+from devices.validation import MOST_WHOLE, check_number, check_whole, json_object
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def budget_of(
     if fraction > 1:
         raise ValueError(f"memory_fraction = {memory_fraction!r}: must be at most 1")
     if report.memory_limit_bytes is None:
-        memory_bytes = int(report.memory_available_bytes * fraction)
+        # A float may round up.
+        memory_bytes = min(int(report.memory_available_bytes * fraction), report.memory_available_bytes)
     else:
         memory_bytes = min(report.memory_limit_bytes, report.memory_available_bytes)
 
@@ -74,5 +75,6 @@ def budget_of(
 
 
 def payload_bytes(mbit_per_s: float, seconds: float) -> int:
-    """Whole bytes that a link carries in `seconds`."""
-    return int(mbit_per_s * 1e6 * seconds / 8)
+    """Whole bytes that a link carries in `seconds`, at most 2^63 - 1."""
+    carried = mbit_per_s * 1e6 * seconds / 8
+    return int(carried) if carried < MOST_WHOLE else MOST_WHOLE

@@ -28,9 +28,9 @@ from devices.quantity import (
     parse_amount,
     parse_quantity,
 )
-from devices.report import DeviceReport
+from devices.report import MOST_FLOP_PER_S, MOST_MBIT_PER_S, DeviceReport
 from devices.trace import LINK_COLUMNS, MEMORY_COLUMNS, Trace, read_trace
-from devices.validation import check_number, nearest
+from devices.validation import MOST_WHOLE, check_number, nearest
 
 Requirement = Callable[[float], tuple[int, int]]
 
@@ -38,11 +38,16 @@ FLEETS_DIR = Path(__file__).parent / "fleets"
 
 
 def _memory(value: object) -> Quantity:
-    return parse_quantity(value, lambda amount: parse_amount(amount, MEMORY_UNITS, "512 MB"))
+    return parse_quantity(
+        value, lambda amount: check_number(parse_amount(amount, MEMORY_UNITS, "512 MB"), "bytes", maximum=MOST_WHOLE)
+    )
 
 
 def _link(value: object) -> Quantity:
-    return parse_quantity(value, lambda amount: parse_amount(amount, LINK_UNITS, "20 Mbit/s"))
+    return parse_quantity(
+        value,
+        lambda amount: check_number(parse_amount(amount, LINK_UNITS, "20 Mbit/s"), "Mbit/s", maximum=MOST_MBIT_PER_S),
+    )
 
 
 def _speed(value: object) -> Quantity:
@@ -185,6 +190,9 @@ class Fleet:
             raise ValueError(f"seed = {seed}: must be from 0 to 2^63 - 1")
         folder = path.parent if trace_dir is None else Path(trace_dir).expanduser()
         groups = [_compile(path, group, folder, requirement) for group in table.group]
+        for group in groups:
+            where = f"{path}: group {group.name!r}: highest speed times reference"
+            check_number(group.speed.highest * table.reference, where, maximum=MOST_FLOP_PER_S)
         return cls(groups, counts, seed=seed, reference_flop_per_s=table.reference, transfer_seconds=table.transfer)
 
     def tier(self, device: int) -> str:
@@ -355,7 +363,10 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
         if name is None:
             return None
         try:
-            return read_trace(folder / Path(name).expanduser(), columns)
+            found = read_trace(folder / Path(name).expanduser(), columns)
+            most = MOST_WHOLE if columns is MEMORY_COLUMNS else MOST_MBIT_PER_S
+            check_number(float(found.values.max()), "its highest value", maximum=most)
+            return found
         except ValueError as error:
             raise ValueError(f"{where}: {key} = {name!r}: {error}") from error
 

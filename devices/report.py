@@ -5,10 +5,16 @@ from typing import Any
 
 from devices.validation import check_number, check_text, check_whole, json_object
 
+# More than any device has: what lies above is a mistake or an attack, and would overflow what is computed from it.
+MOST_MBIT_PER_S = 1e6
+MOST_FLOP_PER_S = 1e18
+
 
 @dataclass(frozen=True)
 class DeviceReport:
     """What a device says of itself; checked when it is made, so that a report that exists is a valid one.
+
+    Whole numbers are below 2^63, links at most 10^6 Mbit/s, and `flop_per_s` is at most 10^18.
 
     Attributes:
         kind: What it is: "raspberry-pi-4", "jetson-nano", "x86-64", "simulated", ...
@@ -51,11 +57,11 @@ class DeviceReport:
             check_text(self.accelerator, "device report: accelerator")
         check_whole(self.cpu_count, "device report: cpu_count", minimum=1)
         if self.down_mbit_per_s is not None:
-            check_number(self.down_mbit_per_s, "device report: down_mbit_per_s")
+            check_number(self.down_mbit_per_s, "device report: down_mbit_per_s", maximum=MOST_MBIT_PER_S)
         if self.up_mbit_per_s is not None:
-            check_number(self.up_mbit_per_s, "device report: up_mbit_per_s")
+            check_number(self.up_mbit_per_s, "device report: up_mbit_per_s", maximum=MOST_MBIT_PER_S)
         if self.flop_per_s is not None:
-            check_number(self.flop_per_s, "device report: flop_per_s", positive=True)
+            check_number(self.flop_per_s, "device report: flop_per_s", positive=True, maximum=MOST_FLOP_PER_S)
         if self.memory_limit_bytes is not None:
             check_whole(self.memory_limit_bytes, "device report: memory_limit_bytes")
         if self.payload_limit_bytes is not None:

@@ -1,9 +1,11 @@
 """Checks of values that come from a message, a file or a user, with errors that say what would be right."""
 
 import difflib
-import math
+import sys
 from collections.abc import Collection, Iterable
 from typing import Any
+
+MOST_WHOLE = 2**63 - 1  # what PyTorch, NumPy and struct hold in a whole number
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:
@@ -27,18 +29,23 @@ def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, An
 
 
 def check_whole(value: object, where: str, *, minimum: int = 0) -> int:
-    """Return `value` if it is an int of at least `minimum` (a bool is none); ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ValueError(f"{where} = {value!r}: must be a whole number of at least {minimum}")
+    """Return `value` if it is an int from `minimum` to 2^63 - 1 (a bool is none); ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MOST_WHOLE:
+        raise ValueError(f"{where} = {value!r}: must be a whole number of at least {minimum} and below 2^63")
     return value
 
 
-def check_number(value: object, where: str, *, minimum: float = 0.0, positive: bool = False) -> float:
-    """Return `value` as a float if it is a finite number of at least `minimum`, or above 0 with `positive`."""
+def check_number(
+    value: object, where: str, *, minimum: float = 0.0, positive: bool = False, maximum: float = sys.float_info.max
+) -> float:
+    """Return `value` as a float if it is a finite number from `minimum` to `maximum`, above 0 with `positive`."""
     bound = "above 0" if positive else f"of at least {minimum:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if maximum < sys.float_info.max:
+        bound += f" and at most {maximum:g}"
+    # Compared before it becomes a float: a whole number may be too large for one. NaN lies between no bounds.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
         raise ValueError(f"{where} = {value!r}: must be a finite number {bound}")
-    if value < minimum or (positive and value <= 0):
+    if positive and value <= 0:
         raise ValueError(f"{where} = {value!r}: must be a finite number {bound}")
     return float(value)
 

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from messages.packing import MessageError
 
 M = TypeVar("M", bound=BaseModel)
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+# Below 2^63, so that NumPy and PyTorch can hold them.
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are weights of sums of 64-bit integers
 

@@ -340,6 +340,12 @@ ONE = group('memory = "1 GB"')
         (group('memory = "1 GB"\nspeed = 0'), "group 'phones': speed = 0: must be a finite number above 0"),
         (group('memory = "1 GB"\nspeed = "fast"'), "speed = 'fast': must be a finite number above 0"),
         (group('memory = "1 GB"\nspeed = { uniform = [1, inf] }'), "must be a finite number above 0"),
+        (
+            group('memory = "1e30 GB"'),
+            "memory = '1e30 GB': bytes = 1.0000000000000001e+39: must be a finite number",
+        ),
+        (group('memory = "1 GB"\nlink = "1e9 Gbit/s"'), "link = '1e9 Gbit/s': Mbit/s = 1000000000000.0: must be"),
+        (group('memory = "1 GB"\nspeed = 1e10'), "group 'phones': highest speed times reference = 1e+20: must be"),
         (group('memory = "1 GB"\nkind = 4'), "kind = 4: Input should be a valid string"),
         (group("fits_width = 1.5"), "fits_width = 1.5: Input should be less than or equal to 1"),
         (group("fits_width = 0"), "fits_width = 0: Input should be greater than 0"),
@@ -379,6 +385,7 @@ def test_all_mistakes_are_listed_at_once(load):
         ("seconds,mbit_per_s\n", "the trace is empty"),
         ("seconds,mbit_per_s\n0,-1\n", "must be a finite number of at least 0"),
         ("seconds,mbit_per_s\n0,nan\n", "must be a finite number of at least 0"),
+        ("seconds,mbit_per_s\n0,1\n1,1e7\n", "its highest value = 10000000.0: must be a finite number"),
         ("seconds,bytes\n0,1\n", "must be 'seconds,<unit>'"),
     ],
 )
