@@ -6,9 +6,9 @@ validate with these models; a field that is unknown, missing or of another type 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from messages.packing import MessageError
 
@@ -51,6 +51,12 @@ class LocalTraining(_Model):
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float = Field(0.0, ge=0)
     augment: bool = True
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        if not self.epochs and not self.steps:
+            raise ValueError("epochs = 0 and steps = 0: one of them must be at least 1")
+        return self
 
 
 class Merge(_Model):

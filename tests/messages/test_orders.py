@@ -54,6 +54,12 @@ def test_a_message_comes_back(model):
     assert parse(type(model), model.model_dump_json()) == model
 
 
+def test_training_has_an_end():
+    assert LocalTraining(epochs=0, steps=1).steps == 1
+    with pytest.raises(MessageError, match=r"training: .*epochs = 0 and steps = 0: one of them must be at least 1"):
+        parse(Batch, changed(BATCH, "training.epochs", 0))
+
+
 def test_a_loss_that_is_no_number_comes_back():
     score = EvaluationReply(run="r", round=1, scores=[Score(device=0, loss_sum=math.nan, examples=2)])
     assert math.isnan(parse(EvaluationReply, score.model_dump_json()).scores[0].loss_sum)
