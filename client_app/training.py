@@ -66,7 +66,8 @@ def train(
     if order.digest != returned_layout(family, architecture, order.objective.kind).digest:
         raise MessageError(f"device {order.device}: server and device disagree about the tensors of {architecture}")
     statistics = order.objective.kind == "batch norm statistics"
-    for limit_bytes, what in ((order.memory_bytes or None, "the budget is"), (available_bytes, "this device has free")):
+    limits = {"the budget is": order.memory_bytes or None, "this device has free": available_bytes}
+    for what, limit_bytes in limits.items():
         if not statistics and limit_bytes is not None and order.predicted_memory_bytes > limit_bytes:
             raise Refusal(f"training needs about {order.predicted_memory_bytes} bytes, {what} {limit_bytes} bytes")
     shard = task.shard(order.device).train
@@ -86,13 +87,13 @@ def train(
     loss = local_loss(order.objective, model, present.to(device))
     batches = _batches(task, shard, training, generator, device, once=statistics)
     # Many devices in one process share its allocator, so that what one of them holds cannot be told from outside.
-    limit = None if available_bytes is None else min(order.memory_bytes or available_bytes, available_bytes)
+    watched = {} if available_bytes is None else {what: n for what, n in limits.items() if n is not None}
     mean_loss: float | None = None
     try:
         if statistics:
             _take_statistics(model, batches)
         else:
-            mean_loss = _fit(model, loss, batches, training, meter, limit)
+            mean_loss = _fit(model, loss, batches, training, meter, watched)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise Refusal(f"out of memory after {meter.peak_bytes()} bytes: {error}") from error
     returned = {name: value.detach() for name, value in model.state_dict().items()}
@@ -149,9 +150,9 @@ def _fit(
     batches: Iterator[tuple[Tensor, Tensor]],
     training: LocalTraining,
     meter: MemoryMeter,
-    limit_bytes: int | None,
+    limits: Mapping[str, int],
 ) -> float:
-    """Train; returns the mean loss over the examples seen."""
+    """Train; returns the mean loss over the examples seen. The most that was ever held stays within the limits."""
     optimizer = _optimizer(model, training)
     model.train()
     seen, total = 0, torch.zeros((), dtype=torch.float64)
@@ -164,8 +165,11 @@ def _fit(
         optimizer.step()
         seen += len(labels)
         total += loss.detach().to("cpu", torch.float64) * len(labels)
-        if limit_bytes is not None and (held := meter.now_bytes()) > limit_bytes:
-            raise Refusal(f"training grew to {held} bytes, the budget is {limit_bytes} bytes")
+        # Not what is held now: the activations, most of it, are gone by the end of a step.
+        peak = meter.peak_bytes() if limits else 0
+        for what, limit_bytes in limits.items():
+            if peak > limit_bytes:
+                raise Refusal(f"training grew to {peak} bytes, {what} {limit_bytes} bytes")
     return float(total) / max(1, seen)
 
 

@@ -173,23 +173,50 @@ def test_what_just_fits_is_trained():
     assert do(work_order(memory_bytes=10**6)).loss is not None
 
 
-def test_training_that_outgrows_its_budget_is_stopped(monkeypatch):
+@pytest.mark.parametrize(
+    ("budget", "available", "words"),
+    [
+        (1_200_000, 10**12, "training grew to 1500000 bytes, the budget is 1200000 bytes"),
+        (10**12, 1_300_000, "training grew to 1500000 bytes, this device has free 1300000 bytes"),
+        (0, 1_300_000, "training grew to 1500000 bytes, this device has free 1300000 bytes"),
+    ],
+)
+def test_training_that_outgrows_a_limit_is_stopped(budget, available, words, monkeypatch):
     batches = []
 
     class Growing(training.MemoryMeter):
-        def now_bytes(self) -> int:
+        def peak_bytes(self) -> int:
             batches.append(1)
             return 500_000 * len(batches)
 
     monkeypatch.setattr(training, "MemoryMeter", Growing)
-    order = work_order(memory_bytes=1_200_000)
-    with pytest.raises(Refusal, match="training grew to 1500000 bytes, the budget is 1200000 bytes"):
-        do(order, LocalTraining(batch_size=10, epochs=5), available_bytes=10**12)
+    order = work_order(memory_bytes=budget)
+    with pytest.raises(Refusal, match=words):
+        do(order, LocalTraining(batch_size=10, epochs=5), available_bytes=available)
     assert len(batches) == 3  # of twenty
 
 
+def test_memory_that_is_freed_before_the_step_ends_counts(monkeypatch):
+    local_loss = training.local_loss
+
+    def greedy(*arguments):
+        loss = local_loss(*arguments)
+
+        def loss_of(inputs, labels):
+            torch.ones(2**24)  # 64 MiB, every page of them written, and given back at once
+            return loss(inputs, labels)
+
+        return loss_of
+
+    do(work_order())  # what the first training of a process loads is none of this one's
+    monkeypatch.setattr(training, "local_loss", greedy)
+    order = work_order(memory_bytes=40 * 2**20)
+    with pytest.raises(Refusal, match=r"training grew to \d+ bytes, the budget is 41943040 bytes"):
+        do(order, LocalTraining(batch_size=10, epochs=5), available_bytes=10**12)
+
+
 def test_in_a_simulation_nobody_can_tell_what_one_device_holds(monkeypatch):
-    monkeypatch.setattr(training.MemoryMeter, "now_bytes", lambda self: 10**15)
+    monkeypatch.setattr(training.MemoryMeter, "peak_bytes", lambda self: 10**15)
     assert do(work_order(memory_bytes=1_200_000)).loss is not None
 
 
