@@ -32,7 +32,7 @@ class Trained:
     examples: int
     loss: float | None
     seconds: float
-    measured_memory_bytes: int
+    measured_memory_bytes: int | None  # None in a simulation
     present: Tensor
 
 
@@ -105,7 +105,7 @@ def train(
         len(shard),
         mean_loss,
         time.perf_counter() - started,
-        meter.peak_bytes(),
+        None if available_bytes is None else meter.peak_bytes(),
         present,
     )
 

@@ -119,7 +119,8 @@ class Update(_Model):
         payload: index of the array with its weights in this message; None where they were added to a sum or stay.
         index: the full weight index, only where it is not the one ordered.
         seconds: wall time of the work on the device.
-        measured_memory_bytes: peak memory above what the process held before the work.
+        measured_memory_bytes: peak memory above what the process held before the work; None where nothing was trained
+            and in a simulation, where the devices of one process share its allocator.
     """
 
     device: NonNegative
@@ -129,7 +130,7 @@ class Update(_Model):
     examples: Examples = 0
     loss: float | None = None
     seconds: Seconds = 0.0
-    measured_memory_bytes: NonNegative = 0
+    measured_memory_bytes: NonNegative | None = None
     present_classes: list[NonNegative] | None = None
     report: dict[str, Any] | None = None
 

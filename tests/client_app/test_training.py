@@ -217,7 +217,14 @@ def test_memory_that_is_freed_before_the_step_ends_counts(monkeypatch):
 
 def test_in_a_simulation_nobody_can_tell_what_one_device_holds(monkeypatch):
     monkeypatch.setattr(training.MemoryMeter, "peak_bytes", lambda self: 10**15)
-    assert do(work_order(memory_bytes=1_200_000)).loss is not None
+    found = do(work_order(memory_bytes=1_200_000))
+    assert found.loss is not None
+    assert found.measured_memory_bytes is None
+
+
+def test_on_a_machine_of_its_own_the_peak_is_told(monkeypatch):
+    monkeypatch.setattr(training.MemoryMeter, "peak_bytes", lambda self: 1_100_000)
+    assert do(work_order(), available_bytes=10**12).measured_memory_bytes == 1_100_000
 
 
 def test_running_out_of_memory_is_a_refusal(monkeypatch):

@@ -125,6 +125,7 @@ def test_an_unknown_field_is_named(model, path, value):
         (REPLY, "updates.0.examples", 1.5),
         (REPLY, "updates.0.examples", -3),
         (REPLY, "updates.0.examples", 2**31),
+        (REPLY, "updates.0.measured_memory_bytes", -1),
         (REPLY, "updates.0.seconds", math.inf),
         (REPLY, "updates.0.seconds", math.nan),
         (REPLY, "updates.0.seconds", -1.0),
