@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -16,18 +16,39 @@ from models.family import FAMILIES
 from strategies import STRATEGIES
 from tasks.task import TASKS
 
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
 
 class ConfigError(ValueError):
     """A run configuration that cannot be run; the text names the key, the value and what would be right."""
 
 
-def _numbers(value: object) -> object:
-    """A TOML configuration of Flower holds scalars only, so a list is written "1, 0.5, 0.25"."""
+NUMBERS = "must be numbers such as [1, 0.5] or '1, 0.5'"
+# What would be right, by the beginning of pydantic's name of an error.
+RIGHT = {
+    "int_": "a whole number such as {default}",
+    "float_": "a number such as {default}",
+    "bool_": "true or false",
+    "string_": "a text such as '{default}'",
+}
+
+
+def _numbers(value: object) -> tuple[float, ...]:
+    """Flower's own TOML configuration holds scalars only: there a list is written "1, 0.5" or "[1, 0.5]"."""
     if isinstance(value, str):
-        return tuple(float(part) for part in value.split(",") if part.strip())
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return (float(value),)
-    return value
+        text = value.strip()
+        if text.startswith("[") and text.endswith("]"):
+            text = text[1:-1]
+        parts: list[object] = [part for part in text.split(",") if part.strip()]
+    else:
+        parts = list(value) if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts):
+            raise ValueError(NUMBERS)
+    try:
+        return tuple(float(part) for part in parts)  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        raise ValueError(NUMBERS) from None
 
 
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
@@ -158,7 +179,7 @@ class RunConfig(BaseModel):
             lines = []
             for item in error.errors(include_url=False):
                 if item["loc"]:
-                    lines.append(f"{item['loc'][0]} = {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
+                    lines.append(f"{item['loc'][0]} = {item['input']!r}: {_wrong(item)}")
                 else:
                     lines.append(item["msg"].removeprefix("Value error, "))
             raise ConfigError("; ".join(lines)) from None
@@ -167,6 +188,16 @@ class RunConfig(BaseModel):
         """The configuration as flat kebab-case keys and TOML scalars."""
         values = self.model_dump(by_alias=True)
         return {k: ", ".join(map(_number, v)) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _wrong(item: ErrorDetails) -> str:
+    """What was wrong with one value, and what would be right."""
+    message = item["msg"].removeprefix("Value error, ")
+    default = RunConfig().to_dict()[str(item["loc"][0])]
+    for kind, right in RIGHT.items():
+        if item["type"].startswith(kind):
+            return f"must be {'a text in quotes' if default == '' else right.format(default=default)}"
+    return message
 
 
 def _whole_to_float(model: type[RunConfig], key: str, value: object) -> object:

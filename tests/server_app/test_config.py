@@ -120,6 +120,10 @@ def test_a_key_that_is_near_nothing_lists_them_all():
         ("widths", "1, half"),
         ("widths", "1; 0.5"),
         ("widths", True),
+        ("widths", [1, "half"]),
+        ("widths", [1, True]),
+        ("widths", [10**400]),
+        ("widths", {}),
         ("decay-rounds", "soon"),
     ],
 )
@@ -127,6 +131,32 @@ def test_a_wrong_value_is_refused_with_its_key(key, value):
     with pytest.raises(ConfigError) as error:
         RunConfig.from_run_config({key: value})
     assert str(error.value).startswith(f"{key} = {value!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [
+        ("rounds", "ten", "must be a whole number such as 20"),
+        ("rounds", 2.5, "must be a whole number such as 20"),
+        ("learning-rate", "high", "must be a number such as 0.05"),
+        ("resume", "yes", "must be true or false"),
+        ("strategy", 3, "must be a text such as 'heterofl'"),
+        ("run-name", 3, "must be a text in quotes"),
+        ("widths", "1, half", "must be numbers such as [1, 0.5] or '1, 0.5'"),
+        ("decay-rounds", [{}], "must be numbers such as [1, 0.5] or '1, 0.5'"),
+    ],
+)
+def test_a_value_of_another_type_ends_with_what_would_be_right(key, value, right):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({key: value})
+    assert str(error.value) == f"{key} = {value!r}: {right}"
+
+
+@pytest.mark.parametrize("written", ["1, 0.5", "[1, 0.5]", [1, 0.5], [1.0, 0.5]], ids=str)
+def test_a_list_may_be_written_as_a_list_or_as_text(written):
+    config = RunConfig.from_run_config({"widths": written})
+    assert config.widths == (1.0, 0.5)
+    assert config.to_dict()["widths"] == "1, 0.5"
 
 
 @pytest.mark.parametrize("key", ["partition", "optimizer", "below-smallest", "fedavg.use"])
