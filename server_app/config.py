@@ -127,6 +127,14 @@ class RunConfig(BaseModel):
     resume: bool = False
     state_dir: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _own_default(cls, values: Any) -> Any:
+        """The default of momentum is SGD's; the other optimizers have none."""
+        if isinstance(values, dict) and values.get("optimizer", "sgd") != "sgd" and "momentum" not in values:
+            return values | {"momentum": 0.0}
+        return values
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         def need(good: bool, key: str, why: str) -> None:
@@ -145,14 +153,17 @@ class RunConfig(BaseModel):
             need(
                 sampled <= self.devices,
                 "devices-per-round",
-                f"more than devices = {self.devices} (with over-selection)",
+                f"more than devices = {self.devices}"
+                + (f" (over-selection = {self.over_selection} asks {sampled})" if self.over_selection else ""),
             )
         need(bool(self.widths), "widths", "at least one width is needed, such as 1 or '1, 0.5'")
         need(all(0 < w <= 1 for w in self.widths), "widths", "every width is above 0 and at most 1")
         need(len(set(self.widths)) == len(self.widths), "widths", "a width is listed twice")
         need(all(r.is_integer() and r >= 1 for r in self.decay_rounds), "decay-rounds", "round numbers from 1")
         need(
-            self.optimizer == "sgd" or self.momentum == 0, "momentum", f"{self.optimizer} has no momentum: set it to 0"
+            self.optimizer == "sgd" or self.momentum == 0,
+            "momentum",
+            f"{self.optimizer} has no momentum: leave it out or set it to 0",
         )
         need(
             not self.over_selection or self.deadline_seconds > 0 or bool(self.fleet),

@@ -183,7 +183,7 @@ def test_all_wrong_values_are_told_at_once():
         ({"devices-per-round": 21}, "devices-per-round = 21: more than devices = 20"),
         (
             {"devices-per-round": 16, "over-selection": 0.5},
-            "devices-per-round = 16: more than devices = 20 (with over-selection)",
+            "devices-per-round = 16: more than devices = 20 (over-selection = 0.5 asks 24)",
         ),
         ({"widths": ""}, "widths = '': at least one width is needed"),
         ({"widths": "1, 0"}, "widths = '1, 0': every width is above 0 and at most 1"),
@@ -193,7 +193,10 @@ def test_all_wrong_values_are_told_at_once():
         ({"decay-rounds": "2.5"}, "decay-rounds = '2.5': round numbers from 1"),
         ({"decay-rounds": "0"}, "decay-rounds = '0': round numbers from 1"),
         ({"decay-rounds": "inf"}, "decay-rounds = 'inf': round numbers from 1"),
-        ({"optimizer": "adam"}, "momentum = 0.9: adam has no momentum: set it to 0"),
+        (
+            {"optimizer": "adam", "momentum": 0.9},
+            "momentum = 0.9: adam has no momentum: leave it out or set it to 0",
+        ),
         (
             {"fleet": "", "over-selection": 0.5},
             "over-selection = 0.5: needs a fleet or deadline-seconds to tell who is late",
@@ -228,6 +231,19 @@ def test_an_impossible_combination_is_named(values, words):
 def test_what_is_possible_is_taken(values):
     config = RunConfig.from_run_config(values)
     assert RunConfig.from_run_config(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.9), ("adam", 0.0), ("adamw", 0.0)])
+def test_momentum_is_sgds_by_default(optimizer, momentum):
+    config = RunConfig.from_run_config({"optimizer": optimizer})
+    assert config.momentum == momentum
+    assert RunConfig.from_run_config(config.to_dict()) == config
+
+
+def test_over_selection_is_told_only_where_it_is_set():
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({"devices-per-round": 21})
+    assert str(error.value) == "devices-per-round = 21: more than devices = 20"
 
 
 def test_over_selection_asks_more():
