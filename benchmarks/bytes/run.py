@@ -1,0 +1,125 @@
+"""Bytes that one device receives and sends in a round, against the bytes of its parameters and buffers.
+
+    python -m benchmarks.bytes.run
+
+Every family at five widths does one real round of FedAvg over images of CIFAR-10's shape, with one device on one node,
+over a grid in this process. Both
+messages are taken as they are handed to Flower and turned into the objects that Flower transfers; counted are the
+contents of all of a message's objects (`content`: the RecordDict, which is ours) and of the message around it
+(`metadata`, which is Flower's and the same for every app).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_all_nested_objects
+
+from benchmarks.random_images import write_copy
+from client_app.app import app
+from models.family import FAMILIES
+from server_app.app import build
+from server_app.config import RunConfig
+from tests.grid import InProcessGrid
+
+HERE = Path(__file__).resolve().parent
+RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
+WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+
+
+def main() -> None:
+    """Measure all families; write results.json and the table in README.md."""
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_copy(Path(folder) / "data", train=40, test=10)
+        for name in FAMILIES:
+            for width in WIDTHS:
+                rows.append(measure(name, width, Path(folder)))
+                print(rows[-1], file=sys.stderr)
+    versions = {package: version(package) for package in ("flwr", "torch")}
+    RESULTS.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
+    write_table(rows, versions)
+
+
+def measure(name: str, width: float, folder: Path) -> dict[str, Any]:
+    """One round of one device with the sub-model of a width."""
+    config = RunConfig.from_run_config(
+        {
+            "task": "cifar10",
+            "data-dir": str(folder / "data"),
+            "partition": "iid",
+            "family": name,
+            "strategy": "fedavg",
+            "widths": f"{width:g}",
+            "fleet": "",
+            "devices": 1,
+            "devices-per-round": 1,
+            "rounds": 2,
+            "evaluate-every": 2,
+            "local-steps": 1,
+            "batch-size": 2,
+            "output-dir": str(folder),
+            "run-name": f"{name}-{width:g}",
+        }
+    )
+    state_dir = str(folder / "state")
+    grid = InProcessGrid(app, 1, lambda node: {"partition-id": node - 1, "state-dir": state_dir})
+    replies: list[Message] = []
+
+    def keep(reply: Message) -> Message:
+        replies.append(reply)
+        return reply
+
+    grid.tamper = keep
+    strategy, _ = build(config)
+    record = strategy.run_round(grid, 1, lambda model: (0.0, 0.0)).record
+    assert record["devices_replied"] == 1, record
+    tensors = strategy.family.tensors(strategy.family.width(width)).values()
+    payload_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in tensors)
+    result: dict[str, Any] = {"family": name, "width": width, "payload_bytes": payload_bytes}
+    for direction, message in (("down", grid.sent[-1]), ("up", replies[-1])):
+        content_bytes = object_bytes(message.content)
+        result[direction] = {
+            "content_bytes": content_bytes,
+            "metadata_bytes": object_bytes(message) - content_bytes,
+            "ratio": content_bytes / payload_bytes,
+        }
+    return result
+
+
+def object_bytes(root: InflatableObject) -> int:
+    """Bytes of an object and of all objects below it, as Flower pushes them."""
+    return sum(len(part.deflate()) for part in get_all_nested_objects(root).values())
+
+
+def write_table(rows: list[dict[str, Any]], versions: dict[str, str]) -> None:
+    """The table in README.md, between its two marks."""
+    lines = [
+        "| family | width | parameters and buffers, bytes | down, bytes | down, ratio | up, bytes | up, ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        down, up = row["down"], row["up"]
+        lines.append(
+            f"| {row['family']} | {row['width']:g} | {row['payload_bytes']:,} "
+            f"| {down['content_bytes']:,} | {down['ratio']:.4f} | {up['content_bytes']:,} | {up['ratio']:.4f} |"
+        )
+    metadata = sorted({row[d]["metadata_bytes"] for row in rows for d in ("down", "up")})
+    packages = ", ".join(f"{package} {number}" for package, number in versions.items())
+    lines += ["", f"Flower's own metadata around each message: {metadata[0]} to {metadata[-1]} bytes. With {packages}."]
+    before, _, rest = TABLE.read_text().partition("<!-- table -->\n")
+    after = rest.partition("<!-- end of table -->")[2]
+    TABLE.write_text(before + "<!-- table -->\n" + "\n".join(lines) + "\n<!-- end of table -->" + after)
+
+
+if __name__ == "__main__":
+    main()
