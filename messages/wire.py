@@ -43,6 +43,16 @@ def from_records(model: type[M], records: RecordDict) -> tuple[M, list[bytes]]:
     return parsed, [array.data for array in arrays]
 
 
+def release(records: RecordDict) -> None:
+    """Let go of the arrays of a message that has been dealt with.
+
+    A reply of Flower's simulation is part of a reference cycle: its arrays would stay until Python looks for cycles,
+    which is seldom, and a server of many devices would hold dozens of replies.
+    """
+    for record in records.array_records.values():
+        record.clear()
+
+
 def pick(arrays: Sequence[bytes], index: int, owner: str) -> bytes:
     """The array that a field of the message points to."""
     if index >= len(arrays):

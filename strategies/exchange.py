@@ -11,6 +11,8 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from messages.wire import release
+
 B = TypeVar("B")
 
 # Flower's error codes (flwr.common.constant.ErrorCode), in words for the journal.
@@ -90,6 +92,8 @@ def exchange(
                 node, batch = entry
                 todo.append(node)
                 yield batch, failure_of(reply) or reply
+                if reply.has_content():
+                    release(reply.content)
             if end is not None and time.monotonic() >= end:
                 break
             if todo:
