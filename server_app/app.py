@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from dataclasses import fields
 from logging import INFO
 from pathlib import Path
@@ -27,6 +28,8 @@ from strategies.population import ConnectedDevices, Population, SimulatedDevices
 from strategies.work import RoundSettings
 from tasks.scoring import score
 from tasks.task import Task, TaskSpec, load_task
+
+FRUITLESS_ROUNDS = 3  # in a row, after which a run is given up: something is wrong that no further round mends
 
 app = ServerApp()
 
@@ -60,15 +63,24 @@ def run(grid: Grid, config: RunConfig) -> Path:
         journal.drop_after(saved.round)
     log(INFO, "Run folder: %s", run_dir)
     strategy.summary()
+    fruitless = 0
     try:
         for number in range(first_round, config.rounds + 1):
             result = strategy.run_round(grid, number, scorer)
+            troubles = [d["outcome"] for d in result.devices if d["outcome"].startswith(("failed", "refused"))]
+            fruitless = fruitless + 1 if troubles and not result.record["devices_replied"] else 0
             # The journal first: a checkpoint without its journal lines could not be resumed.
             journal.write_round(result.record, result.devices)
             checkpoint.save(
                 run_dir, checkpoint.Checkpoint(number, strategy.population.now_seconds, strategy.state_dict())
             )
             log(INFO, "%s", _line(config, result.record))
+            if fruitless == FRUITLESS_ROUNDS:
+                why, times = Counter(troubles).most_common(1)[0]
+                raise RuntimeError(
+                    f"{fruitless} rounds in a row in which devices were asked and none trained; "
+                    f"in round {number}, {times} of {len(result.devices)} {why}"
+                )
     except BaseException:
         journal.finish("failed", traceback.format_exc())
         raise
@@ -180,10 +192,10 @@ def _scorer(task: Task) -> Scorer:
 
 
 def _state_dir(config: RunConfig) -> str:
-    """Where simulated devices keep their state: beside the run, so that a resumed run finds it."""
+    """Where simulated devices keep their state: with the run, so that a resumed run finds it and no other does."""
     if config.state_dir:
         return str(Path(config.state_dir).expanduser().absolute())
-    return str(run_folder(config).parent / ".device-state") if config.fleet else ""
+    return str(run_folder(config) / "device-state") if config.fleet else ""
 
 
 def _line(config: RunConfig, record: dict[str, Any]) -> str:

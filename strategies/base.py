@@ -118,9 +118,14 @@ class Strategy(FlowerStrategy):
     def finish_round(self) -> None:
         """Turn what was absorbed into the next global model."""
 
+    @property
     @abstractmethod
-    def models(self, grid: Grid) -> dict[str, Model]:
-        """The models to score, by name: "global", and every tier seen so far."""
+    def scored_architecture(self) -> Architecture:
+        """The architecture of the global model as it is scored."""
+
+    @abstractmethod
+    def models(self, grid: Grid) -> dict[Architecture, Model]:
+        """The models to score: the global one, and one of every architecture that a tier has."""
 
     def state_dict(self) -> State:
         """Everything a resumed run needs beside the configuration and the round's number."""
@@ -164,15 +169,12 @@ class Strategy(FlowerStrategy):
 
     def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation | None:
         """Score the global model and every tier's sub-model on the task's test set; None where it cannot be scored."""
-        scores: dict[Architecture, tuple[float, float]] = {}
         models = self.models(grid)
-        if "global" not in models:
+        if self.scored_architecture not in models:
             return None
-        for model in models.values():
-            if model.architecture not in scores:
-                scores[model.architecture] = scorer(model)
-        accuracy, loss = scores[models["global"].architecture]
-        tiers = {tier: scores[m.architecture][0] for tier, m in models.items() if tier != "global"}
+        scores = {architecture: scorer(model) for architecture, model in models.items()}
+        accuracy, loss = scores[self.scored_architecture]
+        tiers = {tier: scores[a][0] for tier, a in self.tier_architectures.items() if a in scores}
         return Evaluation(accuracy, loss, tiers)
 
     def _plan(self, grid: Grid) -> Work:
@@ -292,11 +294,11 @@ class Strategy(FlowerStrategy):
         replies.close()
         for a in work.assignments:
             a.outcome = a.outcome or "late"
-            if a.node is not None:
+            if a.given is not None:  # under a fleet the late ones are not trained, but they too are sent their weights
                 self._bytes["down"] += work.bytes_down(a)
                 self._bytes["up"] += work.bytes_up(a) if a.outcome == "trained" else 0
-                if a.outcome != "trained":
-                    self.population.failed(a.device)
+            if a.node is not None and a.outcome != "trained":
+                self.population.failed(a.device)
         troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
         for outcome, times in troubles.most_common(3):
             log(WARNING, "Round %s: %s of %s devices %s", work.round, times, len(work.assignments), outcome)

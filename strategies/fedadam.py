@@ -22,11 +22,12 @@ class FedAdamParams:
 
 
 class FedAdam(FedAvg):
-    """Adam on the server, with the mean change of the devices' weights as pseudo-gradient.
+    """Adam on the server, with the devices' mean change, weighted by examples, as pseudo-gradient.
 
-    Delta_t = mean_k (w_k - w_t);  m_t = beta_1 m + (1 - beta_1) Delta_t;  v_t = beta_2 v + (1 - beta_2) Delta_t^2;
-    w_{t+1} = w_t + eta m_t / (sqrt(v_t) + tau), without bias correction. Every device trains the whole model.
-    Batch norm's running statistics are no parameters: they become the devices' mean.
+    Delta_t = sum_k (n_k / n) (w_k - w_t);  m_t = beta_1 m + (1 - beta_1) Delta_t;
+    v_t = beta_2 v + (1 - beta_2) Delta_t^2;  w_{t+1} = w_t + eta m_t / (sqrt(v_t) + tau), without bias correction.
+    Every device trains the whole model. Batch norm's running statistics are no parameters: they become the devices'
+    mean.
     """
 
     def __init__(self, setup: Setup, params: FedAdamParams) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from flwr.serverapp import Grid
-
 from devices.budget import Budget
 from models.architecture import Architecture
-from strategies.base import Model, Setup
+from strategies.base import Setup
 from strategies.submodel import SubModelStrategy, fits
 
 
@@ -39,6 +37,7 @@ class FedAvg(SubModelStrategy):
         )
         return self.architecture if everyone or fits(self.cost(self.architecture), budget) else None
 
-    def models(self, grid: Grid) -> dict[str, Model]:
-        """The one model: tiers have no other."""
-        return dict.fromkeys(["global", *self.tier_architectures], self.leading_cut(self.architecture))
+    @property
+    def scored_architecture(self) -> Architecture:
+        """The one architecture: tiers have no other."""
+        return self.architecture

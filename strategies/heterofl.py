@@ -68,32 +68,41 @@ class HeteroFL(SubModelStrategy):
         """Which channels of the global model the scored sub-model of an architecture has."""
         return LEADING
 
-    def models(self, grid: Grid) -> dict[str, Model]:
+    def models(self, grid: Grid) -> dict[Architecture, Model]:
         """The global model and every tier's sub-model, with statistics that devices took for them."""
         models: dict[Architecture, Model] = {}
-        for architecture in dict.fromkeys([self.candidates[0], *self.tier_architectures.values()]):
+        devices = self.population.sample(grid, self.rng(3), 8 * self.statistics_devices)
+        for architecture in dict.fromkeys([self.scored_architecture, *self.tier_architectures.values()]):
             select = self.scored_selection(architecture).select
             weights = self.family.place(architecture, select).gather(self.weights)
-            statistics = self._statistics(grid, architecture, weights)
+            statistics = self._statistics(grid, devices, architecture, weights)
             if statistics is not None:
                 models[architecture] = Model(self.scored, architecture, weights | statistics)
-        named = {"global": self.candidates[0], **self.tier_architectures}
-        return {name: models[architecture] for name, architecture in named.items() if architecture in models}
+        return models
 
-    def _statistics(self, grid: Grid, architecture: Architecture, weights: Weights) -> Weights | None:
+    @property
+    def statistics_devices(self) -> int:
+        """How many devices take the statistics of one model."""
+        return self.hetero.statistics_devices or self.settings.devices_per_round
+
+    def _statistics(
+        self, grid: Grid, devices: list[int], architecture: Architecture, weights: Weights
+    ) -> Weights | None:
         """The batch norm statistics of one model: the mean over devices of what one pass over their data shows.
 
+        The first `statistics_devices` of `devices` that can afford to train the model take part. Each device's variance
+        is that within its own batches: what differs between devices is not in it, unlike in one pass over pooled data.
         None where no device returned any.
         """
         layout = returned_layout(self.scored, architecture, "batch norm statistics")
         if not layout.entries:
             return {}
-        wanted = self.hetero.statistics_devices or self.settings.devices_per_round
-        devices = self.population.sample(grid, self.rng(3), 8 * wanted)
         able = [d for d in devices if fits(self.cost(architecture), self.budget(d))]
         if not able:
             log(WARNING, "No device affords %s: any device takes its statistics", architecture)
-        assignments = [self.ask(d, architecture, LEADING, self.budget(d)) for d in (able or devices)[:wanted]]
+        assignments = [
+            self.ask(d, architecture, LEADING, self.budget(d)) for d in (able or devices)[: self.statistics_devices]
+        ]
         total = WeightedSum.zeros(layout)
 
         def add(contribution: Contribution) -> None:

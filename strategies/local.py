@@ -11,7 +11,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from messages.layouts import sent_layout
-from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply
+from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, Score
 from messages.packing import MessageError
 from messages.wire import from_records, to_records
 from models.architecture import Architecture
@@ -41,12 +41,12 @@ class Local(SubModelStrategy):
             if a.outcome == "trained":
                 self.trained[a.device] = (a.tier, a.task.architecture)
 
-    def models(self, grid: Grid) -> dict[str, Model]:
+    def models(self, grid: Grid) -> dict[Architecture, Model]:
         """None on the server."""
         return {}
 
-    def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation:
-        """Ask every device that has trained to score its own model."""
+    def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation | None:
+        """Ask every device that has trained to score its own model; None where nobody did."""
         devices = self.population.connected(grid, sorted(self.trained))
         queues: dict[int, deque[list[int]]] = defaultdict(deque)
         for device, node in zip(devices, self.population.nodes(grid, devices, [1.0] * len(devices)), strict=True):
@@ -67,21 +67,38 @@ class Local(SubModelStrategy):
                 log(WARNING, "Round %s: no scores of devices %s: %s", self.round, batch, reply.why)
                 continue
             try:
-                answer, _ = from_records(EvaluationReply, reply.content)
+                scores = self._read(batch, reply)
             except MessageError as error:
                 log(WARNING, "Round %s: the scores of devices %s are refused: %s", self.round, batch, error)
                 continue
-            for score in answer.scores:
-                if score.device in batch and score.error is None and score.examples:
-                    correct[score.device] = score.correct / score.examples
-                    losses[score.device] = score.loss_sum / score.examples
+            for score in scores:
+                if score.error is not None:
+                    log(WARNING, "Round %s: device %s cannot be scored: %s", self.round, score.device, score.error)
+                    continue
+                correct[score.device] = score.correct / score.examples
+                losses[score.device] = score.loss_sum / score.examples
         scored = sorted(correct)  # a mean of floats depends on their order, and replies come in any
         tiers: dict[str, list[float]] = defaultdict(list)
         for device in scored:
             tiers[self.trained[device][0]].append(correct[device])
-        mean = float(np.mean([correct[device] for device in scored])) if scored else 0.0
-        loss = float(np.mean([losses[device] for device in scored])) if scored else 0.0
+        if not scored:
+            return None
+        mean = float(np.mean([correct[device] for device in scored]))
+        loss = float(np.mean([losses[device] for device in scored]))
         return Evaluation(mean, loss, {tier: float(np.mean(values)) for tier, values in tiers.items()})
+
+    def _read(self, batch: list[int], reply: Message) -> list[Score]:
+        """Check a node's scores of a batch in full. Raises MessageError where they cannot be used."""
+        answer, _ = from_records(EvaluationReply, reply.content)
+        if (answer.run, answer.round) != (self.settings.run, self.round):
+            raise MessageError(f"they are of round {answer.round} of run {answer.run!r}")
+        devices = [score.device for score in answer.scores]
+        if len(set(devices)) != len(devices) or not set(devices) <= set(batch):
+            raise MessageError(f"they are of devices {devices}")
+        for score in answer.scores:
+            if score.error is None and not (score.correct <= score.examples and 0 < score.examples < 2**31):
+                raise MessageError(f"device {score.device} has {score.correct} of {score.examples} examples right")
+        return answer.scores
 
     def _question(self, node: int, batch: list[int]) -> Message:
         orders = [
@@ -104,7 +121,8 @@ class Local(SubModelStrategy):
             state_dir=self.settings.state_dir,
             orders=orders,
         )
-        return Message(to_records(content), node, MessageType.EVALUATE, group_id=str(self.round))
+        ttl = None if self.population.simulated else self.settings.deadline_seconds
+        return Message(to_records(content), node, MessageType.EVALUATE, ttl=ttl, group_id=str(self.round))
 
     def state_dict(self) -> State:
         """Who has trained which architecture."""

@@ -20,7 +20,7 @@ from devices.report import DeviceReport
 from messages.orders import NodeReport
 from messages.packing import MessageError
 from messages.wire import from_records
-from strategies.exchange import Failure, exchange
+from strategies.exchange import Failure, exchange, failure_of
 
 
 class Population(ABC):
@@ -169,7 +169,8 @@ class ConnectedDevices(Population):
     """One device per connected node; each says by QUERY which device it is and what it can spend.
 
     A node is asked again when its report is older than `report_max_age_seconds`, when it failed, or when it was left
-    working at a deadline; a node that does not answer is busy or gone, and is left out of the round.
+    working at a deadline; a node that does not answer is busy or gone, and is left out of the round. Nobody waits for a
+    busy node: its answer is looked for when devices are next sampled.
     """
 
     poll_seconds = 0.2
@@ -192,21 +193,20 @@ class ConnectedDevices(Population):
             wait_seconds,
         )
         self._known: dict[int, _Known] = {}  # device ->
-        self._started = False
+        self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
 
     def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
-        """A uniform sample of the devices whose nodes answer."""
-        if not self._started:
-            _wait_for_nodes(grid, lambda found: len(found) >= self._least, self._wait)
-            self._started = True
+        """A uniform sample of the devices whose nodes answer. MessageError where no node is connected for long."""
+        _wait_for_nodes(grid, lambda found: len(found) >= (1 if self._known else self._least), self._wait)
         online, now = set(grid.get_node_ids()), time.monotonic()
+        self._look_after_busy(grid, online)
         # What is not fresh is forgotten: a node that does not answer now with a good report is left out.
         self._known = {
             device: known
             for device, known in self._known.items()
             if known.node in online and known.node not in self.busy and now - known.seen <= self._max_age
         }
-        self._query(grid, sorted(online - {known.node for known in self._known.values()}))
+        self._query(grid, sorted(online - self.busy - {known.node for known in self._known.values()}))
         able = sorted(self._known)
         return [int(d) for d in rng.choice(able, size=min(count, len(able)), replace=False)] if able else []
 
@@ -248,7 +248,22 @@ class ConnectedDevices(Population):
         if device in self._known:
             self._known[device].seen = float("-inf")
 
+    def _look_after_busy(self, grid: Grid, online: set[int]) -> None:
+        """Ask busy nodes that nobody has asked yet, and read what has been answered since, without waiting."""
+        self._asked = {node: message for node, message in self._asked.items() if node in online}
+        for node in sorted((self.busy & online) - set(self._asked)):
+            for message in grid.push_messages([Message(RecordDict(), node, MessageType.QUERY)]):
+                self._asked[node] = message
+        nodes = {message: node for node, message in self._asked.items()}
+        for reply in grid.pull_messages(list(nodes)) if nodes else []:
+            answered = nodes.pop(reply.metadata.reply_to_message_id, None)
+            if answered is not None:
+                del self._asked[answered]
+                self._learn(grid, answered, failure_of(reply) or reply)
+
     def _query(self, grid: Grid, nodes: list[int]) -> None:
+        """Ask nodes for their reports, and wait for the answers."""
+
         def make(node: int, batch: int) -> Message:
             return Message(RecordDict(), node, MessageType.QUERY, ttl=self._query_seconds)
 
@@ -257,27 +272,26 @@ class ConnectedDevices(Population):
             grid, queues, make, deadline_seconds=self._query_seconds, busy=self.busy, poll_seconds=self.poll_seconds
         )
         for node, reply in replies:
-            if isinstance(reply, Failure):
-                log(WARNING, "Node %s did not report: %s", node, reply.why)
-                continue
-            try:
-                answer, _ = from_records(NodeReport, reply.content)
-                report = DeviceReport.from_json(answer.report)
-            except ValueError as error:  # MessageError is one
-                log(WARNING, "Node %s sent a report that is refused: %s", node, error)
-                continue
-            owner = self._known.get(answer.device)
-            if owner is not None and owner.node != node and owner.node in set(grid.get_node_ids()):
-                log(
-                    WARNING,
-                    "Nodes %s and %s both say they carry device %s: the second is refused",
-                    owner.node,
-                    node,
-                    answer.device,
-                )
-                continue
-            self.busy.discard(node)
-            self._known[answer.device] = _Known(node, report, time.monotonic())
+            self._learn(grid, node, reply)
+
+    def _learn(self, grid: Grid, node: int, reply: Message | Failure) -> None:
+        """Take in a node's answer to a query; whatever is wrong with it is logged, and the node is left out."""
+        if isinstance(reply, Failure):
+            log(WARNING, "Node %s did not report: %s", node, reply.why)
+            return
+        try:
+            answer, _ = from_records(NodeReport, reply.content)
+            report = DeviceReport.from_json(answer.report)
+        except ValueError as error:  # MessageError is one
+            log(WARNING, "Node %s sent a report that is refused: %s", node, error)
+            return
+        owner = self._known.get(answer.device)
+        if owner is not None and owner.node != node and owner.node in set(grid.get_node_ids()):
+            text = "Nodes %s and %s both say they carry device %s: the second is refused"
+            log(WARNING, text, owner.node, node, answer.device)
+            return
+        self.busy.discard(node)
+        self._known[answer.device] = _Known(node, report, time.monotonic())
 
 
 def _wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds: float) -> list[int]:

@@ -65,7 +65,7 @@ def read_reply(run: str, work: Work, batch: list[Assignment], message: Message) 
         except ValueError as error:  # MessageError is one
             log(WARNING, "Round %s: the update of device %s is refused: %s", work.round, device, error)
             checked.outcomes[device] = f"refused: {error}"
-    checked.contributions += _sums(work, asked, answered, reply, arrays)
+    checked.contributions += _sums(work, asked, checked, reply, arrays)
     covered = {device for contribution in checked.contributions for device in contribution.devices}
     for device, outcome in checked.outcomes.items():
         if outcome == "trained" and work.payload is not None and device not in covered:
@@ -96,9 +96,10 @@ def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> Cont
 
 
 def _sums(
-    work: Work, asked: dict[int, Assignment], answered: dict[int, Update], reply: Reply, arrays: list[bytes]
+    work: Work, asked: dict[int, Assignment], checked: Checked, reply: Reply, arrays: list[bytes]
 ) -> list[Contribution]:
     """The sums that a node with many simulated devices made."""
+    answered = checked.updates
     result: list[Contribution] = []
     seen: set[int] = set()
     for header in reply.sums:
@@ -108,8 +109,8 @@ def _sums(
 
         def belongs(device: int, group: int = header.group) -> bool:
             update = answered.get(device)
-            own = update is not None and update.outcome == "trained" and update.payload is None
-            return own and asked[device].group == group and device not in seen
+            summed = update is not None and update.payload is None and checked.outcomes[device] == "trained"
+            return summed and asked[device].group == group and device not in seen
 
         wrong = [device for device in header.devices if not belongs(device)]
         if wrong or len(set(header.devices)) != len(header.devices):
@@ -124,7 +125,7 @@ def _sums(
         class_weight = None
         if work.merge.present_classes:
             counted = header.class_weight or []
-            if len(counted) != work.family.classes or max(counted) > weight:
+            if len(counted) != work.family.classes or not 0 < max(counted) <= weight:
                 raise MessageError(f"{who}: class weights {counted} do not fit {work.family.classes} classes")
             class_weight = torch.tensor(counted, dtype=torch.int64)
         total = int64_vector(pick(arrays, header.payload, who), group.layout.numel, who)

@@ -44,10 +44,14 @@ class SubModelStrategy(Strategy):
         """Every coordinate becomes the mean over its owners; what nobody trained keeps its value."""
         self.weights = self.mean.mean(self.weights)
 
-    def models(self, grid: Grid) -> dict[str, Model]:
-        """The widest candidate's model, and the leading cut of every tier's architecture."""
-        architectures = {"global": self.candidates[0], **self.tier_architectures}
-        return {name: self.leading_cut(architecture) for name, architecture in architectures.items()}
+    @property
+    def scored_architecture(self) -> Architecture:
+        """The widest candidate."""
+        return self.candidates[0]
+
+    def models(self, grid: Grid) -> dict[Architecture, Model]:
+        """The leading cut of every architecture that is scored."""
+        return {a: self.leading_cut(a) for a in (self.scored_architecture, *self.tier_architectures.values())}
 
     def leading_cut(self, architecture: Architecture) -> Model:
         """The model of the leading channels."""

@@ -8,7 +8,7 @@ from server_app.app import app, build, run
 from server_app.checkpoint import CheckpointError
 from server_app.config import ConfigError
 from server_app.journal import JournalError, read_devices, read_rounds, read_summary
-from tests.rounds import METHODS, connected_grid, same_bits, simulated_grid, small_config
+from tests.rounds import FLEET, METHODS, connected_grid, same_bits, simulated_grid, small_config
 
 
 class Crash(BaseException):
@@ -267,3 +267,27 @@ def test_the_family_is_built_as_the_method_wants_it(method, norm, scaler, tmp_pa
     strategy, _ = build(small_config(tmp_path, **METHODS[method]))
     assert (strategy.family.norm, strategy.family.scaler) == (norm, scaler)
     assert (strategy.family.classes, strategy.family.input_shape) == (10, (1, 8, 8))
+
+
+def test_a_run_in_which_nobody_can_train_is_given_up_and_says_why(tmp_path):
+    grid = simulated_grid(2)
+    grid.broken = {1: 2, 2: 2}
+    with pytest.raises(RuntimeError, match=r"3 rounds in a row .* the client raised an exception"):
+        run(grid, small_config(tmp_path, rounds=9))
+    summary = json.loads((tmp_path / "runs" / "small" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["rounds"] == 3
+
+
+def test_a_tier_may_be_called_global(tmp_path):
+    fleet = tmp_path / "named.toml"
+    fleet.write_text(FLEET.replace('"quarter"', '"global"'))
+    folders = {}
+    for name, path in (("plain", None), ("named", fleet)):
+        changes = {} if path is None else {"fleet": str(path)}
+        (tmp_path / name).mkdir()
+        config = small_config(tmp_path / name, rounds=4, **changes)
+        folders[name] = run(simulated_grid(2), config)
+    records = {n: json.loads((f / "rounds.jsonl").read_text().splitlines()[-1]) for n, f in folders.items()}
+    assert records["named"]["accuracy"] == records["plain"]["accuracy"]
+    assert records["named"]["accuracy_by_tier"]["global"] == records["plain"]["accuracy_by_tier"]["quarter"]

@@ -1,9 +1,10 @@
 import math
 
+import pytest
 from flwr.app import ConfigRecord
 
 from messages.orders import EvaluationReply, Score
-from messages.wire import to_records
+from messages.wire import from_records, to_records
 from tests.rounds import METHODS, connected_grid, simulated_grid, small_config, started
 
 LOCAL = METHODS["local"]
@@ -20,7 +21,7 @@ def test_nothing_travels_and_every_device_goes_on_with_its_own_model(tmp_path):
         losses.append(sum(d["loss"] for d in result.devices))
     assert all(not message.content.array_records for message in grid.sent)
     assert losses[2] < losses[1] < losses[0]
-    kept = sorted((tmp_path / "runs" / ".device-state" / "small").glob("device-*/*.safetensors"))
+    kept = sorted((tmp_path / "runs" / "small" / "device-state" / "small").glob("device-*/*.safetensors"))
     assert len({path.parent for path in kept}) == 6
     assert len({path.read_bytes() for path in kept if ".3." in path.name}) == 6
 
@@ -76,3 +77,35 @@ def test_devices_that_are_gone_are_not_scored(tmp_path):
     assert strategy.run_round(grid, 2, scorer).record["accuracy"] is not None
     asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
     assert asked == [1, 2, 3, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda reply: reply.model_copy(update={"run": "foreign"}),
+        lambda reply: reply.model_copy(update={"round": 99}),
+        lambda reply: reply.model_copy(update={"scores": reply.scores + reply.scores[:1]}),
+        lambda reply: reply.model_copy(
+            update={"scores": [score.model_copy(update={"correct": 10**6}) for score in reply.scores]}
+        ),
+        lambda reply: reply.model_copy(
+            update={"scores": [score.model_copy(update={"error": "no model"}) for score in reply.scores]}
+        ),
+    ],
+    ids=["run", "round", "twice", "more than all correct", "errors"],
+)
+def test_scores_that_cannot_be_true_are_left_out(tmp_path, change):
+    strategy, scorer = started(small_config(tmp_path, **LOCAL))
+    grid = simulated_grid(2)
+    strategy.run_round(grid, 1, scorer)
+
+    def tamper(message):
+        if message.metadata.message_type != "evaluate":
+            return message
+        reply, _ = from_records(EvaluationReply, message.content)
+        message.content = to_records(change(reply))
+        return message
+
+    assert strategy.evaluate(grid, scorer) is not None
+    grid.tamper = tamper
+    assert strategy.evaluate(grid, scorer) is None

@@ -139,9 +139,13 @@ def test_a_silent_node_is_left_out_until_it_answers(clock):
     assert sample(population, grid) == [0, 2]
     assert sum(clock.slept) == pytest.approx(5.0, abs=0.3)
     assert population.busy == {2}
+    waited = sum(clock.slept)
+    assert sample(population, grid) == [0, 2]
+    assert sum(clock.slept) == waited  # nobody waits for a busy node
     grid.silent = set()
     assert sample(population, grid) == [0, 1, 2]
     assert population.busy == set()
+    assert len(queries(grid)) == 4  # the silent node was asked once more, and its answer looked for
 
 
 @pytest.mark.parametrize("code", [2, 5, 8])
