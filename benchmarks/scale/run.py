@@ -3,7 +3,8 @@
     python -m benchmarks.scale.run
 
 Memory: the peak resident memory of the process that the ServerApp runs in (in a simulation the one that also drives
-Ray), in whole runs of `wildflower run`, with 10 and with 200 devices per round. Seconds: rounds of 50 out of 100 and of
+Ray), in whole runs of `wildflower run`, 40 rounds of 10 and 2 rounds of 200 devices. Seconds: rounds of 50 out of
+100 and of
 50 out of 100,000 devices take turns in one process, over a grid in that process; medians.
 """
 
@@ -34,6 +35,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
 DEVICES_PER_ROUND = (10, 200)
+TRAININGS = 400  # of a whole run, so that as many messages pass whatever the devices per round
 STRATEGIES = ("fedavg", "federated-dropout")
 DEVICES = (100, 100_000)
 Row = dict[str, Any]
@@ -56,6 +58,7 @@ def memory(repetitions: int) -> list[Row]:
                         "run-name": name,
                         "strategy": strategy,
                         "devices-per-round": devices,
+                        "rounds": TRAININGS // devices,
                     }
                     command = [sys.executable, "-m", "wildflower", "run", str(HERE / "memory.toml")]
                     for key, value in settings.items():
