@@ -73,10 +73,14 @@ def measure(name: str, width: float, folder: Path) -> dict[str, Any]:
     )
     state_dir = str(folder / "state")
     grid = InProcessGrid(app, 1, lambda node: {"partition-id": node - 1, "state-dir": state_dir})
-    replies: list[Message] = []
+    sizes: dict[str, tuple[int, int]] = {}  # direction -> bytes of the content, and of the message around it
+
+    def weigh(direction: str, message: Message) -> None:
+        content_bytes = object_bytes(message.content)
+        sizes[direction] = content_bytes, object_bytes(message) - content_bytes
 
     def keep(reply: Message) -> Message:
-        replies.append(reply)
+        weigh("up", reply)  # at once: the arrays of a reply are let go as soon as it was absorbed
         return reply
 
     grid.tamper = keep
@@ -86,11 +90,12 @@ def measure(name: str, width: float, folder: Path) -> dict[str, Any]:
     tensors = strategy.family.tensors(strategy.family.width(width)).values()
     payload_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in tensors)
     result: dict[str, Any] = {"family": name, "width": width, "payload_bytes": payload_bytes}
-    for direction, message in (("down", grid.sent[-1]), ("up", replies[-1])):
-        content_bytes = object_bytes(message.content)
+    weigh("down", grid.sent[-1])
+    for direction in ("down", "up"):
+        content_bytes, metadata_bytes = sizes[direction]
         result[direction] = {
             "content_bytes": content_bytes,
-            "metadata_bytes": object_bytes(message) - content_bytes,
+            "metadata_bytes": metadata_bytes,
             "ratio": content_bytes / payload_bytes,
         }
     return result
