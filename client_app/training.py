@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.dynamic import DynamicRegularizer
-from client_app.memory import TOUCHED_BYTES, MemoryMeter, is_out_of_memory, memory_limit
+from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touched_bytes
 from client_app.objectives import Loss, local_loss
 from client_app.state import DeviceState
 from messages.layouts import STATISTICS, returned_layout, sent_layout
@@ -235,6 +235,7 @@ def _fit(
     optimizer = _optimizer(model, training)
     model.train()
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)] if new_statistics else []
+    beside_bytes = touched_bytes(model)
     seen, total = 0, torch.zeros((), dtype=torch.float64)
     for number, (inputs, labels) in enumerate(batches, start=1):
         for norm in norms:
@@ -250,7 +251,7 @@ def _fit(
         # Not what is held now: the activations, most of it, are gone by the end of a step.
         peak = meter.peak_bytes() if limits else 0
         for what, limit_bytes in limits.items():
-            if peak > limit_bytes + TOUCHED_BYTES:
+            if peak > limit_bytes + beside_bytes:
                 raise Refusal(f"training grew to {peak} bytes, {what} {limit_bytes} bytes", overrun=True)
     return float(total) / max(1, seen)
 

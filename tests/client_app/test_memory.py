@@ -87,6 +87,34 @@ with memory_limit(2**22, torch.device("cpu"), model):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+def test_what_libraries_touch_beside_a_small_model_is_allowed_for():
+    """In a process of its own, as code is kept; layers of few channels have the longest code."""
+    program = """
+import torch
+from torch import nn
+from client_app.memory import MemoryMeter, touched_bytes
+from models.allocator import return_freed_memory
+from models.cost import cost
+from models.family import make_family
+torch.set_num_threads(1)
+family = make_family({"name": "resnet18", "first_channels": 32, "input_shape": [1, 8, 8], "classes": 10})
+architecture = family.width(1 / 16)
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)  # as the worker has done
+meter = MemoryMeter(torch.device("cpu"))
+return_freed_memory()
+model = family.build(architecture)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for size in (16, 12):
+    optimizer.zero_grad(set_to_none=True)
+    model(torch.zeros(size, 1, 8, 8)).sum().backward()
+    optimizer.step()
+predicted_bytes = cost(family, architecture, batch_size=16, optimizer="sgd").peak_training_memory_bytes
+beyond_bytes = meter.peak_bytes() - predicted_bytes
+assert beyond_bytes <= touched_bytes(model), beyond_bytes
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_only_some_errors_are_of_memory():
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 5 bytes"))
