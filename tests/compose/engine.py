@@ -22,6 +22,25 @@ START_SECONDS = 60.0
 PROJECT, GATE_PORT, BANDWIDTH_PORT = "wildflower-test", 18080, 19190
 NETWORK = f"{PROJECT}_devices"
 NODES = ("node-0", "node-1", "node-2", "node-3")
+# Runs inside a node and ends as soon as it trains: `child` is then the process that does, the one of the worker's that
+# has a memory limit.
+WAIT_FOR_TRAINING = """
+import os, resource, time
+
+def trains(pid):
+    try:
+        named = b"client_app.worker" in open(f"/proc/{pid}/cmdline", "rb").read()
+        return named and resource.prlimit(pid, resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+    except OSError:
+        return False
+
+end = time.monotonic() + 200
+while not (children := [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if trains(pid)]):
+    if time.monotonic() > end:
+        raise SystemExit("nothing was trained within 200 s")
+    time.sleep(0.05)
+child = children[0]
+"""
 
 
 def run(*command: str | Path, timeout: float = 600.0, check: bool = True, **options: Any) -> str:
@@ -185,6 +204,24 @@ class Deployment:
         command = [*self._compose, "run", "--rm", "-T", "runner", f"/app/benchmarks/deployment/{experiment}.toml"]
         with (self._folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen([*command, *overrides], cwd=ROOT, env=self.environment, stdout=log, stderr=log)
+
+    def when_training(self, node: str, then: str = "") -> str:
+        """Wait until a node trains, run further Python in its container, and return what that printed."""
+        return run("docker", "exec", self.container(node), "python3", "-c", WAIT_FOR_TRAINING + then)
+
+    def stop_run(self, process: subprocess.Popen[bytes], name: str) -> None:
+        """End a run before its last round, as Ctrl-C does."""
+        (runner,) = run(
+            *("docker", "ps", "--quiet", "--filter", f"label=com.docker.compose.project={PROJECT}"),
+            *("--filter", "label=com.docker.compose.service=runner"),
+        ).split()
+        run("docker", "kill", "--signal", "TERM", runner)
+        process.wait(60)
+        assert "Stopped" in self.output(name), self.output(name)[-3000:]
+
+    def keep_runs(self) -> None:
+        """Copy the folder of runs out of its volume, for whoever looks into a test that failed."""
+        run("docker", "cp", f"{self.container('superlink')}:/runs", self._folder / "runs", check=False)
 
     def finish(self, process: subprocess.Popen[bytes], name: str, seconds: float) -> None:
         """Wait until a run has ended, and well."""
