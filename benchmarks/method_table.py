@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.tables import markdown, write_between
+
 KEYS = ("final_accuracy", "best_accuracy", "accuracy_by_tier", "bytes_down", "bytes_up", "devices_by_outcome")
 Figures = dict[str, dict]  # of one method: seed -> figures
 
@@ -125,7 +127,7 @@ def table(study: Study, results: dict[str, Figures]) -> str:
     if level is not None:
         reach = f"to {100 * level:.1f} %"
         heads += [f"rounds {reach}", f"simulated hours {reach}", "memory used", "link used", "server share"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    rows = []
     for method, seeds in results.items():
         runs = list(seeds.values())
         cells = [method, str(len(runs)), accuracy([f["final_accuracy"] for f in runs])]
@@ -142,8 +144,8 @@ def table(study: Study, results: dict[str, Figures]) -> str:
             for key in ("memory_utilisation", "bandwidth_utilisation", "assign_and_finish_share"):
                 known = [f[key] for f in runs if f[key] is not None]
                 cells.append(f"{100 * statistics.mean(known):.0f} %" if known else "")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown(heads, rows)
 
 
 def times_to(level: float, runs: list[dict]) -> list[str]:
@@ -184,9 +186,4 @@ def write(study: Study) -> None:
     content = {"machine": f"{platform.machine()}, one torch thread per run", "results": results}
     name = "results" if study.experiment.stem == "table" else f"results-{study.experiment.stem}"
     (here / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-    readme = here / "README.md"
-    begin, end = f"<!-- {study.name} -->", f"<!-- end of {study.name} -->"
-    before, _, rest = readme.read_text().partition(begin)
-    after = rest.partition(end)[2] or "\n"
-    readme.write_text(f"{before}{begin}\n\n{table(study, results)}\n\n{end}{after}")
-    print(table(study, results))
+    print(write_between(here / "README.md", study.name, table(study, results)))

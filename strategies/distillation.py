@@ -65,7 +65,7 @@ def distill(
     place = family.place(whole)
     teacher = with_weights(family, whole, place.gather(weights)).to(device).eval().requires_grad_(False)
     teach = on_noise(teacher, place)
-    shape = _noise_shape(family)
+    shape = noise_shape(family)
     totals = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in weights.items()}
     counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
     started = time.perf_counter()
@@ -116,8 +116,8 @@ def on_noise(model: nn.Module, placement: Placement) -> Callable[[Tensor], Tenso
     return compute
 
 
-def _noise_shape(family: Family) -> tuple[int, ...]:
-    """Of images, or of all channels of the token embeddings."""
+def noise_shape(family: Family) -> tuple[int, ...]:
+    """Of one noise input: an image, or all channels of its token embeddings."""
     return (
         family.input_shape if family.input_dtype.is_floating_point else (*family.input_shape, family.groups["stream"])
     )

@@ -24,6 +24,7 @@ from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_all_nested_objects
 
 from benchmarks.random_images import write_copy
+from benchmarks.tables import write_between
 from client_app.app import app
 from models.family import FAMILIES
 from server_app.app import build
@@ -123,9 +124,7 @@ def write_table(rows: list[dict[str, Any]], versions: dict[str, str]) -> None:
     metadata = sorted({row[d]["metadata_bytes"] for row in rows for d in ("down", "up")})
     packages = ", ".join(f"{package} {number}" for package, number in versions.items())
     lines += ["", f"Flower's own metadata around each message: {metadata[0]} to {metadata[-1]} bytes. With {packages}."]
-    before, _, rest = TABLE.read_text().partition("<!-- table -->\n")
-    after = rest.partition("<!-- end of table -->")[2]
-    TABLE.write_text(before + "<!-- table -->\n" + "\n".join(lines) + "\n<!-- end of table -->" + after)
+    write_between(TABLE, "table", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.hypemefed.local import train_locally
-from benchmarks.hypemefed.table import write_table
+from benchmarks.runs import trained_strategy
+from benchmarks.tables import markdown, write_between
 from client_app.state import DeviceState
 from models.architecture import Architecture
 from models.layers import Network
-from server_app import checkpoint
-from server_app.app import build
-from server_app.config import RunConfig
 from strategies.submodel import SubModelStrategy
 from strategies.work import seed_of
 from tasks.task import Task, TaskSpec, load_task
@@ -92,13 +90,7 @@ def train(strategy: SubModelStrategy, task: Task, device: int, architecture: Arc
 
 def grams_by_tier(run: Path, devices: int, images: int) -> dict[str, list[Grams]]:
     """Gram matrices of the models of some devices of every tier of a run, tiers from the shallowest on."""
-    config = RunConfig.from_run_config(json.loads((run / "config.json").read_text())["config"])
-    strategy, _ = build(config)
-    if not isinstance(strategy, SubModelStrategy):
-        raise ValueError(f"{run}: strategy {config.strategy} has no global model")
-    saved = checkpoint.load(run)
-    strategy.load_state_dict(saved.state)
-    strategy.round = saved.round
+    strategy, config = trained_strategy(run)
     task = load_task(TaskSpec.from_json(strategy.settings.task))
     inputs = task.prepare(task.test.inputs[:images], augment=None)
     by_tier: dict[str, list[tuple[int, Architecture]]] = defaultdict(list)
@@ -146,7 +138,8 @@ def main() -> None:
         for run, pairs in results.items()
         for pair, layers in pairs.items()
     ]
-    print(write_table("cka", ["run", "tiers", "by layer", "mean"], rows))
+    table = markdown(["run", "tiers", "by layer", "mean"], rows)
+    print(write_between(HERE / "README.md", "cka", table))
 
 
 def _by_layer(layers: dict[str, float]) -> str:

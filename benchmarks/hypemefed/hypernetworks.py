@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.hypemefed.local import train_locally
-from benchmarks.hypemefed.table import write_table
+from benchmarks.tables import markdown, write_between
 from client_app.state import DeviceState
 from messages.orders import LocalTraining, Objective
 from models.base import Family
@@ -45,7 +45,8 @@ from strategies.work import Weights
 from tasks.data import Data
 from tasks.task import TASKS, Task, TaskSpec
 
-FILE = Path(__file__).resolve().parent / "hypernetworks.json"
+HERE = Path(__file__).resolve().parent
+FILE, README = HERE / "hypernetworks.json", HERE / "README.md"
 # Name, and epochs: on one core, 25 of ResNet-18's would take an hour.
 NETWORKS: dict[str, tuple[str, Family, int]] = {
     "vgg": (
@@ -189,7 +190,7 @@ def write(cases: dict[str, dict[str, Any]]) -> None:
     heads = ["network", "k", *costs, "error", "error of the others' mean", "error of random weights"]
     found = [(key, rank) for key in NETWORKS for rank in RANKS if f"{key} {rank}" in cases]
     rows = [[NETWORKS[key][0], rank, *figures(cases[f"{key} {rank}"]["layers"])] for key, rank in found]
-    print(write_table("hypernetworks", heads, rows))
+    print(write_between(README, "hypernetworks", markdown(heads, rows)))
     heads = ["network", "layer", *(f"{what}, naive / k = 100" for what in (*costs, "error")), "less memory", "faster"]
     both = [key for key in NETWORKS if f"{key} naive" in cases and f"{key} 100" in cases]
     rows = [
@@ -197,7 +198,7 @@ def write(cases: dict[str, dict[str, Any]]) -> None:
         for key in both
         for row in compared(cases[f"{key} naive"]["layers"], cases[f"{key} 100"]["layers"])
     ]
-    print(write_table("naive hypernetworks", heads, rows))
+    print(write_between(README, "naive hypernetworks", markdown(heads, rows)))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.tables import markdown, write_between
 from devices.budget import Budget, budget_of
 from devices.fleet import Fleet
 from models.architecture import Architecture
@@ -54,18 +55,17 @@ def main() -> None:
     results = {name: measure(fleet, searcher) for name, searcher in searchers.items()}
     (HERE / "utilisation.json").write_text(json.dumps(results, indent=1) + "\n")
     heads = ("assignment", "left out", "parameters", "memory used", "link used", "binding resource used", "ms each")
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for name, r in results.items():
-        lines.append(
-            f"| {name} | {r['left_out']} of {ROUNDS * DEVICES_PER_ROUND} | {r['parameters']:,.0f} | "
-            f"{100 * r['memory']:.1f} % | {100 * r['link']:.1f} % | {100 * r['binding']:.1f} % | "
-            f"{1000 * r['seconds']:.2f} |"
-        )
-    readme = HERE / "README.md"
-    begin, end = "<!-- utilisation -->", "<!-- end of utilisation -->"
-    before, _, rest = readme.read_text().partition(begin)
-    readme.write_text(f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{rest.partition(end)[2]}")
-    print("\n".join(lines))
+    rows = [
+        [
+            name,
+            f"{r['left_out']} of {ROUNDS * DEVICES_PER_ROUND}",
+            f"{r['parameters']:,.0f}",
+            *(f"{100 * r[what]:.1f} %" for what in ("memory", "link", "binding")),
+            f"{1000 * r['seconds']:.2f}",
+        ]
+        for name, r in results.items()
+    ]
+    print(write_between(HERE / "README.md", "utilisation", markdown(heads, rows)))
 
 
 def measure(fleet: Fleet, searcher: UniformWidth | PoolSearch | ExactSearch) -> dict[str, float]:

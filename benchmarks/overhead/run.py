@@ -29,6 +29,7 @@ import numpy as np
 
 from benchmarks.overhead.measure import measure
 from benchmarks.random_images import write_copy
+from benchmarks.tables import write_between
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
@@ -162,9 +163,7 @@ def write(found: list[dict[str, Any]], pfl_python: str) -> None:
         + ", ".join(f"{k} {machine[k]}" for k in ("python", "torch", "flwr", "ray", "pfl"))
         + f"; load average before a turn {min(loads):.1f} to {max(loads):.1f}.",
     ]
-    before, _, rest = TABLE.read_text().partition("<!-- table -->\n")
-    after = rest.partition("<!-- end of table -->")[2]
-    TABLE.write_text(before + "<!-- table -->\n" + "\n".join(rows) + "\n<!-- end of table -->" + after)
+    write_between(TABLE, "table", "\n".join(rows))
 
 
 def cpu_model() -> str:

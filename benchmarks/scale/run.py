@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.random_images import write_copy
+from benchmarks.tables import write_between
 from client_app.app import app
 from server_app.app import build
 from server_app.config import RunConfig
@@ -182,9 +183,7 @@ def main() -> None:
         **{package: version(package) for package in ("torch", "flwr", "ray")},
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    before, _, rest = TABLE.read_text().partition("<!-- tables -->\n")
-    after = rest.partition("<!-- end of tables -->")[2]
-    TABLE.write_text(before + "<!-- tables -->\n" + "\n".join(tables(results)) + "\n<!-- end of tables -->" + after)
+    write_between(TABLE, "tables", "\n".join(tables(results)))
 
 
 if __name__ == "__main__":

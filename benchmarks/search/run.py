@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.tables import write_between
 from devices.budget import Budget
 from models import frontier
 from models.architecture import Architecture
@@ -340,12 +341,8 @@ def write_tables(results: dict[str, Any]) -> None:
     line("optimum / upper bound, mean (worst)", lambda r: "{mean:.4f} ({worst:.4f})".format(**r["bound"]))
     versions = ", ".join(f"{package} {number}" for package, number in results["versions"].items())
     large += ["", f"One thread, {results['processor']}, with {versions}."]
-    text = TABLE.read_text()
-    for mark, lines in (("brute force", brute), ("resnet152", large)):
-        before, _, rest = text.partition(f"<!-- {mark} -->\n")
-        after = rest.partition(f"<!-- end of {mark} -->")[2]
-        text = before + f"<!-- {mark} -->\n" + "\n".join(lines) + f"\n<!-- end of {mark} -->" + after
-    TABLE.write_text(text)
+    write_between(TABLE, "brute force", "\n".join(brute))
+    write_between(TABLE, "resnet152", "\n".join(large))
 
 
 if __name__ == "__main__":

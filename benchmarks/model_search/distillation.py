@@ -1,0 +1,118 @@
+"""What in-place distillation does to a trained model: agreement on noise, agreement on real inputs, accuracy.
+
+    python -m benchmarks.model_search.distillation [RUN_FOLDER ...] [--inputs 1000]
+
+From the checkpoint of a finished run without distillation, one distillation of ten sub-models with several settings.
+Measured before and after it: the mean divergence KL(whole before it || sub-model) on noise, which distillation makes
+small, and on test inputs, which it is for, and the accuracies of the whole model and of the sub-models. Scored without
+training statistics: a static batch norm takes those of the batch. Writes distillation.json and the table in README.md.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.runs import trained_strategy
+from benchmarks.tables import markdown, write_between
+from models.architecture import Architecture
+from models.base import Family, with_weights
+from models.placement import Placement
+from strategies.distillation import Distillation, distill, noise_shape, on_noise
+from strategies.work import Weights
+from tasks.task import TaskSpec, load_task
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "distillation.json"
+CASES = {
+    "before": None,
+    "5 steps of 1e-3": Distillation(steps=5, batch_size=16, learning_rate=1e-3),
+    "5 steps of 1e-4": Distillation(steps=5, batch_size=16, learning_rate=1e-4),
+    "5 steps of 1e-5": Distillation(steps=5, batch_size=16, learning_rate=1e-5),
+    "50 steps of 1e-4": Distillation(steps=50, batch_size=16, learning_rate=1e-4),
+}
+Cut = tuple[Architecture, Placement]
+
+
+@torch.no_grad()
+def says(family: Family, weights: Weights, cut: Cut, inputs: Tensor, noise: bool = False) -> Tensor:
+    """Log-probabilities (examples, classes) of a sub-model in evaluation mode."""
+    architecture, placement = cut
+    model = with_weights(family, architecture, placement.gather(weights)).eval()
+    compute = on_noise(model, placement) if noise else model
+    return torch.cat([compute(part) for part in inputs.split(250)]).log_softmax(dim=1)
+
+
+def divergence(target: Tensor, found: Tensor) -> float:
+    """Mean of KL(target || found) over examples, of log-probabilities."""
+    return float(F.kl_div(found, target, reduction="batchmean", log_target=True))
+
+
+def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
+    """The figures of every case, from the checkpoint of a run."""
+    strategy, _ = trained_strategy(run)
+    family, before = strategy.family, strategy.weights
+    task = load_task(TaskSpec.from_json(strategy.settings.task))
+    inputs = task.prepare(task.test.inputs[:examples], augment=None)
+    labels = task.test.labels[:examples]
+    noise = torch.randn(examples, *noise_shape(family), generator=torch.Generator().manual_seed(1))
+    rng = strategy.rng(5)
+    architectures = [strategy.smallest, *(strategy.subnet(rng) for _ in range(9))]
+    students = [(a, family.place(a, strategy.scored_selection(a).select)) for a in architectures]
+    whole = (strategy.scored_architecture, family.place(strategy.scored_architecture))
+    on_inputs = says(family, before, whole, inputs)
+    on_noises = says(family, before, whole, noise, noise=True)
+
+    def figures(weights: Weights) -> dict[str, float]:
+        def accuracy(found: Sequence[Tensor]) -> float:
+            return statistics.mean(float((f.argmax(dim=1) == labels).double().mean()) for f in found)
+
+        said = [says(family, weights, student, inputs) for student in students]
+        return {
+            "divergence_on_noise": statistics.mean(
+                divergence(on_noises, says(family, weights, student, noise, noise=True)) for student in students
+            ),
+            "divergence_on_inputs": statistics.mean(divergence(on_inputs, found) for found in said),
+            "accuracy_of_sub_models": accuracy(said),
+            "accuracy_of_whole": accuracy([says(family, weights, whole, inputs)]),
+        }
+
+    def after(settings: Distillation | None) -> Weights:
+        return before if settings is None else distill(family, before, whole[0], students, settings, seed=1)[0]
+
+    return {case: figures(after(settings)) for case, settings in CASES.items()}
+
+
+def main() -> None:
+    """Measure every run, and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, help="none: only the table is written anew")
+    parser.add_argument("--inputs", type=int, default=1000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = json.loads(FILE.read_text()) if FILE.exists() else {}
+    for run in arguments.runs:
+        name = f"{run.resolve().parent.name.removeprefix('model_search_')}, {run.name}"
+        results[name] = measure(run, arguments.inputs)
+        FILE.write_text(json.dumps(results, indent=1) + "\n")
+    heads = ["run", "distillation", "divergence on noise", "on test inputs", "accuracy of sub-models", "of the whole"]
+    rows = [
+        [
+            name,
+            case,
+            *(f"{r[key]:.3f}" for key in ("divergence_on_noise", "divergence_on_inputs")),
+            *(f"{100 * r[key]:.1f}" for key in ("accuracy_of_sub_models", "accuracy_of_whole")),
+        ]
+        for name, cases in results.items()
+        for case, r in cases.items()
+    ]
+    print(write_between(HERE / "README.md", "distillation", markdown(heads, rows)))
+
+
+if __name__ == "__main__":
+    main()

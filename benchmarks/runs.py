@@ -1,0 +1,25 @@
+"""What a run left behind, for studies that look into it."""
+
+import json
+from pathlib import Path
+
+from server_app import checkpoint
+from server_app.app import build
+from server_app.config import RunConfig
+from strategies.submodel import SubModelStrategy
+
+
+def trained_strategy(run: Path) -> tuple[SubModelStrategy, RunConfig]:
+    """The strategy of a run's folder in the state of its last round, and the run's configuration.
+
+    Raises:
+        ValueError: the strategy has no global model.
+    """
+    config = RunConfig.from_run_config(json.loads((run / "config.json").read_text())["config"])
+    strategy, _ = build(config)
+    if not isinstance(strategy, SubModelStrategy):
+        raise ValueError(f"{run}: strategy {config.strategy} has no global model")
+    saved = checkpoint.load(run)
+    strategy.load_state_dict(saved.state)
+    strategy.round = saved.round
+    return strategy, config

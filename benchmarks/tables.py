@@ -1,0 +1,24 @@
+"""Tables in Markdown files between two marks, `<!-- name -->` and `<!-- end of name -->`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+
+
+def write_between(file: Path, name: str, text: str) -> str:
+    """Replace what stands between a file's two marks of a name by a text, which is returned.
+
+    Raises:
+        ValueError: the file does not have both marks.
+    """
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, mark, rest = file.read_text().partition(begin)
+    if not mark or end not in rest:
+        raise ValueError(f"{file}: no marks {begin} and {end}")
+    file.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}")
+    return text
