@@ -71,9 +71,12 @@ class SuperLink:
     def status(self, run_id: str) -> RunStatus:
         """Ask how a run is doing. Raises FlowerError when the SuperLink does not answer."""
         answer = self._ask("list", CONNECTION, "--run-id", run_id)
-        runs = [run for run in answer.get("runs", []) if str(run.get("run-id")) == run_id]
+        if not answer.get("success"):
+            told = str(answer.get("error-message", answer)).strip()
+            raise FlowerError(f"Flower does not say how run {run_id} is doing: {told}")
+        runs = [run for run in answer["runs"] if str(run.get("run-id")) == run_id]
         if not runs:
-            raise FlowerError(f"Flower knows nothing of run {run_id}: {answer.get('error-message', answer)}")
+            raise FlowerError(f"Flower knows nothing of run {run_id}")
         return RunStatus(str(runs[0]["status"]), str(runs[0]["status-details"]))
 
     def stop(self, run_id: str) -> None:

@@ -336,6 +336,16 @@ def test_a_traceback_without_flowers_frames_and_with_the_apps_own_files(tmp_path
     )
 
 
+def test_a_superlink_that_is_gone_is_not_taken_for_one_that_has_lost_the_run(monkeypatch, tmp_path):
+    link = flower.SuperLink(None, tmp_path, {})
+    answers = iter([{"success": False, "error-message": "\nConnection is unavailable"}, {"success": True, "runs": []}])
+    monkeypatch.setattr(flower.SuperLink, "_ask", lambda *arguments: next(answers))
+    with pytest.raises(flower.FlowerError, match="does not say how run 17 is doing: Connection is unavailable"):
+        link.status("17")
+    with pytest.raises(flower.FlowerError, match="knows nothing of run 17$"):
+        link.status("17")
+
+
 def test_a_folder_too_long_for_rays_sockets_is_not_used(world, monkeypatch):
     monkeypatch.setattr(flower, "LONGEST_FOLDER", 24)
     monkeypatch.setenv("FAKE_FLOWER", "finish")
