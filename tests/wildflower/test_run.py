@@ -342,7 +342,7 @@ def test_a_superlink_that_is_gone_is_not_taken_for_one_that_has_lost_the_run(mon
     monkeypatch.setattr(flower.SuperLink, "_ask", lambda *arguments: next(answers))
     with pytest.raises(flower.FlowerError, match="does not say how run 17 is doing: Connection is unavailable"):
         link.status("17")
-    with pytest.raises(flower.FlowerError, match="knows nothing of run 17$"):
+    with pytest.raises(flower.FlowerError, match=r"knows nothing of run 17$"):
         link.status("17")
 
 
