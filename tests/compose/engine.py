@@ -186,8 +186,13 @@ class Deployment:
         return run(*self._compose, *arguments, env=self.environment, check=check, timeout=timeout)
 
     def container(self, service: str) -> str:
-        """The id of a service's container."""
-        return self.compose("ps", "-q", service).strip().splitlines()[-1]
+        """The id of a service's newest container, stopped ones included."""
+        # Docker itself answers sooner than compose, and some faults have to come within seconds.
+        labels = (f"com.docker.compose.project={PROJECT}", f"com.docker.compose.service={service}")
+        filters = [part for label in labels for part in ("--filter", f"label={label}")]
+        found = run("docker", "ps", "--all", "--quiet", "--no-trunc", *filters).split()
+        assert found, f"{service} has no container"
+        return found[0]
 
     def state(self, service: str) -> dict[str, Any]:
         """What Docker says of a service's container: State and RestartCount."""
@@ -211,11 +216,7 @@ class Deployment:
 
     def stop_run(self, process: subprocess.Popen[bytes], name: str) -> None:
         """End a run before its last round, as Ctrl-C does."""
-        (runner,) = run(
-            *("docker", "ps", "--quiet", "--filter", f"label=com.docker.compose.project={PROJECT}"),
-            *("--filter", "label=com.docker.compose.service=runner"),
-        ).split()
-        run("docker", "kill", "--signal", "TERM", runner)
+        run("docker", "kill", "--signal", "TERM", self.container("runner"))
         process.wait(60)
         assert "Stopped" in self.output(name), self.output(name)[-3000:]
 

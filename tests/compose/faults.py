@@ -27,10 +27,13 @@ from tests.compose.engine import (
 )
 
 LIMITS_BYTES = (600 * 2**20, 800 * 2**20, 1200 * 2**20, 2000 * 2**20)
-# Small and quick, and the same for every device, whatever memory it has left.
+# Small, and the same for every device, whatever memory it has left; long enough to be hit in the middle.
 QUICK = (
     "family=cnn3",
     "family-arguments=",
+    "widths=1",
+    "local-steps=100",
+    "learning-rate=0.02",
     "strategy=fedavg",
     "fedavg.use=all-small",
     "transfer-seconds=0",
@@ -258,7 +261,7 @@ def test_a_link_at_2_mbit_per_s_is_seen_and_makes_a_smaller_model(deployment):
 
 def test_a_killed_node_costs_its_round_and_comes_back_with_its_state(deployment):
     # Every device keeps a model of its own, so a state that was lost would show: its loss would begin anew.
-    settings = ("rounds=100", "evaluate-every=100", "deadline-seconds=200", "local-steps=60", "learning-rate=0.02")
+    settings = ("rounds=100", "evaluate-every=100", "deadline-seconds=200")
     process = deployment.start_run("killed-node", *QUICK, *settings, "fedavg.use=local")
     wait_for_round(deployment, "killed-node", 1, process, 300)
     deployment.when_training("node-2")
@@ -278,7 +281,7 @@ def test_a_killed_node_costs_its_round_and_comes_back_with_its_state(deployment)
 
 
 def test_a_link_that_is_gone_for_20_seconds_costs_no_reply(deployment):
-    process = deployment.start_run("brief-cut", *QUICK, "rounds=3", "deadline-seconds=200", "local-steps=150")
+    process = deployment.start_run("brief-cut", *QUICK, "rounds=3", "deadline-seconds=200")
     wait_for_round(deployment, "brief-cut", 1, process, 300)
     node = deployment.container("node-1")
     deployment.when_training("node-1")
@@ -296,7 +299,7 @@ def test_a_link_that_is_gone_for_20_seconds_costs_no_reply(deployment):
 
 
 def test_a_link_that_is_gone_for_100_seconds_costs_its_round_and_the_node_returns(deployment):
-    settings = ("rounds=100", "evaluate-every=100", "deadline-seconds=200", "local-steps=150")
+    settings = ("rounds=100", "evaluate-every=100", "deadline-seconds=200")
     process = deployment.start_run("long-cut", *QUICK, *settings)
     wait_for_round(deployment, "long-cut", 1, process, 300)
     node = deployment.container("node-2")
@@ -331,6 +334,7 @@ def test_a_killed_superlink_comes_back_and_the_run_is_resumed(deployment):
     assert "--set resume=true --set run-name=killed" in deployment.output("killed")
     run("docker", "start", deployment.container("superlink"))
     wait_for("the SuperLink is healthy", lambda: deployment.state("superlink")["Health"]["Status"] == "healthy", 120)
+    assert 1 <= len(deployment.journal("killed")) <= 2, "it was not killed in the middle of the run"
     deployment.finish(deployment.start_run("killed", "resume=true", *settings), "killed", 600)
     assert [record["round"] for record in deployment.journal("killed")] == [1, 2, 3]
     devices = deployment.journal("killed", "devices")
