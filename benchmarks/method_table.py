@@ -28,12 +28,15 @@ class Study:
     methods: name -> the settings beside those of the experiment.
     once: beginnings of the names of methods that run with the first seed only.
     target: the method whose final accuracy the others are timed to reach.
+    general: whether accuracies on the task's test set are shown; they are not comparable where a method has no model
+        for all devices.
     """
 
     experiment: Path
     methods: dict[str, list[str]]
     once: tuple[str, ...] = ()
     target: str = ""
+    general: bool = True
 
     @property
     def name(self) -> str:
@@ -117,21 +120,22 @@ def accuracy(values: list[float]) -> str:
 def table(study: Study, results: dict[str, Figures]) -> str:
     """The results in Markdown, accuracies in percent as mean ± standard deviation over seeds."""
     tiers = sorted({t for seeds in results.values() for f in seeds.values() for t in f["accuracy_by_tier"]}, key=width)
-    tiers = tiers if len(tiers) > 1 else []
+    tiers = tiers if len(tiers) > 1 and study.general else []
     level = None
     if study.target in results:
         level = statistics.mean(f["final_accuracy"] for f in results[study.target].values())
     personal = sorted({t for seeds in results.values() for f in seeds.values() for t in f["personal_accuracy_by_tier"]})
-    heads = ["method", "seeds", "final accuracy", "best", *tiers, *(f"{t}, personal" for t in personal)]
-    heads += ["MB down", "MB up"]
+    heads = ["method", "seeds", *(("final accuracy", "best") if study.general else ())]
+    heads += [*tiers, *(f"{t}, personal" for t in personal), "MB down", "MB up"]
     if level is not None:
         reach = f"to {100 * level:.1f} %"
         heads += [f"rounds {reach}", f"simulated hours {reach}", "memory used", "link used", "server share"]
     rows = []
     for method, seeds in results.items():
         runs = list(seeds.values())
-        cells = [method, str(len(runs)), accuracy([f["final_accuracy"] for f in runs])]
-        cells.append(accuracy([f["best_accuracy"] for f in runs]))
+        cells = [method, str(len(runs))]
+        if study.general:
+            cells += [accuracy([f[key] for f in runs]) for key in ("final_accuracy", "best_accuracy")]
         for tier in tiers:
             values = [f["accuracy_by_tier"][tier] for f in runs if tier in f["accuracy_by_tier"]]
             cells.append(accuracy(values) if values else "")

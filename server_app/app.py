@@ -138,6 +138,7 @@ def build(config: RunConfig) -> tuple[Strategy, Scorer]:
         examples_per_device=config.examples_per_device or None,
         strong_devices=config.strong_devices,
         strong_share=config.strong_share,
+        strong_test=config.strong_test,
     )
     task = load_task(spec)
     if config.personal_every and not any(len(task.own_test(device)[1]) for device in range(config.devices)):

@@ -109,6 +109,7 @@ class RunConfig(BaseModel):
     examples_per_device: Annotated[int, Field(ge=0)] = 0
     strong_devices: Annotated[int, Field(ge=0)] = 0
     strong_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    strong_test: Literal["share", "whole"] = "share"
 
     # Who learns
     devices: Count = 20
@@ -190,7 +191,7 @@ class RunConfig(BaseModel):
     recipfl__tile: Annotated[int, Field(ge=0, lt=2**31)] = 64
     recipfl__descriptor: Literal["classes", "client"] = "classes"
     recipfl__conditioned: Literal["all", "classifier"] = "all"
-    recipfl__virtual_edges: bool = False
+    recipfl__virtual_edges: bool = True
     distillation__steps: Annotated[int, Field(ge=0)] = 0
     distillation__batch_size: Annotated[int, Field(ge=2)] = 64
     distillation__learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3

@@ -30,6 +30,9 @@ MOST_REQUIRED_EXAMPLES = 10
 LEAST_SHARE = 4
 """... or a quarter of an equal share where that is less."""
 
+TURN = 5
+"""Training examples that a weak device takes before the next one does."""
+
 
 @dataclass(frozen=True)
 class Index:
@@ -83,8 +86,9 @@ def strong_and_weak(
     """Deals out the training and the test examples as RecipFL's experiments do: (training, test).
 
     Devices 0 to `strong` - 1 share `share` of every class equally; the rest goes to the weak ones, as many examples to
-    each, by a mix of classes that each draws from Dir(`alpha`); where a class is used up, others take its place. Every
-    device tests on equally many of the test examples, in the mix of its training examples.
+    each, by a mix of classes that each draws from Dir(`alpha`); where a class is used up, others take its place. They
+    take TURN examples in turn, so that all are left alike with what nobody wanted. Every device tests on equally many
+    of the test examples, in the mix of its training examples.
 
     ValueError: not at least one strong and one weak device with an example for each.
     """
@@ -104,9 +108,13 @@ def strong_and_weak(
             f"weak ones, with {len(test_labels)} to test on, leaves a device without any: use fewer devices"
         )
     parts = [for_strong[device::strong] for device in range(strong)]  # of all classes alike, since they lie in order
-    for device in range(weak):
-        mix = rng.dirichlet(np.full(classes, alpha))
-        parts.append(_take(rng, pools, mix, rest // weak + (device < rest % weak)))
+    mixes = rng.dirichlet(np.full(classes, alpha), size=weak)
+    turns: list[list[np.ndarray]] = [[] for _ in range(weak)]
+    for start in range(0, rest // weak + 1, TURN):
+        for device in rng.permutation(weak).tolist():
+            wanted = rest // weak + (device < rest % weak) - start
+            turns[device].append(_take(rng, pools, mixes[device], min(max(wanted, 0), TURN)))
+    parts += [np.concatenate(taken) for taken in turns]
     test_pools = [rng.permutation(np.flatnonzero(test_labels == label)) for label in range(classes)]
     size, more = divmod(len(test_labels), devices)
     tests = [

@@ -19,6 +19,7 @@ from tasks.data import Data, DataSet
 __all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "load_task"]
 
 PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak")
+STRONG_TESTS = ("share", "whole")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class TaskSpec:
     each device's examples that it keeps for testing. `examples_per_device`: None deals out every example once; a number
     lets each device draw that many for itself, so that devices may share examples and be as many as one likes.
     `strong_devices`, `strong_share`: of the partition strong-and-weak, in which the first so many devices hold that
-    part of the training examples, and devices test on parts of the test set.
+    part of the training examples, and devices test on parts of the test set. `strong_test`: what a strong device tests
+    on, its "share" like all others, or the "whole" test set, whose mix of classes is its own.
     """
 
     name: str
@@ -73,6 +75,7 @@ class TaskSpec:
     examples_per_device: int | None = None
     strong_devices: int = 0
     strong_share: float = 0.5
+    strong_test: str = "share"
 
     def __post_init__(self) -> None:
         _one_of("task", self.name, TASKS)
@@ -92,6 +95,7 @@ class TaskSpec:
         _whole("strong_devices", self.strong_devices, 0)
         if not _is_number(self.strong_share) or not 0 < self.strong_share < 1:
             raise ValueError(f"strong_share must be a number between 0 and 1, got {self.strong_share!r}")
+        _one_of("strong_test", self.strong_test, STRONG_TESTS)
         if self.partition == "strong-and-weak":
             if not 0 < self.strong_devices < self.devices:
                 raise ValueError(
@@ -235,11 +239,13 @@ class Task:
     def own_test(self, device: int) -> tuple[Tensor, Tensor]:
         """Inputs, as stored, and labels that a device tests on; IndexError unless 0 <= device < spec.devices.
 
-        They are those kept from its own examples, of which there may be none, or its part of the test set.
+        They are those kept from its own examples, of which there may be none, or its part of the test set or all of it.
         """
         kept = self.shard(device).test
         if self.spec.partition != "strong-and-weak":
             return self.train.inputs[kept], self.train.labels[kept]
+        if self._tests_on_all(device):
+            return self.test.inputs, self.test.labels
         part = torch.from_numpy(self._test_index[device])
         return self.test.inputs[part], self.test.labels[part]
 
@@ -251,8 +257,11 @@ class Task:
         """How many examples `own_test(device)` has, without drawing them; IndexError as there."""
         if self.spec.partition == "strong-and-weak":
             self._check(device)
-            return len(self._test_index[device])
+            return len(self.test.labels) if self._tests_on_all(device) else len(self._test_index[device])
         return self._examples(device) - self.training_examples(device)
+
+    def _tests_on_all(self, device: int) -> bool:
+        return self.spec.strong_test == "whole" and device < self.spec.strong_devices
 
     def _examples(self, device: int) -> int:
         self._check(device)

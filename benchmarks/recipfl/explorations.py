@@ -34,6 +34,7 @@ STUDY = Study(
     HERE / "explorations.toml",
     {f"{place}-{method}": [*sets, *METHODS[method]] for place, sets in EXPLORED.items() for method in COMPARED},
     once=tuple(EXPLORED),
+    general=False,
 )
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What a round of RecipFL costs the server: seconds to generate and to update for 10 devices, and peak memory.
 
+One device of the ten is strong and has two models.
+
 It is the strategy's own work, `RecipFL.generate`, `absorb` and `finish_round`, with devices that return what they were
 sent and a little more. Every case runs in a process of its own, on one thread, best on a machine that does nothing
 else: python -m benchmarks.recipfl.server_cost [CASE ...]
@@ -26,7 +28,7 @@ from strategies.recipfl import RecipFL, RecipFLParams
 from strategies.records import peak_rss_bytes
 from strategies.work import Contribution, Group
 
-DEVICES, STRONG = 10, 1
+DEVICES, STRONG = 10, 1  # a strong device trains both models
 LENET = {
     "name": "choice",
     "input_shape": [1, 28, 28],
@@ -66,7 +68,7 @@ def measure(case: str) -> dict:
     parameters = sum(p.numel() for p in strategy.parameters.values())
     before = peak_rss_bytes() - 4 * parameters
     large, small = strategy.candidates
-    owners = [(device, large if device < STRONG else small) for device in range(DEVICES)]
+    owners = [(device, small) for device in range(DEVICES)] + [(device, large) for device in range(STRONG)]
     strategy.generate(owners)
     started = time.perf_counter()
     sent = strategy.generate(owners)

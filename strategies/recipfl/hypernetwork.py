@@ -41,7 +41,7 @@ class Shape:
     tile: int = 64
     descriptor: Literal["classes", "client"] = "classes"
     conditioned: Literal["all", "classifier"] = "all"
-    virtual_edges: bool = False
+    virtual_edges: bool = True
 
 
 @dataclass(frozen=True)

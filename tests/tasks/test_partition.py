@@ -273,9 +273,28 @@ def test_strong_devices_hold_all_classes_alike_and_weak_ones_do_not() -> None:
     shares = _class_shares(train)
     whole = np.bincount(LABELS) / 600
     assert np.abs(shares[:2] - whole).max() < 0.02
-    assert shares[2:].max(1).mean() > 0.6
-    # But for the last, who take what is left.
-    assert np.abs(_class_shares(_strong_and_weak(alpha=1e5)[0])[:10] - whole).max() < 0.15
+    assert shares[2:].max(1).mean() > 0.5
+    alike = np.abs(_class_shares(_strong_and_weak(alpha=1e5)[0]) - whole).sum(1) / 2
+    assert alike[2:].mean() < 0.3
+    assert np.abs(shares[2:] - whole).sum(1).mean() / 2 > 0.35
+
+
+def test_no_weak_device_is_left_with_what_the_others_did_not_want() -> None:
+    """Taking in turn, the last devices get as near to the mix they drew as the first."""
+    labels = np.repeat(np.arange(5), 400)
+    wrong = np.zeros(40)
+    for seed in range(20):
+        settings = {"strong": 2, "share": 0.5, "alpha": 0.5, "devices": 42, "seed": seed}
+        train, _ = partition.strong_and_weak(labels, np.repeat(np.arange(5), 20), **settings)
+        rng = np.random.default_rng([seed, 42, 2, 2])
+        for label in range(5):
+            rng.permutation(np.flatnonzero(labels == label))
+        mixes = rng.dirichlet(np.full(5, 0.5), size=40)
+        got = np.array(
+            [np.bincount(labels[train[2 + device]], minlength=5) / len(train[2 + device]) for device in range(40)]
+        )
+        wrong += np.abs(got - mixes).sum(1) / 2 / 20
+    assert wrong[30:].mean() < wrong[:10].mean() + 0.03
 
 
 def test_a_device_tests_on_the_mix_it_trains_on() -> None:

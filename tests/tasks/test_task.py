@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,17 @@ def test_strong_and_weak_devices_test_on_the_test_set() -> None:
     assert len(labels) in (len(task.test) // 12, len(task.test) // 12 + 1)
 
 
+def test_strong_devices_may_test_on_the_whole_test_set() -> None:
+    task, shares = load_task(replace(STRONG, strong_test="whole")), load_task(STRONG)
+    for device in (0, 1):
+        inputs, labels = task.own_test(device)
+        assert torch.equal(inputs, task.test.inputs)
+        assert torch.equal(labels, task.test.labels)
+        assert task.test_examples(device) == len(labels)
+    assert torch.equal(task.own_test(2)[0], shares.own_test(2)[0])
+    assert task.test_examples(2) == shares.test_examples(2) < len(task.test)
+
+
 def test_other_devices_test_on_what_they_keep() -> None:
     task = load_task(TaskSpec(name="digits", devices=4, test_fraction=0.25))
     inputs, labels = task.own_test(1)
@@ -331,6 +343,7 @@ def test_other_devices_test_on_what_they_keep() -> None:
         ({"strong_devices": 12}, "needs strong_devices from 1 to 11, got 12"),
         ({"strong_devices": 1.0}, "strong_devices must be a whole number"),
         ({"strong_share": 1}, "strong_share must be a number between 0 and 1, got 1"),
+        ({"strong_test": "half"}, "strong_test"),
         ({"test_fraction": 0.1}, "test_fraction and examples_per_device do not go with it"),
         ({"examples_per_device": 5}, "test_fraction and examples_per_device do not go with it"),
     ],

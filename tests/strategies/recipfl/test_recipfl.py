@@ -70,23 +70,24 @@ def test_every_device_is_sent_weights_of_its_own(recipfl):
 
 
 def test_the_gradient_is_the_vector_jacobian_product(recipfl):
-    """Against a finite difference: one parameter of a decoder's bias moves what is sent by a known amount."""
+    """Against finite differences: a parameter of a decoder, the descriptor or the messages moves what is sent."""
     strategy = recipfl()
     contribution = reply(strategy, 0, SMALL, lambda value: value - 0.01)
     strategy.absorb(contribution)
-    name = "decoders.conv weight.layers.2.bias"
-    found = {n: steps / 2**30 for n, steps in strategy.gradient.items()}[name]
-    sent = strategy.generate([(0, SMALL)])[0, SMALL]
-    parameter = strategy.parameters[name]
-    for entry in (0, 5):
-        with torch.no_grad():
-            parameter[entry] += 1e-3
-        moved = strategy.generate([(0, SMALL)])[0, SMALL]
-        with torch.no_grad():
-            parameter[entry] -= 1e-3
-        # sent - returned is 0.01 everywhere.
-        expected = sum(0.01 * float((moved[n] - sent[n]).sum()) / 1e-3 for n in sent)
-        assert float(found[entry]) == pytest.approx(expected, rel=0.02)
+    for name in ("decoders.conv weight.layers.2.bias", "descriptor.2.bias", "message.2.bias"):
+        found = strategy.gradient[name] / 2**30
+        parameter = strategy.parameters[name]
+        for entry in (0, 5):
+            # sent - returned is 0.01 everywhere.
+            products = []
+            for step in (1e-3, -1e-3):
+                with torch.no_grad():
+                    parameter[entry] += step
+                    moved = strategy.generate([(0, SMALL)])[0, SMALL]
+                    parameter[entry] -= step
+                products.append(sum(0.01 * float(value.double().sum()) for value in moved.values()))
+            expected = (products[0] - products[1]) / 2e-3
+            assert float(found[entry]) == pytest.approx(expected, rel=0.02, abs=1e-5)
 
 
 def test_steps_lead_towards_what_devices_return(recipfl):
@@ -194,12 +195,20 @@ def test_what_is_kept_of_an_upload_does_not_grow_with_the_model(recipfl):
     assert set(current.kept) == {"large_block1.norm.bias", "large_block2.norm.bias"}
 
 
-def test_a_clipped_step_is_counted(recipfl, caplog):
+def test_a_clipped_step_is_counted(recipfl, caplog, monkeypatch):
     strategy = recipfl(clip_norm=1e-3)
     strategy.absorb(reply(strategy, 0, SMALL, lambda value: value + 1.0))
+    norms = []
+
+    def step():
+        gradients = [p.grad for p in strategy.parameters.values() if p.grad is not None]
+        norms.append(math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients)))
+
+    monkeypatch.setattr(strategy.adam, "step", step)
     with caplog.at_level("WARNING", "flwr"):
         strategy.finish_round()
     assert strategy.clipped_rounds == 1
+    assert norms == pytest.approx([1e-3], rel=1e-3)
     assert "is clipped to 0.001 (1 rounds so far)" in caplog.text
 
 
@@ -392,6 +401,57 @@ def test_devices_say_their_classes_and_get_weights_for_them(tmp_path):
     after = strategy.generate([owner])[owner]
     name = next(name for name in before if name.endswith("classifier.weight"))
     assert not torch.equal(before[name], after[name])
+
+
+def of_other_shapes(reply, arrays):
+    reply["updates"][0]["index"] = [["small_block1.conv.weight", [5], "float32"]]
+    arrays[0] = bytes(20)
+
+
+def cut_short(reply, arrays):
+    arrays[0] = arrays[0][:-4]
+
+
+def filled_with(value):
+    def change(reply, arrays):
+        arrays[0] = torch.full((len(arrays[0]) // 4,), value).numpy().tobytes()
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (of_other_shapes, "missing tensor"),
+        (cut_short, "packed weights have"),
+        (filled_with(math.nan), "holds values that are not finite"),
+        (filled_with(math.inf), "holds values that are not finite"),
+        (filled_with(1e30), "its weights went too far from what it was sent"),
+    ],
+)
+def test_bad_weights_of_a_device_are_refused_and_teach_nothing(change, words, tmp_path):
+    """In a whole round: of other shapes than sent, not finite, exploded. The other devices count."""
+    strategy, scorer = started(config(tmp_path, **{"devices-per-round": 6, "recipfl.transfer": "none"}))
+    grid = simulated_grid(2)
+    tampered = []
+
+    def tamper(message):
+        if message.metadata.message_type != "train" or message.metadata.src_node_id != 1:
+            return message
+        tampered.append(1)
+        return changed_reply(change)(message)
+
+    grid.tamper = tamper
+    result = strategy.run_round(grid, 1, scorer)
+    refused = [line for line in result.devices if line["outcome"] != "trained"]
+    assert tampered
+    assert len(refused) >= 1
+    assert all(line["outcome"].startswith("refused: ") and words in line["outcome"] for line in refused)
+    assert {owner[0] for owner in strategy.current} == {
+        a.device for a in strategy.assignments if a.outcome == "trained"
+    }
+    assert len(strategy.current) == 6 - len(refused)
+    assert all(bool(torch.isfinite(value).all()) for value in strategy.parameters.values())
 
 
 @pytest.mark.parametrize("counts", [[0] * 10, [24] * 9, [-1] + [3] * 9, [1.5] * 10, None])
