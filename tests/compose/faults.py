@@ -41,9 +41,10 @@ QUICK = (
 )
 TRAINED_BUT_2 = {0: "trained", 1: "trained", 3: "trained"}
 # Inside a node that trains, and until that is over: something else takes all memory, or the work gets 1 MiB more than
-# it has, as if too little had been predicted.
+# it has, as if too little had been predicted. What takes it goes before the SuperNode, and behind the work, as the kernel
+# adds to this number what a process holds.
 FILL = """
-open("/proc/self/oom_score_adj", "w").write("900")  # before the SuperNode, behind the work
+open("/proc/self/oom_score_adj", "w").write("500")
 held = []
 while trains(child):
     held.append(bytearray(b"x" * 2**22))
