@@ -56,11 +56,11 @@ class Peak(Thread):
 def train(deployment: Deployment, channels: int) -> dict[str, Any]:
     """Two rounds of one model on the largest node, the only one that runs."""
     name = f"channels-{channels}"
-    settings = ("strategy=fedavg", "fedavg.use=all-small", "widths=1", "rounds=2", "devices-per-round=1")
-    settings += (f"family-arguments=first_channels = {channels}", "memory-fraction=1.0", "transfer-seconds=0")
+    settings = [f"family-arguments=first_channels = {channels}", "widths=1", "strategy=fedavg", "fedavg.use=all-small"]
+    settings += ["rounds=2", "devices-per-round=1", "evaluate-every=2", "memory-fraction=1.0", "transfer-seconds=0"]
     peak = Peak(deployment.container("node-3"))
     peak.start()
-    deployment.finish(deployment.start_run(name, *settings, "evaluate-every=2"), name, 400)
+    deployment.finish(deployment.start_run(name, *settings), name, 400)
     most_bytes = peak.stop()
     device = deployment.journal(name, "devices")[-1]
     rounds = deployment.journal(name)

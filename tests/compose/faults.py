@@ -41,7 +41,7 @@ QUICK = (
 )
 TRAINED_BUT_2 = {0: "trained", 1: "trained", 3: "trained"}
 # Inside a node that trains, and until that is over: something else takes all memory, or the work gets 1 MiB more than
-# it has, as if too little had been predicted. What takes it goes before the SuperNode, and behind the work, as the kernel
+# it has, as if too little had been predicted. What takes all goes before the SuperNode and behind the work: the kernel
 # adds to this number what a process holds.
 FILL = """
 open("/proc/self/oom_score_adj", "w").write("500")
