@@ -86,17 +86,24 @@ def wait_for_round(deployment: Deployment, name: str, number: int, process: subp
 
 
 def wait_for_device(
-    deployment: Deployment, name: str, device: int, after: int, process: subprocess.Popen, seconds: float
+    deployment: Deployment,
+    name: str,
+    device: int,
+    after: int,
+    process: subprocess.Popen,
+    seconds: float,
+    trained: bool = True,
 ) -> dict[str, Any]:
-    """A device's line of the first round behind `after` in which it trained."""
+    """A device's line of the first round behind `after` in which it trained, or did not."""
 
     def look() -> dict[str, Any] | None:
         assert process.poll() is None, deployment.output(name)[-3000:]
         lines = deployment.journal(name, "devices")
-        own = (d for d in lines if d["device"] == device and d["round"] > after and d["outcome"] == "trained")
-        return next(own, None)
+        own = (d for d in lines if d["device"] == device and d["round"] > after)
+        return next((d for d in own if (d["outcome"] == "trained") == trained), None)
 
-    found: dict[str, Any] = wait_for(f"device {device} trains in {name} after round {after}", look, seconds)
+    what = f"device {device} {'trains' if trained else 'does not train'} in {name} after round {after}"
+    found: dict[str, Any] = wait_for(what, look, seconds)
     return found
 
 
@@ -265,16 +272,16 @@ def test_a_killed_node_costs_its_round_and_comes_back_with_its_state(deployment)
     settings = ("rounds=100", "evaluate-every=100", "deadline-seconds=200")
     process = deployment.start_run("killed-node", *QUICK, *settings, "fedavg.use=local")
     wait_for_round(deployment, "killed-node", 1, process, 300)
+    node = deployment.container("node-2")
     deployment.when_training("node-2")
-    hit = len(deployment.journal("killed-node")) + 1
-    run("docker", "kill", deployment.container("node-2"))
-    wait_for_round(deployment, "killed-node", hit, process, 250)
-    run("docker", "start", deployment.container("node-2"))
-    back = wait_for_device(deployment, "killed-node", 2, hit, process, 300)
+    run("docker", "kill", node)
+    lost = wait_for_device(deployment, "killed-node", 2, 1, process, 250, trained=False)
+    run("docker", "start", node)
+    back = wait_for_device(deployment, "killed-node", 2, lost["round"], process, 300)
     deployment.stop_run(process, "killed-node")
     devices = deployment.journal("killed-node", "devices")
-    assert {d["device"]: d["outcome"] for d in devices if d["round"] == hit and d["device"] != 2} == TRAINED_BUT_2
-    (lost,) = (d for d in devices if d["device"] == 2 and d["round"] == hit)
+    others = {d["device"]: d["outcome"] for d in devices if d["round"] == lost["round"] and d["device"] != 2}
+    assert others == TRAINED_BUT_2
     assert lost["outcome"].startswith("failed: the node is offline"), lost
     (first,) = (d for d in devices if d["device"] == 2 and d["round"] == 1)
     assert back["node"] == first["node"]
@@ -305,20 +312,19 @@ def test_a_link_that_is_gone_for_100_seconds_costs_its_round_and_the_node_return
     wait_for_round(deployment, "long-cut", 1, process, 300)
     node = deployment.container("node-2")
     deployment.when_training("node-2")
-    hit = len(deployment.journal("long-cut")) + 1
     run("docker", "network", "disconnect", NETWORK, node)
     cut = time.monotonic()
     wait_for("100 seconds without a link", lambda: time.monotonic() - cut >= 100, 110)
     meanwhile = len(deployment.journal("long-cut"))
     run("docker", "network", "connect", NETWORK, node)
-    back = wait_for_device(deployment, "long-cut", 2, hit, process, 300)
+    lost = wait_for_device(deployment, "long-cut", 2, 1, process, 100, trained=False)
+    back = wait_for_device(deployment, "long-cut", 2, lost["round"], process, 300)
     deployment.stop_run(process, "long-cut")
     devices = deployment.journal("long-cut", "devices")
-    assert meanwhile > hit, "no round without the node ended while its link was gone"
-    for number in range(hit, meanwhile + 1):
+    assert meanwhile > lost["round"], "no round without the node ended while its link was gone"
+    for number in range(lost["round"], meanwhile + 1):
         others = {d["device"]: d["outcome"] for d in devices if d["round"] == number and d["device"] != 2}
         assert others == TRAINED_BUT_2
-    (lost,) = (d for d in devices if d["device"] == 2 and d["round"] == hit)
     assert lost["outcome"].startswith("failed: the node is offline"), lost
     assert back["node"] == lost["node"]
 
