@@ -21,8 +21,9 @@ from client_app.training import Refusal, Trained, train
 from devices.node import node_report
 from devices.probe import probe_machine
 from devices.state import node_state_dir
+from messages.bound import bounded
 from messages.error import MessageError
-from messages.layouts import class_spans, returned_layout
+from messages.layouts import class_spans, returned_layout, sent_layout
 from messages.orders import (
     Batch,
     EvaluationBatch,
@@ -36,7 +37,7 @@ from messages.orders import (
     WorkOrder,
     parse,
 )
-from messages.packing import int64_bytes, pack, pick
+from messages.packing import int64_bytes, pack, pick, unpack
 from messages.sums import WeightedSum, device_weight, flatten
 from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from models.architecture import Architecture
@@ -99,7 +100,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
                 available_bytes,
                 _teacher(order, models),
             )
-            updates.append(_answer(batch, order, family, trained, out, sums))
+            updates.append(_answer(batch, order, family, trained, data, out, sums))
             models[order.order] = (order.device, trained.model)
         except Refusal as refusal:
             updates.append(_no(order, f"refused: {refusal}", started, overrun=refusal.overrun))
@@ -151,6 +152,7 @@ def _answer(
     order: WorkOrder,
     family: Family,
     trained: Trained,
+    data: bytes | None,
     out: list[bytes],
     sums: dict[int, tuple[WorkOrder, WeightedSum, list[int]]],
 ) -> Update:
@@ -158,14 +160,18 @@ def _answer(
     architecture = Architecture.from_json(order.architecture)
     layout = returned_layout(family, architecture, order.objective.kind)
     payload: int | None = None
-    if batch.merge is not None and batch.shared_process and order.payload is not None:
+    far = False
+    if batch.merge is not None and batch.shared_process and data is not None:
         if order.group not in sums:
             classes = family.classes if batch.merge.present_classes else None
             sums[order.group] = (order, WeightedSum.zeros(layout, classes), [])
         _, total, orders = sums[order.group]
         weight = device_weight(batch.merge, trained.examples)
         present = trained.present if batch.merge.present_classes else None
-        total.add(flatten(trained.returned, layout), weight, present, class_spans(family, architecture, layout))
+        returned = trained.returned
+        if batch.norm_bound:  # what others can only do before they add, the server does with a single update
+            returned, far = bounded(returned, unpack(data, sent_layout(family, architecture)), batch.norm_bound)
+        total.add(flatten(returned, layout), weight, present, class_spans(family, architecture, layout))
         orders.append(order.order)
     elif order.payload is not None:
         payload = len(out)
@@ -180,6 +186,7 @@ def _answer(
         loss=trained.loss,
         seconds=trained.seconds,
         measured_memory_bytes=trained.measured_memory_bytes,
+        bounded=far,
         present_classes=trained.present.nonzero().flatten().tolist() if wants_classes else None,
         class_counts=trained.class_counts.tolist() if order.asks_class_counts else None,
     )

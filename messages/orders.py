@@ -160,6 +160,7 @@ class Batch(_Model):
 
     Attributes:
         shared_process: the node carries many simulated devices beside other such nodes, so it trains on one thread.
+        norm_bound: how far an update may be from what was sent, where the node adds updates up; 0: as far as it likes.
         state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
     """
 
@@ -170,6 +171,7 @@ class Batch(_Model):
     training: LocalTraining
     merge: Merge | None
     shared_process: bool
+    norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     state_dir: str = ""
     orders: list[WorkOrder] = Field(min_length=1)
 
@@ -187,6 +189,7 @@ class Update(_Model):
             and in a simulation, where the devices of one process share its allocator.
         overrun: the work outgrew its memory while it ran, was killed because the machine had none left, or was not
             begun because less was free than it needs, though its budget allowed it.
+        bounded: its weights were further from those sent than the bound, and were moved back.
     """
 
     order: NonNegative
@@ -199,6 +202,7 @@ class Update(_Model):
     seconds: Seconds = 0.0
     measured_memory_bytes: NonNegative | None = None
     overrun: bool = False
+    bounded: bool = False
     present_classes: list[NonNegative] | None = None
     class_counts: list[Examples] | None = None
     report: dict[str, Any] | None = None

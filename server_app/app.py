@@ -183,6 +183,7 @@ def build(config: RunConfig) -> tuple[Strategy, Scorer]:
         personal_epochs=config.personal_epochs,
         personal_from=config.personal_from,
         state_dir=_state_dir(config),
+        norm_bound=config.norm_bound,
     )
 
     def requirement(width: float) -> tuple[int, int]:

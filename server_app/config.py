@@ -137,6 +137,7 @@ class RunConfig(BaseModel):
     betas: Numbers = (0.9, 0.999)
     weight_decay: Rate = 5e-4
     clip_norm: Rate = 0.0
+    norm_bound: Rate = 0.0
     schedule: Literal["steps", "cosine"] = "steps"
     decay_rounds: Numbers = ()
     decay_factor: Annotated[float, Field(gt=0, le=1)] = 0.1

@@ -73,6 +73,7 @@ class RoundRecord(Record):
     devices_replied: Count
     devices_failed: Count
     devices_refused: Count
+    devices_bounded: Count  # whose updates were scaled down to norm-bound
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
     bytes_down: Bytes
     bytes_up: Bytes
@@ -111,6 +112,7 @@ class DeviceRecord(Record):
     simulated_seconds: Seconds | None
     examples: Count | None
     loss: float | None
+    bounded: bool  # its update was scaled down to norm-bound
     outcome: str
 
     @field_validator("outcome")
@@ -265,6 +267,7 @@ class Journal:
             "devices/replied": record.devices_replied,
             "devices/failed": record.devices_failed,
             "devices/refused": record.devices_refused,
+            "devices/bounded": record.devices_bounded,
             "devices/below_smallest": record.devices_below_smallest,
             "architectures": record.distinct_architectures,
             "seconds/simulated": record.simulated_seconds,

@@ -258,6 +258,7 @@ def _charts(rounds: Sequence[RoundRecord]) -> str:
                 Line("sampled", numbers, [record.devices_sampled for record in rounds], color=7),
                 Line("failed", numbers, [record.devices_failed for record in rounds], color=1),
                 Line("refused", numbers, [record.devices_refused for record in rounds], color=3),
+                Line("scaled down", numbers, [record.devices_bounded for record in rounds], color=5),
                 Line("below the smallest", numbers, [record.devices_below_smallest for record in rounds], color=4),
             ],
             x_label="round",

@@ -324,6 +324,7 @@ class Strategy(FlowerStrategy):
                 enough=self.settings.devices_per_round,
                 keeps_statistics=self.keeps_statistics,
                 asks_class_counts=self.asks_class_counts,
+                norm_bound=self.settings.norm_bound,
             )
             self._route(grid, work)
         return work
@@ -442,6 +443,10 @@ class Strategy(FlowerStrategy):
         for device, orders in overran.items():  # lowered once: a child that is killed loses all orders of its device
             largest_bytes = max(a.task.cost.peak_training_memory_bytes for a in orders)
             self.population.overran(device, largest_bytes / max(1, orders[0].budget.memory_bytes))
+        far = sorted({a.device for a in work.assignments if a.update is not None and a.update.bounded})
+        if far:
+            text = "Round %s: the updates of devices %s are scaled down to norm-bound"
+            log(WARNING, text, work.round, far)
         troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
         for outcome, times in troubles.most_common(3):
             log(WARNING, "Round %s: %s of %s work orders %s", work.round, times, len(work.assignments), outcome)

@@ -74,6 +74,7 @@ def round_record(
         "devices_replied": len(trained),
         "devices_failed": outcomes["failed"] + outcomes["late"],
         "devices_refused": outcomes["refused"],
+        "devices_bounded": len({a.device for a in work.assignments if a.update is not None and a.update.bounded}),
         "devices_below_smallest": sum(a.given is None or not fits(a.given.cost, a.budget) for a in first),
         "bytes_down": nbytes["down"],
         "bytes_up": nbytes["up"],
@@ -110,6 +111,7 @@ def device_record(round_number: int, a: Assignment) -> dict[str, Any]:
         "simulated_seconds": a.simulated_seconds if a.timing and math.isfinite(a.simulated_seconds) else None,
         "examples": update.examples if update else None,
         "loss": update.loss if update else None,
+        "bounded": update.bounded if update else False,
         "outcome": a.outcome,
     }
 

@@ -15,6 +15,8 @@ from flwr.app import Message
 from flwr.common import log
 
 from devices.report import DeviceReport
+from messages.bound import bounded
+from messages.layouts import sent_layout
 from messages.orders import Reply, Update
 from messages.packing import Layout, MessageError, int64_vector, pick, unpack
 from messages.sums import WeightedSum, device_weight, flatten, present_mask
@@ -76,7 +78,9 @@ def read_reply(
             if update.class_counts is not None:
                 _check_class_counts(update.class_counts, work.family.classes)
             if update.payload is not None:
-                checked.contributions.append(_own(work, asked[number], update, arrays))
+                contribution, far = _own(work, asked[number], update, arrays)
+                checked.contributions.append(contribution)
+                checked.updates[number] = update.model_copy(update={"bounded": far})
         except ValueError as error:  # MessageError is one
             log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, error)
             checked.outcomes[number] = f"refused: {error}"
@@ -88,8 +92,8 @@ def read_reply(
     return checked
 
 
-def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> Contribution:
-    """One order's weights, as an update of its own."""
+def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> tuple[Contribution, bool]:
+    """One order's weights, as an update of its own, and whether they had to be moved back to the norm bound."""
     group, who = work.groups[a.group], f"device {a.device}"
     assert update.payload is not None
     data = pick(arrays, update.payload, who)
@@ -100,14 +104,18 @@ def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> Cont
     for name, value in weights.items():
         if not bool(torch.isfinite(value.float()).all()):
             raise MessageError(f"{who}: tensor {name!r} holds values that are not finite")
+    far = False
+    if work.norm_bound:
+        sent = unpack(work.packed(a.group), sent_layout(work.family, group.architecture))
+        weights, far = bounded(weights, sent, work.norm_bound)
     if work.merge is None:
-        return Contribution(group, [a.number], [a.device], update.examples, None, weights)
+        return Contribution(group, [a.number], [a.device], update.examples, None, weights), far
     classes = work.family.classes if work.merge.present_classes else None
     total = WeightedSum.zeros(group.layout, classes)
     present = None if classes is None else present_mask(update.present_classes, classes, who)
     flat = flatten(weights, group.layout)
     total.add(flat, device_weight(work.merge, update.examples), present, group.class_spans)
-    return Contribution(group, [a.number], [a.device], update.examples, total, None)
+    return Contribution(group, [a.number], [a.device], update.examples, total, None), far
 
 
 def _check_class_counts(counts: list[int], classes: int) -> None:

@@ -52,6 +52,7 @@ class RoundSettings:
     personal_epochs: int = 1
     personal_from: int = 1
     state_dir: str = ""
+    norm_bound: float = 0.0
 
     def training_in(self, round_number: int) -> LocalTraining:
         """The local training of one round: its learning rate falls at every decay round passed, or along a cosine."""
@@ -281,9 +282,9 @@ class Orders:
     def arrays(self, batch: list[Assignment]) -> tuple[list[bytes], dict[int, int]]:
         """The packed weights of a batch, those that several devices share once, and where each group's are."""
         groups = sorted({a.group for a in batch}) if self.payload is not None else []
-        return [self._pack(group) for group in groups], {group: place for place, group in enumerate(groups)}
+        return [self.packed(group) for group in groups], {group: place for place, group in enumerate(groups)}
 
-    def _pack(self, group: int) -> bytes:
+    def packed(self, group: int) -> bytes:
         """The packed payload of a group, kept while it is small because other nodes want it too."""
         if group not in self._packed:
             assert self.payload is not None
@@ -304,12 +305,14 @@ class Work(Orders):
         absorb: takes in what comes back.
         enough: devices that trained, after which the rest is not waited for.
         asks_class_counts: of every order.
+        norm_bound: how far an update may be from what its device was sent (`messages.bound`); 0: as far as it likes.
     """
 
     merge: Merge | None
     absorb: Callable[[Contribution], None]
     enough: int
     asks_class_counts: bool = False
+    norm_bound: float = 0.0
 
     def bytes_down(self, a: Assignment) -> int:
         """Bytes of the weights that a device is sent."""
@@ -356,6 +359,7 @@ class Work(Orders):
             training=settings.training_in(self.round),
             merge=self.merge,
             shared_process=simulated,
+            norm_bound=self.norm_bound,
             state_dir=settings.state_dir,
             orders=orders,
         )

@@ -6,7 +6,7 @@ It is the strategy's own work, `RecipFL.generate`, `absorb` and `finish_round`, 
 sent and a little more. Every case runs in a process of its own, on one thread, best on a machine that does nothing
 else: python -m benchmarks.recipfl.server_cost [CASE ...]
 
-Writes server_cost.json. Adam and the sum of gradients hold six times the hypernetwork: the full decoders of ResNet-18
+Writes server_cost.json, in which cases that are not run stay, and the table in README.md. Adam and the sum of gradients hold six times the hypernetwork: the full decoders of ResNet-18
 have 0.6 billion parameters.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.tables import markdown, write_between
 from messages.layouts import returned_layout
 from models.family import make_family
 from server_app.app import build
@@ -28,6 +29,7 @@ from strategies.recipfl import RecipFL, RecipFLParams
 from strategies.records import peak_rss_bytes
 from strategies.work import Contribution, Group
 
+FILE = Path(__file__).resolve().parent / "server_cost.json"
 DEVICES, STRONG = 10, 1  # a strong device trains both models
 LENET = {
     "name": "choice",
@@ -93,9 +95,20 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
         print(json.dumps(measure(sys.argv[2])))
         sys.exit()
-    results = {}
+    results = json.loads(FILE.read_text()) if FILE.exists() else {}
     for case in sys.argv[1:] or CASES:
         command = [sys.executable, "-m", "benchmarks.recipfl.server_cost", "--measure", case]
         results[case] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(case, results[case], flush=True)
-    (Path(__file__).parent / "server_cost.json").write_text(json.dumps(results, indent=1) + "\n")
+        FILE.write_text(json.dumps(results, indent=1) + "\n")
+    heads = ["networks, decoders", "parameters of the hypernetwork", "s to generate", "s to update", "peak, MB"]
+    rows = [
+        [
+            case,
+            f"{results[case]['hypernetwork_parameters']:,}",
+            *(f"{results[case][key]:.2f}" for key in ("generate_seconds", "update_seconds")),
+            f"{results[case]['peak_bytes_above_start'] / 1e6:,.0f}",
+        ]
+        for case in CASES
+        if case in results
+    ]
+    print(write_between(FILE.parent / "README.md", "server cost", markdown(heads, rows)))

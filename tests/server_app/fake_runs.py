@@ -24,6 +24,7 @@ def a_round(number: int, **changes) -> dict:
         "devices_replied": 2,
         "devices_failed": 1,
         "devices_refused": 0,
+        "devices_bounded": 0,
         "devices_below_smallest": 0,
         "bytes_down": 1000,
         "bytes_up": 900,
@@ -63,6 +64,7 @@ def a_device(number: int, device: int, **changes) -> dict:
         "simulated_seconds": 12.0,
         "examples": 40,
         "loss": 1.0,
+        "bounded": False,
         "outcome": "trained",
     }
     return record | changes

@@ -1,5 +1,6 @@
 """What holds for every strategy, whatever it learns."""
 
+import math
 import random
 from dataclasses import replace
 from functools import lru_cache
@@ -364,6 +365,70 @@ def test_bad_weights_of_one_device_change_nothing(method, kind, tmp_path, folder
     [why] = check_refusal(folder, tmp_path, method, changed_reply(change), on_hardware=True)
     assert why.startswith("refused: ")
     assert words in why
+
+
+# A bound on the norm of updates.
+
+
+def far_away(reply, arrays):
+    for place, data in enumerate(arrays):
+        weights = torch.frombuffer(bytearray(data), dtype=torch.float32) + 50.0
+        arrays[place] = weights.numpy().tobytes()
+
+
+def distance(before, after):
+    names = [name for name in before if before[name].is_floating_point()]
+    return math.sqrt(sum(float((after[name].double() - before[name].double()).square().sum()) for name in names))
+
+
+@pytest.mark.parametrize("method", ["all-large", "heterofl"])
+def test_one_device_moves_the_model_no_further_than_the_bound(method, tmp_path):
+    """On hardware, where the server sees every update; one device trains alone, so that the mean is its own."""
+    moved, records = {}, {}
+    for bound in (0.0, 0.5):
+        grid = connected_grid(1, tmp_path / f"states-{bound}")
+        grid.tamper = lambda message: (
+            changed_reply(far_away)(message) if message.metadata.message_type == "train" else message
+        )
+        changes = {"fleet": "", "devices": 1, "devices-per-round": 1, "norm-bound": bound, "evaluate-every": 2}
+        folder = tmp_path / f"{method}-{bound}"
+        folder.mkdir()
+        strategy, scorer = started(small_config(folder, **METHODS[method] | changes))
+        before = {name: value.clone() for name, value in strategy.state_dict().tensors.items()}
+        result = strategy.run_round(grid, 1, scorer)
+        records[bound] = result.record
+        assert [line["bounded"] for line in result.devices] == [bound > 0]
+        moved[bound] = distance(before, strategy.state_dict().tensors)
+    assert moved[0.0] > 1000
+    assert 0 < moved[0.5] <= 0.5 * (1 + 1e-5)
+    assert [records[bound]["devices_bounded"] for bound in (0.0, 0.5)] == [0, 1]
+
+
+def test_a_node_of_many_devices_bounds_each_before_it_adds(tmp_path):
+    """Honest devices, and a bound that they all exceed: the mean of eight is within it."""
+    changes = METHODS["all-large"] | {"evaluate-every": 2, "norm-bound": 1e-3, "learning-rate": 0.5}
+    strategy, scorer = started(small_config(tmp_path, **changes))
+    before = {name: value.clone() for name, value in strategy.state_dict().tensors.items()}
+    result = strategy.run_round(simulated_grid(2), 1, scorer)
+    assert result.record["devices_bounded"] == result.record["devices_replied"] > 1
+    assert 0 < distance(before, strategy.state_dict().tensors) <= 1e-3 * (1 + 1e-5)
+
+
+def test_a_method_that_wants_every_update_by_itself_gets_it_bounded(tmp_path):
+    changes = METHODS["hypemefed"] | {"evaluate-every": 2, "norm-bound": 1e-3, "learning-rate": 0.5}
+    strategy, scorer = started(small_config(tmp_path, **changes))
+    seen = []
+    honest = strategy.absorb
+
+    def absorb(contribution):
+        sent = strategy.payload(contribution.group)
+        seen.append(distance(contribution.weights, {n: sent[n] for n in contribution.weights}))
+        honest(contribution)
+
+    strategy.absorb = absorb
+    result = strategy.run_round(simulated_grid(2), 1, scorer)
+    assert result.record["devices_bounded"] == len(seen) > 1
+    assert max(seen) <= 1e-3 * (1 + 1e-3)
 
 
 def test_weights_that_nobody_asked_for_change_nothing(tmp_path, folder):

@@ -35,6 +35,7 @@ def a_run(run_dir: Path, accuracy: float, seed: int = 1) -> Path:
             "devices_replied": 1,
             "devices_failed": 0,
             "devices_refused": 0,
+            "devices_bounded": 0,
             "devices_below_smallest": 0,
             "bytes_down": 100,
             "bytes_up": 100,

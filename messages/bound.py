@@ -1,0 +1,32 @@
+"""A bound on how far one device can move the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def bounded(returned: Mapping[str, Tensor], sent: Mapping[str, Tensor], most: float) -> tuple[dict[str, Tensor], bool]:
+    """A device's weights, no further from those that it was sent than `most`, and whether they were further.
+
+    The distance is the L2 norm over all tensors that it returns, batch norm's running statistics among them, since
+    wrong ones do as much harm. Beyond the bound the change keeps its direction and is scaled down (norm clipping, Sun
+    et al. 2019, "Can You Really Backdoor Federated Learning?"). A tensor that was not sent counts from zero.
+
+    Args:
+        returned, sent: finite tensors by name; those of one name have one shape.
+        most: above 0.
+    """
+    start = {
+        name: sent[name].double() if name in sent else torch.zeros_like(v).double() for name, v in returned.items()
+    }
+    moved = {name: value.double() - start[name] for name, value in returned.items()}
+    norm = math.sqrt(sum(float(change.square().sum()) for change in moved.values()))
+    if norm <= most:
+        return dict(returned), False
+    return {
+        name: (start[name] + change * (most / norm)).to(returned[name].dtype) for name, change in moved.items()
+    }, True
