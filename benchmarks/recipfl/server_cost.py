@@ -6,8 +6,8 @@ It is the strategy's own work, `RecipFL.generate`, `absorb` and `finish_round`, 
 sent and a little more. Every case runs in a process of its own, on one thread, best on a machine that does nothing
 else: python -m benchmarks.recipfl.server_cost [CASE ...]
 
-Writes server_cost.json, in which cases that are not run stay, and the table in README.md. Adam and the sum of gradients hold six times the hypernetwork: the full decoders of ResNet-18
-have 0.6 billion parameters.
+Writes server_cost.json, in which cases that are not run stay, and the table in README.md. Adam and the sum of
+gradients hold six times the hypernetwork: the full decoders of ResNet-18 have 0.6 billion parameters.
 """
 
 import json

@@ -67,6 +67,7 @@ class Hypernetwork(nn.Module):
     def __init__(self, graphs: Collection[Graph], shape: Shape, *, classes: int, clients: int) -> None:
         super().__init__()
         self.shape = shape
+        self.made: dict[Graph, Any] = {}
         hidden = shape.hidden
         self.operators = sorted({node.operator for graph in graphs for node in graph.nodes})
         # One more for operators that are in none of the graphs.
@@ -135,12 +136,14 @@ class Hypernetwork(nn.Module):
         return self.norm(states)
 
     def _data(self, graph: Graph) -> Any:
-        """The graph as torch-geometric batches it."""
+        """The graph as torch-geometric batches it, made once."""
         from torch_geometric.data import Data
 
+        if graph in self.made:
+            return self.made[graph]
         known = {operator: position for position, operator in enumerate(self.operators)}
         far = graph.distances(FARTHEST) if self.shape.virtual_edges else {}
-        return Data(
+        self.made[graph] = Data(
             num_nodes=len(graph.nodes),
             operator=torch.tensor([known.get(node.operator, len(known)) for node in graph.nodes]),
             sizes=torch.tensor([_buckets(node.shape) for node in graph.nodes]),
@@ -151,6 +154,7 @@ class Hypernetwork(nn.Module):
             far_index=torch.tensor(list(far)).reshape(-1, 2).T,
             distance=torch.tensor(list(far.values()), dtype=torch.float32),
         )
+        return self.made[graph]
 
     def _sweep(self, states: Tensor, edges: Tensor, far: Tensor, distance: Tensor, level: Tensor) -> Tensor:
         """One sweep of the gated graph network along the edges: a node's state changes after those of all before it.
@@ -158,27 +162,24 @@ class Hypernetwork(nn.Module):
         Nodes of one level, of all graphs, change at once: h_v <- GRU(sum over u before v of MLP(h_u), h_v).
         """
         order = level.argsort(stable=True)
-        sizes = level.bincount().tolist()
+        sizes = level.bincount()
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order))
-        row = place - (level.bincount().cumsum(0) - level.bincount())[level]  # of a node in its level
-        parts = list(states[order].split(sizes))
-        plans: list[tuple[nn.Module, _Plan, Tensor | None]] = [(self.message, _plan(edges, level, row), None)]
+        row = place - (sizes.cumsum(0) - sizes)[level]  # of a node in its level
+        parts = list(states[order].split(sizes.tolist()))
+        kinds = [(self.message, _by_level(edges, torch.ones(edges.shape[1]), level, place, row))]
         if self.far_message is not None:
-            plans.append((self.far_message, _plan(far, level, row), 1 / distance))
-        messages: list[list[Tensor]] = [[] for _ in plans]
+            kinds.append((self.far_message, _by_level(far, 1 / distance, level, place, row)))
+        said: list[list[Tensor]] = [[] for _ in kinds]  # messages of the nodes of each level so far
         for number, part in enumerate(parts):
-            total: Tensor | None = None
-            for said, (_, plan, share) in zip(messages, plans, strict=True):
-                for source, from_rows, to_rows, which in plan.get(number, ()):
-                    values = said[source][from_rows]
-                    if share is not None:
-                        values = values * share[which, None]
-                    total = (torch.zeros_like(part) if total is None else total).index_add(0, to_rows, values)
-            if total is not None:
+            if number:
+                total = torch.zeros_like(part)
+                for before, (_, incoming) in zip(said, kinds, strict=True):
+                    starts, rows, shares = incoming[number]
+                    total = total.index_add(0, rows, torch.cat(before)[starts] * shares[:, None])
                 parts[number] = self.gate(total, part)
-            for said, (message, _, _) in zip(messages, plans, strict=True):
-                said.append(message(parts[number]))
+            for before, (message, _) in zip(said, kinds, strict=True):
+                before.append(message(parts[number]))
         return torch.cat(parts)[place]
 
 
@@ -293,17 +294,12 @@ def _buckets(shape: tuple[int, ...]) -> list[int]:
 
 
 # Level of the targets -> the level of the sources, their rows there, the targets' rows, which edges these are.
-_Plan = dict[int, list[tuple[int, Tensor, Tensor, Tensor]]]
-
-
-def _plan(edges: Tensor, level: Tensor, row: Tensor) -> _Plan:
-    """The edges that end in each level, by the level in which they begin."""
-    plan: _Plan = defaultdict(list)
+def _by_level(
+    edges: Tensor, shares: Tensor, level: Tensor, place: Tensor, row: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Of the edges that end in each level: where their starts lie in the order of levels, their ends' rows, shares."""
     starts, ends = edges
-    if not len(starts):
-        return plan
-    pairs, which = torch.stack([level[ends], level[starts]]).unique(dim=1, return_inverse=True)
-    for number, (end, start) in enumerate(pairs.T.tolist()):
-        mine = (which == number).nonzero().flatten()
-        plan[end].append((start, row[starts[mine]], row[ends[mine]], mine))
-    return plan
+    sorted_edges = level[ends].argsort(stable=True)
+    counts = level[ends].bincount(minlength=int(level.max()) + 1).tolist()
+    columns = (place[starts][sorted_edges], row[ends][sorted_edges], shares[sorted_edges])
+    return list(zip(*(column.split(counts) for column in columns), strict=True))
