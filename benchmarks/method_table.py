@@ -63,7 +63,7 @@ class Study:
             return f"{folder.name}: was finished"
         self.runs.mkdir(parents=True, exist_ok=True)
         with (self.runs / f"{folder.name}.log").open("a") as log:
-            command = self.command(method, seed, resume=(folder / "checkpoint").exists())
+            command = self.command(method, seed, resume=(folder / "config.json").exists())
             code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
         return f"{folder.name}: exit code {code}"
 
@@ -119,7 +119,8 @@ def accuracy(values: list[float]) -> str:
 
 def table(study: Study, results: dict[str, Figures]) -> str:
     """The results in Markdown, accuracies in percent as mean ± standard deviation over seeds."""
-    tiers = sorted({t for seeds in results.values() for f in seeds.values() for t in f["accuracy_by_tier"]}, key=width)
+    tiers = sorted({t for seeds in results.values() for f in seeds.values() for t in f["accuracy_by_tier"]})
+    tiers.sort(key=width)  # stable, so that tiers without a width stay in order of name
     tiers = tiers if len(tiers) > 1 and study.general else []
     level = None
     if study.target in results:
