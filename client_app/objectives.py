@@ -21,6 +21,25 @@ from models.layers import Network
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+class Masked(nn.Module):
+    """A model whose logits of classes that a device does not hold are 0, as HeteroFL trains and tests on devices.
+
+    They are 0, as in the original, and not minus infinity: absent classes still take part in the softmax.
+    """
+
+    absent: Tensor
+
+    def __init__(self, model: nn.Module, present: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("absent", ~present)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, *input shape) -> (batch, classes)."""
+        logits: Tensor = self.model(inputs)
+        return logits.masked_fill(self.absent, 0.0)
+
+
 def local_loss(
     objective: Objective,
     model: Network,
@@ -46,9 +65,8 @@ def local_loss(
         case "cross entropy" | "batch norm statistics":
             return lambda inputs, labels: F.cross_entropy(model(inputs), labels)
         case "masked cross entropy":
-            # The original sets absent logits to 0, not to minus infinity: absent classes still take part in softmax.
-            absent = ~present
-            return lambda inputs, labels: F.cross_entropy(model(inputs).masked_fill(absent, 0.0), labels)
+            masked = Masked(model, present)
+            return lambda inputs, labels: F.cross_entropy(masked(inputs), labels)
         case "sum of exits":
 
             def sum_of_exits(inputs: Tensor, labels: Tensor) -> Tensor:

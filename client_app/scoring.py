@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from client_app.memory import MemoryMeter
+from client_app.objectives import Masked
 from client_app.state import DeviceState
 from client_app.training import batches_of, load_statistics, take_statistics, train, within_limits
 from messages.layouts import sent_layout
@@ -69,25 +70,10 @@ def score_order(
             model = _with_statistics(model, family, architecture, task, order.device, batch, device)
         scored: nn.Module = model
         if order.data == "shard" and order.objective.kind == "masked cross entropy":
-            scored = Masked(model, task.train.labels[task.shard(order.device).train], task.classes)
+            held = task.train.labels[task.shard(order.device).train]
+            scored = Masked(model, held.bincount(minlength=task.classes) > 0)
         correct, loss, examples = score(scored, task, inputs, labels, batch_size=batch.batch_size, device=device)
     return Score(device=order.device, correct=correct, loss_sum=loss, examples=examples)
-
-
-class Masked(nn.Module):
-    """A model whose logits of classes that a device does not hold are 0, as HeteroFL trains and tests on devices."""
-
-    absent: Tensor
-
-    def __init__(self, model: nn.Module, labels: Tensor, classes: int) -> None:
-        super().__init__()
-        self.model = model
-        self.register_buffer("absent", labels.bincount(minlength=classes) == 0)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(batch, *input shape) -> (batch, classes)."""
-        logits: Tensor = self.model(inputs)
-        return logits.masked_fill(self.absent, 0.0)
 
 
 def _given(

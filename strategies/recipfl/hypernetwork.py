@@ -293,7 +293,6 @@ def _buckets(shape: tuple[int, ...]) -> list[int]:
     return (sizes + [0] * 4)[:4]
 
 
-# Level of the targets -> the level of the sources, their rows there, the targets' rows, which edges these are.
 def _by_level(
     edges: Tensor, shares: Tensor, level: Tensor, place: Tensor, row: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -76,7 +76,7 @@ class Constant(torch.nn.Module):
 
 def test_masked_logits_of_absent_classes_are_zero():
     """The most likely class is absent, and so is the least likely: what is left is class 2, then both zeros."""
-    model = scoring.Masked(Constant(), torch.tensor([0, 2, 2]), classes=4)
+    model = scoring.Masked(Constant(), torch.tensor([True, False, True, False]))
     assert model(torch.zeros(2, 3)).tolist() == [[0.0, 0.0, 1.0, 0.0]] * 2
 
 
