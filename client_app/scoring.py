@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ def score_order(
     state: DeviceState,
     device: torch.device,
     available_bytes: int | None,
+    board: Path | None = None,
 ) -> Score:
     """Do an evaluation order; arguments as of `training.train`. The device's state is as it was before.
 
@@ -61,6 +63,7 @@ def score_order(
                 state,
                 device,
                 available_bytes,
+                board=board,
                 keep=False,
                 statistics_since=batch.round,  # older ones are of weights that have moved since
             ).model

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from client_app import board_gpu
 from client_app.dynamic import DynamicRegularizer
 from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touched_bytes
 from client_app.objectives import Loss, local_loss
 from client_app.state import DeviceState
 from messages.layouts import STATISTICS, returned_layout, sent_layout
-from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
+from messages.orders import EvaluationOrder, LocalTraining, Objective, WorkOrder
 from messages.packing import MessageError, unpack
 from models.architecture import Architecture
 from models.base import Family, with_weights
 from models.layers import Network
 from tasks.task import Task
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class Refusal(Exception):
@@ -65,6 +70,7 @@ def train(
     available_bytes: int | None,
     teacher: Network | None = None,
     *,
+    board: Path | None = None,
     keep: bool = True,
     statistics_since: int = 0,
 ) -> Trained:
@@ -77,6 +83,8 @@ def train(
         available_bytes: memory that this machine has free now, which may be less than it reported; the work may not
             outgrow it or its budget. None in a simulation, where many devices share the machine.
         teacher: the trained model of an earlier order of the same device, for objectives that learn from one.
+        board: socket of the trainer that has the board's GPU (`client_app.board_gpu`), where the node has one.
+            Objectives that it cannot compute are trained on `device`, and the log says so.
         keep: a device's own model becomes what is trained here; False leaves the device's state as it is.
         statistics_since: batch norm statistics that the device kept in an earlier round than this are not used, but
             taken anew while it trains.
@@ -84,6 +92,7 @@ def train(
     Raises:
         Refusal: the work cannot fit the budget, or grew beyond it.
         MessageError: the weights are not those of the architecture.
+        board_gpu.BoardError: the board's trainer does not answer, or failed.
     """
     started = time.perf_counter()
     architecture = Architecture.from_json(order.architecture)
@@ -113,17 +122,37 @@ def train(
     generator = torch.Generator().manual_seed(order.seed)
     if teacher is not None:
         teacher.to(device).eval().requires_grad_(False)
-    loss = local_loss(order.objective, model, (class_counts > 0).to(device), family, architecture, order.seed, teacher)
+    kind = order.objective.kind
+    on_board = board is not None and kind in board_gpu.OBJECTIVES
+    if board is not None and not on_board and not statistics:
+        log.warning("Device %s: the board's GPU trainer has no %r: trained on the CPU", order.device, kind)
+    objective = Objective() if on_board and kind == "proximal" else order.objective  # it pulls by itself
+    loss = local_loss(objective, model, (class_counts > 0).to(device), family, architecture, order.seed, teacher)
     batches = batches_of(task, shard, training, generator, device, once=statistics)
     dynamic: DynamicRegularizer | None = None
+    correction = state.load("correction", round_number) if order.objective.alpha else None
     if order.objective.alpha:
-        dynamic = DynamicRegularizer(model, order.objective.alpha, state.load("correction", round_number))
-        loss = dynamic.added_to(loss)
+        dynamic = DynamicRegularizer(model, order.objective.alpha, correction)
+        loss = loss if on_board else dynamic.added_to(loss)
     mean_loss: float | None = None
+    board_peak_bytes: int | None = None
     computing = [model] if teacher is None else [model, teacher]
     with within_limits(order, available_bytes, device, meter, *computing) as watched:
         if statistics:
             take_statistics(model, batches)
+        elif board is not None and on_board:
+            mean_loss, board_peak_bytes = board_gpu.fit(
+                board,
+                model,
+                loss,
+                batches,
+                training,
+                seed=order.seed,
+                limit_bytes=min(watched.values(), default=None),
+                new_statistics=fresh,
+                pull=order.objective.mu + order.objective.alpha,
+                correction=correction,
+            )
         else:
             mean_loss = _fit(model, loss, batches, training, meter, watched, new_statistics=fresh)
             model.zero_grad(set_to_none=True)  # they would be held for nothing where the model is scored or teaches
@@ -137,13 +166,14 @@ def train(
         own = {name: value for name, value in returned.items() if name.endswith(STATISTICS)}
         if own:
             state.save(_statistics_key(key), round_number, own)
+    measured_bytes = board_peak_bytes if on_board else None if available_bytes is None else meter.peak_bytes()
     return Trained(
         model,
         {entry.name: returned[entry.name] for entry in wanted.entries},
         len(shard),
         mean_loss,
         time.perf_counter() - started,
-        None if available_bytes is None else meter.peak_bytes(),
+        measured_bytes,
         class_counts,
     )
 

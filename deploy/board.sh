@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # What the scripts of all boards share. They set `board`, `check_board`, `install_software`, `node_command` and
-# `remove_software`, and call `main "$@"`.
+# `remove_software`, where the board's GPU can train `install_gpu` and `gpu_config`, and call `main "$@"`.
 
 : "${board:?set by the script of the board}"
 keys=/etc/wildflower
@@ -43,6 +43,7 @@ starts a systemd service that restarts when it ends. Run as root.
   --token FILE           bandwidth.token of deploy/certs
   --data-dir FOLDER      where the device's data lie
   --torch-index URL      where pip finds CPU builds of torch
+  --gpu-python FILE      a Python of this board with NVIDIA's PyTorch: train there, on the GPU (Jetson)
   --uninstall            stop and remove the service, the software and the key; the state in $state stays
   --dry-run              only say what would be done
 TEXT
@@ -53,7 +54,7 @@ text() { printf '%s=\\"%s\\"' "$1" "$2"; }
 
 main() {
     local superlink='' device='' ca='' key='' bandwidth='' token='' data='' task=install
-    dry_run='' torch_index=''
+    dry_run='' torch_index='' gpu_python=''
     while [ $# -gt 0 ]; do
         case $1 in
             --uninstall) task=uninstall; shift; continue ;;
@@ -70,6 +71,7 @@ main() {
             --token) token=$2 ;;
             --data-dir) data=$2 ;;
             --torch-index) export torch_index=$2 ;;
+            --gpu-python) gpu_python=$2 ;;
             *) stop "unknown argument: $1" ;;
         esac
         shift 2
@@ -92,6 +94,10 @@ main() {
     [ -z "$bandwidth$token" ] || [ -r "$token" ] || stop "--bandwidth needs --token FILE"
     [ -z "$token" ] || [[ $bandwidth =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--token needs --bandwidth HOST:PORT"
     [ -z "$data" ] || [ -d "$data" ] || stop "--data-dir '$data': no such folder"
+    [ -z "$gpu_python" ] || declare -F install_gpu >/dev/null || stop "--gpu-python: no GPU of this board trains"
+    [ -z "$gpu_python" ] || [ -x "$gpu_python" ] || stop "--gpu-python '$gpu_python': no such program"
+    [ -z "$gpu_python" ] || [ -n "$dry_run" ] || "$gpu_python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' ||
+        stop "--gpu-python '$gpu_python' has no PyTorch that sees the GPU: install NVIDIA's build for this JetPack"
     check_board
 
     id wildflower >/dev/null 2>&1 ||
@@ -104,11 +110,13 @@ main() {
 
     local config
     config="partition-id=$device num-partitions=$((device + 1)) $(text state-dir "$state") $(text kind "$(board_kind)")"
+    [ -z "$gpu_python" ] || config+=" $(gpu_config)"
     [ -z "$data" ] || config+=" $(text data-dir "$data")"
     [ -z "$bandwidth" ] || config+=" $(text bandwidth-address "$bandwidth") $(text bandwidth-ca "$keys/ca.crt")"
     [ -z "$bandwidth" ] || config+=" $(text bandwidth-token-file "$keys/bandwidth.token")"
 
     install_software
+    [ -z "$gpu_python" ] || install_gpu
     write "$unit" <<TEXT
 [Unit]
 Description=Wildflower node

@@ -114,10 +114,10 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
     expected, sums = answers(batch(work_order(0), work_order(3)))
     good = client_module.train
 
-    def train(order, *arguments):
+    def train(order, *arguments, **options):
         if order.device == 1:
             raise ZeroDivisionError("no luck")
-        return good(order, *arguments)
+        return good(order, *arguments, **options)
 
     monkeypatch.setattr(client_module, "train", train)
     orders = [
@@ -146,8 +146,8 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
 def test_a_model_that_diverges_is_refused_and_left_out_of_the_sum(monkeypatch):
     good = client_module.train
 
-    def train(order, *arguments):
-        trained = good(order, *arguments)
+    def train(order, *arguments, **options):
+        trained = good(order, *arguments, **options)
         if order.device == 1:
             trained.returned["head.fc1.bias"] = torch.full_like(trained.returned["head.fc1.bias"], float("nan"))
         return trained

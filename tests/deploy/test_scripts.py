@@ -2,6 +2,7 @@ import datetime
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,24 @@ def test_a_dry_run_shows_the_service_and_changes_nothing(secrets, board, command
     assert code == 0
     assert "+ rm -rf /etc/wildflower" in text
     assert "rm -rf /var/lib/wildflower" not in text
+
+
+def test_a_jetson_trains_on_its_gpu_where_it_is_asked_to(secrets):
+    given = ["--superlink", "fl.example:8000", "--device", 1, "--ca", secrets / "ca.crt"]
+    given += ["--key", secrets / "nodes" / "node-1", "--dry-run", "--gpu-python"]
+    code, text = script("jetson/install", *given, sys.executable)
+    assert code == 0, text
+    assert f"ExecStart={sys.executable} /opt/wildflower/gpu_trainer.py --socket /run/wildflower/gpu.sock" in text
+    assert "gpu_trainer.py /opt/wildflower/gpu_trainer.py" in text
+    assert "--volume /run/wildflower:/run/wildflower wildflower-device" in text
+    assert r"gpu-trainer=\"/run/wildflower/gpu.sock\"" in text
+    assert "After=network-online.target docker.service wildflower-gpu.service" in text
+    code, text = script("jetson/install", *given, "/no/python3")
+    assert code == 1
+    assert "--gpu-python '/no/python3': no such program" in text
+    code, text = script("raspberry-pi/install", *given, sys.executable)
+    assert code == 1
+    assert "no GPU of this board trains" in text
 
 
 @pytest.mark.parametrize("board", ["raspberry-pi", "jetson"])

@@ -1,0 +1,291 @@
+"""Training on a GPU that only a board's own PyTorch can use, for a node in a container (deploy/jetson/gpu_trainer.py).
+
+What is sent is the graph of the loss, traced from the model and its objective, the weights, and one batch after the
+other; what comes back are the trained weights. So the other end knows no models, and every family that can be traced
+trains there.
+"""
+
+from __future__ import annotations
+
+import operator
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from client_app.objectives import Loss
+from client_app.worker import receive, send
+from messages.orders import LocalTraining
+from models.layers import BatchNorm, Network
+
+PROTOCOL = 1
+SILENCE_SECONDS = 600.0  # the longest that one step may take
+TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
+# Objectives whose loss is the same graph for every batch and has the gradients of all that it names. FedProx's pull is
+# not part of the graph: the other end adds its gradient, as it does FedDyn's.
+OBJECTIVES = {
+    "cross entropy",
+    "masked cross entropy",
+    "sum of exits",
+    "mutual learning of exits",
+    "weighted exits",
+    "proximal",
+}
+FUNCTIONS: dict[Any, str] = {
+    operator.add: "add",
+    operator.mul: "mul",
+    operator.truediv: "truediv",
+    operator.floordiv: "floordiv",
+    operator.getitem: "getitem",
+    torch.cat: "cat",
+    torch.stack: "stack",
+    F.scaled_dot_product_attention: "attention",
+    F.log_softmax: "log_softmax",
+    F.cross_entropy: "cross_entropy",
+    F.nll_loss: "nll_loss",
+    F.kl_div: "kl_div",
+}
+METHODS = {
+    "detach", "flatten", "masked_fill", "mean", "permute", "reshape", "sum", "transpose", "unflatten",
+}  # fmt: skip
+# The operator of a module, and its arguments behind the input; `tensor` refers to one of the module's own.
+Arguments = Callable[[Any, Callable[[str], Any]], list[Any]]
+MODULES: dict[type[nn.Module], tuple[str, Arguments]] = {
+    nn.Conv1d: ("conv1d", lambda m, tensor: [tensor("weight"), tensor("bias"), m.stride, m.padding]),
+    nn.Conv2d: ("conv2d", lambda m, tensor: [tensor("weight"), tensor("bias"), m.stride, m.padding]),
+    nn.Linear: ("linear", lambda m, tensor: [tensor("weight"), tensor("bias")]),
+    BatchNorm: (
+        "batch_norm",
+        lambda m, tensor: [*map(tensor, ("running_mean", "running_var", "weight", "bias")), m.momentum, m.eps],
+    ),
+    nn.LayerNorm: ("layer_norm", lambda m, tensor: [m.normalized_shape, tensor("weight"), tensor("bias"), m.eps]),
+    nn.Embedding: ("embedding", lambda m, tensor: [tensor("weight")]),
+    nn.ReLU: ("relu", lambda m, tensor: [m.inplace]),
+    nn.ReLU6: ("relu6", lambda m, tensor: [m.inplace]),
+    nn.GELU: ("gelu", lambda m, tensor: []),
+    nn.Dropout: ("dropout", lambda m, tensor: [m.p]),
+    nn.MaxPool1d: ("max_pool1d", lambda m, tensor: [m.kernel_size]),
+    nn.MaxPool2d: ("max_pool2d", lambda m, tensor: [m.kernel_size]),
+    nn.AvgPool1d: ("avg_pool1d", lambda m, tensor: [m.kernel_size]),
+    nn.AvgPool2d: ("avg_pool2d", lambda m, tensor: [m.kernel_size]),
+    nn.AdaptiveAvgPool2d: ("adaptive_avg_pool2d", lambda m, tensor: [m.output_size]),
+    nn.Flatten: ("flatten", lambda m, tensor: [m.start_dim, m.end_dim]),
+}
+
+
+class BoardError(RuntimeError):
+    """The board's trainer cannot be reached, or could not do what it was asked; the text says why."""
+
+
+# What is computed ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossGraph:
+    """A loss as the trainer reads it: steps behind the inputs (0) and the labels (1), the last of which is the loss.
+
+    constants: tensors that it reads beside those of the model.
+    """
+
+    steps: list[dict[str, Any]]
+    constants: dict[str, Tensor]
+
+
+class _Whole(nn.Module):
+    """A model and its loss as one module, for the tracer."""
+
+    def __init__(self, model: Network, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(inputs, labels)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) in MODULES
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            self.path_of_module(m)
+        except NameError:  # a module around the model that the loss made for itself
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+
+def trace(model: Network, loss: Loss) -> LossGraph:
+    """The graph of a loss of a model, in training mode.
+
+    Raises:
+        BoardError: the loss has an operator that the trainer does not know, or a term that is already computed.
+    """
+    whole = _Whole(model, loss)
+    graph = _Tracer().trace(whole)
+    steps: list[dict[str, Any]] = []
+    constants: dict[str, Tensor] = {}
+    values: dict[fx.Node, Any] = {}
+
+    def told(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return values[value]
+        if isinstance(value, slice):
+            return {"slice": [told(value.start), told(value.stop), told(value.step)]}
+        if isinstance(value, list | tuple):
+            return [told(item) for item in value]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise BoardError(f"an argument of the loss cannot be sent to the board's trainer: {value!r}")
+
+    def tensor(module: nn.Module, path: str, name: str) -> dict[str, str] | None:
+        return None if getattr(module, name) is None else {"tensor": f"{path}.{name}".removeprefix("model.")}
+
+    def step(name: str, arguments: list[Any], options: Mapping[str, Any] | None = None) -> dict[str, int]:
+        steps.append({"operator": name, "arguments": arguments, "options": dict(options or {})})
+        return {"step": len(steps) + 1}
+
+    for number, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
+        values[node] = {"step": number}
+    for node in graph.nodes:
+        arguments, options = told(node.args), {key: told(value) for key, value in node.kwargs.items()}
+        if node.op == "get_attr":
+            name = str(node.target)
+            if name.startswith("model."):
+                values[node] = {"tensor": name.removeprefix("model.")}
+                continue
+            constants[name] = constant = operator.attrgetter(name)(whole)
+            if constant.requires_grad:
+                raise BoardError("a term of the loss does not depend on the batch, so that it cannot be traced")
+            values[node] = {"tensor": name}
+        elif node.op == "call_module":
+            module = whole.get_submodule(str(node.target))
+            operator_name, own = MODULES[type(module)]
+            values[node] = step(operator_name, [*arguments, *own(module, partial(tensor, module, str(node.target)))])
+        elif node.op == "call_function" and node.target is getattr and arguments[1] == "shape":
+            values[node] = step("shape", arguments[:1])
+        elif node.op == "call_function" and node.target in FUNCTIONS:
+            values[node] = step(FUNCTIONS[node.target], arguments, options)
+        elif node.op == "call_method" and node.target in METHODS:
+            values[node] = step(str(node.target), arguments, options)
+        elif node.op not in ("placeholder", "output"):
+            raise BoardError(f"the board's trainer has no operator {node.target}")
+    return LossGraph(steps, constants)
+
+
+# The connection ------------------------------------------------------------------------------------------------------
+
+
+def fit(
+    path: Path,
+    model: Network,
+    loss: Loss,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    training: LocalTraining,
+    *,
+    seed: int,
+    limit_bytes: int | None,
+    new_statistics: bool,
+    pull: float = 0.0,
+    correction: Mapping[str, Tensor] | None = None,
+) -> tuple[float, int | None]:
+    """Train a model, in place, with the board's trainer. -> (mean loss over the examples seen, most memory it held).
+
+    Args:
+        path: the trainer's socket.
+        loss: of the model, from `local_loss`.
+        limit_bytes: what the training may hold on the GPU; None: all there is.
+        new_statistics: as of `client_app.training`.
+        pull: p in p / 2 ||w - w_received||^2 - <correction, w>, which is added to the loss and is not in the mean.
+        correction: per parameter; parameters without one have none.
+
+    Raises:
+        BoardError: the trainer cannot be reached or failed.
+        MemoryError: the memory was not enough.
+    """
+    graph = trace(model, loss)
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    tensors: dict[str, Mapping[str, Tensor]] = {
+        "parameter": parameters,
+        "buffer": buffers,
+        "constant": graph.constants,
+        "correction": {name: value for name, value in (correction or {}).items() if name in parameters},
+    }
+    begin = {
+        "do": "begin",
+        "protocol": PROTOCOL,
+        "graph": graph.steps,
+        "roles": [[name, role] for role, named in tensors.items() for name in named],
+        "training": training.model_dump(mode="json"),
+        "seed": seed,
+        "pull": pull,
+        "new_statistics": new_statistics,
+        "memory_bytes": limit_bytes,
+    }
+    with _connection(path) as link:
+        _send(link, begin, [value for named in tensors.values() for value in named.values()])
+        _receive(link)
+        seen, total, waiting = 0, 0.0, 0
+        for inputs, labels in batches:
+            _send(link, {"do": "step"}, [inputs, labels])  # the trainer computes while the next batch is made
+            if waiting:
+                total += _receive(link)[0]["loss"] * waiting
+            seen, waiting = seen + len(labels), len(labels)
+        if waiting:
+            total += _receive(link)[0]["loss"] * waiting
+        _send(link, {"do": "finish"}, [])
+        answer, arrays = _receive(link)
+    state = parameters | buffers
+    if answer["names"] != list(state) or [len(array) for array in arrays] != [v.nbytes for v in state.values()]:
+        raise BoardError("the board's trainer sent other tensors back than it was sent")
+    with torch.no_grad():
+        for value, array in zip(state.values(), arrays, strict=True):
+            value.copy_(torch.frombuffer(bytearray(array), dtype=value.dtype).reshape(value.shape))
+    return total / max(1, seen), answer["peak_bytes"]
+
+
+def about(path: Path) -> dict[str, Any]:
+    """What the trainer says of itself: `device`, `memory_total_bytes`, `torch`, `python`. Raises BoardError."""
+    with _connection(path) as link:
+        _send(link, {"do": "hello"}, [])
+        return _receive(link)[0]
+
+
+@contextmanager
+def _connection(path: Path) -> Iterator[socket.socket]:
+    try:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(SILENCE_SECONDS)
+            link.connect(str(path))
+            yield link
+    except (OSError, EOFError) as error:
+        raise BoardError(
+            f"the board's GPU trainer at {path} does not answer ({error or 'it ended'}): is it running? "
+            "systemctl status wildflower-gpu"
+        ) from error
+
+
+def _send(link: socket.socket, header: Mapping[str, Any], tensors: list[Tensor]) -> None:
+    described = [{"shape": list(tensor.shape), "type": TYPES[tensor.dtype]} for tensor in tensors]
+    arrays = [tensor.detach().contiguous().numpy().tobytes() for tensor in tensors]
+    try:
+        send(link, {**header, "tensors": described}, arrays)
+    except ConnectionError:
+        _receive(link)  # it has said why before it hung up
+        raise
+
+
+def _receive(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
+    answer, arrays = receive(link)
+    if "error" not in answer:
+        return answer, arrays
+    if answer["out_of_memory"]:
+        raise MemoryError(f"on the board's GPU: {answer['error']}")
+    raise BoardError(f"the board's GPU trainer failed: {answer['error']}")
