@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup demo test test-compose lint clean
+.PHONY: setup demo test test-compose test-arm64 lint clean
 
 setup: $(VENV)/installed
 
@@ -29,6 +29,10 @@ test: lint
 # Real containers, networks and faults; needs docker, compose, and where no image can be pulled debootstrap and root.
 test-compose: setup
 	$(BIN)/pytest --exitfirst tests/compose/faults.py $(PYTEST_ARGS)
+
+# An arm64 node under emulation; needs what test-compose needs, and qemu-user-static with binfmt_misc.
+test-arm64: setup
+	$(BIN)/pytest --exitfirst tests/compose/arm64.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

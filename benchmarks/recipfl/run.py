@@ -23,6 +23,14 @@ METHODS = {
         "depthfl.ramp-rounds=100",
         "both-models=true",
     ],
+    # DepthFL's weak model has 8,818 parameters and its strong one 53,120, with both heads; here 5,882 and 49,384.
+    "depthfl-narrow": [
+        "strategy=depthfl",
+        "family=lenet5",
+        "family-arguments=conv_channels = [4, 16], exits = [1, 2]",
+        "depthfl.ramp-rounds=100",
+        "both-models=true",
+    ],
     # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs (docs/methods.md).
     "recipfl": ["strategy=recipfl", "recipfl.tile=0"],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.

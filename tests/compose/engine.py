@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -116,47 +116,71 @@ def build_images(folder: Path) -> str:
     """Build all images; returns the prefix of their names."""
     if prefix := os.environ.get("WILDFLOWER_IMAGES"):
         return prefix
-    base = os.environ.get("BASE_IMAGE") or _debian_base(folder)
-    context = folder / "context"
-    context.mkdir()
-    names = [
-        name for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines() if (ROOT / name).exists()
-    ]
-    for name in names:
-        (context / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, context / name)
+    base = os.environ.get("BASE_IMAGE") or _debian_base(folder, "wildflower-test/base")
+    context = _context(folder / "context")
     wheels = context / "wheelhouse"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", wheels, "--constraint", "constraints.txt"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     run(*pip, *project["project"]["dependencies"], *project["build-system"]["requires"], "wheel")
     run(*pip, "scikit-learn", "tensorboard")
     for target in ("device", "server", "gate", "shaper"):
-        arguments = ["--build-arg", f"BASE_IMAGE={base}", "--build-arg", "PIP_NO_INDEX=1", "--network", "host"]
-        arguments += ["--file", context / "deploy/Dockerfile", "--target", target]
-        environment = os.environ | {"DOCKER_BUILDKIT": "1"}
-        run("docker", "build", *arguments, "--tag", f"wildflower-test-{target}", context, env=environment, timeout=1200)
+        _build(context, target, f"wildflower-test-{target}", f"BASE_IMAGE={base}", "PIP_NO_INDEX=1")
     return "wildflower-test"
 
 
-def _debian_base(folder: Path) -> str:
+def build_arm64_device(folder: Path) -> str:
+    """Build the device image for arm64 under emulation; returns its name.
+
+    pip runs inside it, because no pip of another processor finds what it would find; torch's newest builds for arm64
+    that are for CPUs alone are of 2.10.
+    """
+    if image := os.environ.get("WILDFLOWER_ARM64_IMAGE"):
+        return image
+    base = os.environ.get("BASE_IMAGE_ARM64") or _debian_base(folder, "wildflower-test/base-arm64", "--arch=arm64")
+    context = _context(folder / "context-arm64")
+    constraints = context / "constraints.txt"
+    lines = [line for line in constraints.read_text().splitlines() if not line.startswith("torch==")]
+    constraints.write_text("\n".join([*lines, "torch==2.10.0", ""]))
+    _build(context, "device", "wildflower-test-arm64-device", f"BASE_IMAGE={base}", seconds=3600)
+    return "wildflower-test-arm64-device"
+
+
+def _context(folder: Path) -> Path:
+    """A copy of what git would commit: what docker builds from, without what else lies in the checkout."""
+    folder.mkdir()
+    for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines():
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def _build(context: Path, target: str, tag: str, *arguments: str, seconds: float = 1200) -> None:
+    options = [part for argument in arguments for part in ("--build-arg", argument)]
+    options += ["--network", "host", "--file", str(context / "deploy/Dockerfile"), "--target", target, "--tag", tag]
+    run("docker", "build", *options, context, env=os.environ | {"DOCKER_BUILDKIT": "1"}, timeout=seconds)
+
+
+def _debian_base(folder: Path, name: str, *options: str) -> str:
     """Debian 12 with Python, the machine's certificates and its settings of apt and pip."""
     tree = folder / "debian"
     packages = "--include=ca-certificates,python3-venv"
-    run("debootstrap", "--variant=minbase", packages, "bookworm", tree, timeout=900)
-    for name in ("etc/ssl/certs/ca-certificates.crt", "etc/pip.conf", "etc/apt/sources.list.d/debian.sources"):
-        if Path("/", name).exists():
-            shutil.copy2(Path("/", name), tree / name)
-    for name in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
-        shutil.rmtree(tree / name, ignore_errors=True)
-    run("sh", "-c", f"tar -C '{tree}' -c . | docker import - wildflower-test/base")
+    run("debootstrap", *options, "--variant=minbase", packages, "bookworm", tree, timeout=1800)
+    for file in ("etc/ssl/certs/ca-certificates.crt", "etc/pip.conf", "etc/apt/sources.list.d/debian.sources"):
+        if Path("/", file).exists():
+            shutil.copy2(Path("/", file), tree / file)
+    for rest in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
+        shutil.rmtree(tree / rest, ignore_errors=True)
+    run("sh", "-c", f"tar -C '{tree}' -c . | docker import - {name}")
     shutil.rmtree(tree, ignore_errors=True)
-    return "wildflower-test/base"
+    return name
 
 
 class Deployment:
     """A running compose project of this repository."""
 
-    def __init__(self, folder: Path, images: str) -> None:
+    def __init__(self, folder: Path, images: str, own_images: Mapping[str, str] | None = None) -> None:
+        """`images` is the prefix of the images' names; `own_images` has other ones of single services."""
         self.secrets = folder / "secrets"
         self.environment = os.environ | {
             "COMPOSE_PROJECT_NAME": PROJECT,
@@ -167,15 +191,20 @@ class Deployment:
         }
         v2 = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
         self._compose = ["docker", "compose"] if v2 else ["docker-compose"]
+        if own_images:
+            services = {service: {"image": image} for service, image in own_images.items()}
+            override = folder / "override.yml"
+            override.write_text(json.dumps({"services": services}))  # which YAML can be
+            self._compose += ["--file", str(ROOT / "docker-compose.yml"), "--file", str(override)]
         self.images = images
         self._folder = folder
 
-    def up(self) -> None:
+    def up(self, seconds: float = 240) -> None:
         """Make secrets, start everything, wait until all four nodes are connected."""
         if not self.secrets.exists():
             run(ROOT / "deploy/certs", "--out", self.secrets)
         self.compose("up", "--detach")
-        wait_for("all nodes are healthy", lambda: self.healthy() == 4, 240)
+        wait_for("all nodes are healthy", lambda: self.healthy() == 4, seconds)
 
     def down(self) -> None:
         """Remove containers, networks and volumes."""
