@@ -56,25 +56,26 @@ METHODS = {
     "detach", "flatten", "masked_fill", "mean", "permute", "reshape", "sum", "transpose", "unflatten",
 }  # fmt: skip
 # The operator of a module, and its arguments behind the input; `tensor` refers to one of the module's own.
+WEIGHTS = ("weight", "bias")
 Arguments = Callable[[Any, Callable[[str], Any]], list[Any]]
 MODULES: dict[type[nn.Module], tuple[str, Arguments]] = {
-    nn.Conv1d: ("conv1d", lambda m, tensor: [tensor("weight"), tensor("bias"), m.stride, m.padding]),
-    nn.Conv2d: ("conv2d", lambda m, tensor: [tensor("weight"), tensor("bias"), m.stride, m.padding]),
-    nn.Linear: ("linear", lambda m, tensor: [tensor("weight"), tensor("bias")]),
+    nn.Conv1d: ("conv1d", lambda m, tensor: [*map(tensor, WEIGHTS), m.stride, m.padding, m.dilation, m.groups]),
+    nn.Conv2d: ("conv2d", lambda m, tensor: [*map(tensor, WEIGHTS), m.stride, m.padding, m.dilation, m.groups]),
+    nn.Linear: ("linear", lambda m, tensor: [*map(tensor, WEIGHTS)]),
     BatchNorm: (
         "batch_norm",
-        lambda m, tensor: [*map(tensor, ("running_mean", "running_var", "weight", "bias")), m.momentum, m.eps],
+        lambda m, tensor: [*map(tensor, ("running_mean", "running_var", *WEIGHTS)), m.momentum, m.eps],
     ),
-    nn.LayerNorm: ("layer_norm", lambda m, tensor: [m.normalized_shape, tensor("weight"), tensor("bias"), m.eps]),
-    nn.Embedding: ("embedding", lambda m, tensor: [tensor("weight")]),
+    nn.LayerNorm: ("layer_norm", lambda m, tensor: [m.normalized_shape, *map(tensor, WEIGHTS), m.eps]),
+    nn.Embedding: ("embedding", lambda m, tensor: [tensor("weight"), m.padding_idx]),
     nn.ReLU: ("relu", lambda m, tensor: [m.inplace]),
     nn.ReLU6: ("relu6", lambda m, tensor: [m.inplace]),
     nn.GELU: ("gelu", lambda m, tensor: []),
     nn.Dropout: ("dropout", lambda m, tensor: [m.p]),
-    nn.MaxPool1d: ("max_pool1d", lambda m, tensor: [m.kernel_size]),
-    nn.MaxPool2d: ("max_pool2d", lambda m, tensor: [m.kernel_size]),
-    nn.AvgPool1d: ("avg_pool1d", lambda m, tensor: [m.kernel_size]),
-    nn.AvgPool2d: ("avg_pool2d", lambda m, tensor: [m.kernel_size]),
+    nn.MaxPool1d: ("max_pool1d", lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode]),
+    nn.MaxPool2d: ("max_pool2d", lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode]),
+    nn.AvgPool1d: ("avg_pool1d", lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.ceil_mode]),
+    nn.AvgPool2d: ("avg_pool2d", lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.ceil_mode]),
     nn.AdaptiveAvgPool2d: ("adaptive_avg_pool2d", lambda m, tensor: [m.output_size]),
     nn.Flatten: ("flatten", lambda m, tensor: [m.start_dim, m.end_dim]),
 }
@@ -167,6 +168,8 @@ def trace(model: Network, loss: Loss) -> LossGraph:
             values[node] = {"tensor": name}
         elif node.op == "call_module":
             module = whole.get_submodule(str(node.target))
+            if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "approximate", "none") != "none":
+                raise BoardError(f"the board's trainer has no operator {module}")
             operator_name, own = MODULES[type(module)]
             values[node] = step(operator_name, [*arguments, *own(module, partial(tensor, module, str(node.target)))])
         elif node.op == "call_function" and node.target is getattr and arguments[1] == "shape":
@@ -175,7 +178,10 @@ def trace(model: Network, loss: Loss) -> LossGraph:
             values[node] = step(FUNCTIONS[node.target], arguments, options)
         elif node.op == "call_method" and node.target in METHODS:
             values[node] = step(str(node.target), arguments, options)
-        elif node.op not in ("placeholder", "output"):
+        elif node.op == "output":
+            if arguments[0] != {"step": len(steps) + 1}:
+                raise BoardError("the loss is not what is computed last")
+        elif node.op != "placeholder":
             raise BoardError(f"the board's trainer has no operator {node.target}")
     return LossGraph(steps, constants)
 
@@ -194,6 +200,7 @@ def fit(
     limit_bytes: int | None,
     new_statistics: bool,
     pull: float = 0.0,
+    pull_is_told: bool = False,
     correction: Mapping[str, Tensor] | None = None,
 ) -> tuple[float, int | None]:
     """Train a model, in place, with the board's trainer. -> (mean loss over the examples seen, most memory it held).
@@ -201,9 +208,10 @@ def fit(
     Args:
         path: the trainer's socket.
         loss: of the model, from `local_loss`.
-        limit_bytes: what the training may hold on the GPU; None: all there is.
+        limit_bytes: what the training's tensors may take on the GPU; None: all there is.
         new_statistics: as of `client_app.training`.
-        pull: p in p / 2 ||w - w_received||^2 - <correction, w>, which is added to the loss and is not in the mean.
+        pull: p in p / 2 ||w - w_received||^2 - <correction, w>, which is added to the loss. With `pull_is_told` the
+            first term is in the mean too.
         correction: per parameter; parameters without one have none.
 
     Raises:
@@ -226,6 +234,7 @@ def fit(
         "training": training.model_dump(mode="json"),
         "seed": seed,
         "pull": pull,
+        "pull_is_told": pull_is_told,
         "new_statistics": new_statistics,
         "memory_bytes": limit_bytes,
     }
@@ -236,10 +245,10 @@ def fit(
         for inputs, labels in batches:
             _send(link, {"do": "step"}, [inputs, labels])  # the trainer computes while the next batch is made
             if waiting:
-                total += _receive(link)[0]["loss"] * waiting
+                total += _loss(link, limit_bytes) * waiting
             seen, waiting = seen + len(labels), len(labels)
         if waiting:
-            total += _receive(link)[0]["loss"] * waiting
+            total += _loss(link, limit_bytes) * waiting
         _send(link, {"do": "finish"}, [])
         answer, arrays = _receive(link)
     state = parameters | buffers
@@ -260,32 +269,47 @@ def about(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _connection(path: Path) -> Iterator[socket.socket]:
-    try:
-        with socket.socket(socket.AF_UNIX) as link:
-            link.settimeout(SILENCE_SECONDS)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(SILENCE_SECONDS)
+        with _told(f" at {path}"):
             link.connect(str(path))
-            yield link
-    except (OSError, EOFError) as error:
+        yield link
+
+
+@contextmanager
+def _told(where: str = "") -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, ValueError) as error:
         raise BoardError(
-            f"the board's GPU trainer at {path} does not answer ({error or 'it ended'}): is it running? "
-            "systemctl status wildflower-gpu"
+            f"the board's GPU trainer{where} does not answer ({error}): is it running? systemctl status wildflower-gpu"
         ) from error
 
 
 def _send(link: socket.socket, header: Mapping[str, Any], tensors: list[Tensor]) -> None:
     described = [{"shape": list(tensor.shape), "type": TYPES[tensor.dtype]} for tensor in tensors]
-    arrays = [tensor.detach().contiguous().numpy().tobytes() for tensor in tensors]
-    try:
-        send(link, {**header, "tensors": described}, arrays)
-    except ConnectionError:
-        _receive(link)  # it has said why before it hung up
-        raise
+    arrays = [tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in tensors]
+    with _told():
+        try:
+            send(link, {**header, "tensors": described}, arrays)
+        except ConnectionError:
+            _receive(link)  # it has said why before it hung up
+            raise
+
+
+def _loss(link: socket.socket, limit_bytes: int | None) -> float:
+    """The loss of the next step that is answered; MemoryError where it held too much."""
+    answer, _ = _receive(link)
+    if limit_bytes is not None and (answer["peak_bytes"] or 0) > limit_bytes:
+        raise MemoryError(f"training grew to {answer['peak_bytes']} bytes")
+    return float(answer["loss"])
 
 
 def _receive(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    answer, arrays = receive(link)
+    with _told():
+        answer, arrays = receive(link)
     if "error" not in answer:
         return answer, arrays
     if answer["out_of_memory"]:
-        raise MemoryError(f"on the board's GPU: {answer['error']}")
+        raise MemoryError(answer["error"])
     raise BoardError(f"the board's GPU trainer failed: {answer['error']}")

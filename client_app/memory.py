@@ -20,6 +20,8 @@ CODE_BYTES = 3 * 2**20
 # most 1.1 MB in networks of 3 to 8 convolutions; 1 to 5.2 MB with 20, 1.6 to 5.7 with 36, 4.5 to 15 with 155, the most
 # where layers have few channels, whose code is long.
 TOUCHED_BYTES, TOUCHED_CODE_BYTES = 4 * 2**20, 128 * 2**10
+# PyTorch's allocator for CUDA takes segments of 20 MiB for tensors of 1 MiB and more, and libraries take workspaces.
+SEGMENTS_BYTES = 64 * 2**20
 # What allocators say that were refused memory. torch has an exception of its own on CUDA only.
 NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc", "can't start new thread")
 # What oneDNN says when it gets none for its code or its scratchpad; a "primitive descriptor" is another trouble.
@@ -94,13 +96,13 @@ def memory_limit(limit_bytes: int | None, device: torch.device, *models: nn.Modu
     On the CPU the kernel refuses (RLIMIT_DATA, which counts what a process may write and not, as RLIMIT_AS does, what
     it has only reserved), on CUDA PyTorch's allocator does. What then fails is one allocation: `is_out_of_memory`
     tells. The stacks of threads, `LIBRARY_BYTES` and `CODE_BYTES` for every convolution of `models`, those that compute
-    meanwhile, come on top. None: no limit. A limit within a limit cannot pass it.
+    meanwhile, come on top; on CUDA `SEGMENTS_BYTES` do. None: no limit. A limit within a limit cannot pass it.
     """
     if limit_bytes is None:
         yield
         return
     if device.type == "cuda":
-        allowed_bytes = torch.cuda.memory_reserved(device) + limit_bytes
+        allowed_bytes = torch.cuda.memory_reserved(device) + limit_bytes + SEGMENTS_BYTES
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         before = torch.cuda.get_per_process_memory_fraction(device)
         torch.cuda.set_per_process_memory_fraction(min(before, allowed_bytes / total_bytes), device)

@@ -141,18 +141,23 @@ def train(
         if statistics:
             take_statistics(model, batches)
         elif board is not None and on_board:
-            mean_loss, board_peak_bytes = board_gpu.fit(
-                board,
-                model,
-                loss,
-                batches,
-                training,
-                seed=order.seed,
-                limit_bytes=min(watched.values(), default=None),
-                new_statistics=fresh,
-                pull=order.objective.mu + order.objective.alpha,
-                correction=correction,
-            )
+            try:
+                mean_loss, board_peak_bytes = board_gpu.fit(
+                    board,
+                    model,
+                    loss,
+                    batches,
+                    training,
+                    seed=order.seed,
+                    limit_bytes=min(watched.values(), default=None),
+                    new_statistics=fresh,
+                    pull=order.objective.mu + order.objective.alpha,
+                    pull_is_told=kind == "proximal",
+                    correction=correction,
+                )
+            except MemoryError as error:
+                words = "".join(f", {what} {limit_bytes} bytes" for what, limit_bytes in watched.items())
+                raise Refusal(f"out of memory on the board's GPU{words}: {error}", overrun=True) from error
         else:
             mean_loss = _fit(model, loss, batches, training, meter, watched, new_statistics=fresh)
             model.zero_grad(set_to_none=True)  # they would be held for nothing where the model is scored or teaches

@@ -286,8 +286,14 @@ def _prepare(batch: Batch | EvaluationBatch, config: NodeConfig) -> tuple[Task, 
         torch.set_num_threads(1)  # two workers with two threads each on two cores were 4 to 8 times slower
     if batch.shared_process:
         keep_freed_memory()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return load_task(_task(batch, config)), _family(json.dumps(batch.family)), device
+    return load_task(_task(batch, config)), _family(json.dumps(batch.family)), compute_device()
+
+
+def compute_device() -> torch.device:
+    """The CUDA device of this process, or else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())  # with its number, which memory limits want
 
 
 def _task(batch: Batch | EvaluationBatch, config: NodeConfig) -> TaskSpec:

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # What the scripts of all boards share. They set `board`, `check_board`, `install_software`, `node_command` and
-# `remove_software`, where the board's GPU can train `install_gpu` and `gpu_config`, and call `main "$@"`.
+# `remove_software`, where the board's GPU can train `install_gpu`, `remove_gpu` and `gpu_config`, and call `main "$@"`.
 
 : "${board:?set by the script of the board}"
 keys=/etc/wildflower
@@ -25,6 +25,13 @@ write() {
     else
         cat >"$1"
     fi
+}
+
+# Start a service now and whenever the board does; one that runs begins anew, with what was installed.
+start() {
+    act systemctl daemon-reload
+    act systemctl enable "$1"
+    act systemctl restart "$1"
 }
 
 usage() {
@@ -95,9 +102,8 @@ main() {
     [ -z "$token" ] || [[ $bandwidth =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--token needs --bandwidth HOST:PORT"
     [ -z "$data" ] || [ -d "$data" ] || stop "--data-dir '$data': no such folder"
     [ -z "$gpu_python" ] || declare -F install_gpu >/dev/null || stop "--gpu-python: no GPU of this board trains"
+    [[ -z $gpu_python || $gpu_python =~ ^/[^[:space:]%]+$ ]] || stop "--gpu-python '$gpu_python': expected a whole path"
     [ -z "$gpu_python" ] || [ -x "$gpu_python" ] || stop "--gpu-python '$gpu_python': no such program"
-    [ -z "$gpu_python" ] || [ -n "$dry_run" ] || "$gpu_python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' ||
-        stop "--gpu-python '$gpu_python' has no PyTorch that sees the GPU: install NVIDIA's build for this JetPack"
     check_board
 
     id wildflower >/dev/null 2>&1 ||
@@ -116,7 +122,11 @@ main() {
     [ -z "$bandwidth" ] || config+=" $(text bandwidth-token-file "$keys/bandwidth.token")"
 
     install_software
-    [ -z "$gpu_python" ] || install_gpu
+    if [ -n "$gpu_python" ]; then
+        install_gpu
+    elif declare -F remove_gpu >/dev/null && [ -z "$dry_run" ]; then
+        remove_gpu
+    fi
     write "$unit" <<TEXT
 [Unit]
 Description=Wildflower node
@@ -132,8 +142,7 @@ RestartSec=15
 [Install]
 WantedBy=multi-user.target
 TEXT
-    act systemctl daemon-reload
-    act systemctl enable --now wildflower-node.service
+    start wildflower-node.service
     echo "Installed. What it says: journalctl --unit wildflower-node --follow"
 }
 

@@ -33,6 +33,10 @@ MOST_ARRAYS_BYTES = 2**33
 SILENCE_SECONDS = 600.0  # the other end decodes and augments a batch in between, and no more
 TYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 NAMES = {kind: name for name, kind in TYPES.items()}
+# PyTorch's allocator takes segments of 20 MiB for tensors of 1 MiB and more, and libraries take workspaces.
+SEGMENTS_BYTES = 64 * 2**20
+# What PyTorch says on CUDA and on the CPU, and cuBLAS and cuDNN.
+NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")
 
 
 # Messages ------------------------------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ def make_optimizer(parameters, settings):
 
 
 class Job:
-    """One training. The regularizer is pull / 2 ||w - w_received||^2 - <correction, w>, and not in the loss told."""
+    """One training. The regularizer is pull / 2 ||w - w_received||^2 - <correction, w>."""
 
     def __init__(self, header, given, device):
         self.device = device
@@ -235,6 +239,7 @@ class Job:
         self.optimizer = make_optimizer(list(self.parameters.values()), header["training"])
         self.clip_norm = header["training"]["clip_norm"]
         self.pull = header["pull"]
+        self.pull_is_told = header["pull_is_told"]  # whether the first term is in the loss that is told
         self.received = {}
         if self.pull or self.corrections:
             self.received = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -248,16 +253,20 @@ class Job:
         least_momentum = 1.0 / self.steps if self.new_statistics else 0.0
         loss = self.graph.loss(inputs.to(self.device), labels.to(self.device), self.tensors, least_momentum)
         loss.backward()
+        told = float(loss.detach())
         for name, received in self.received.items():
             parameter = self.parameters[name]
-            gradient = self.pull * (parameter.detach() - received)
+            away = parameter.detach() - received
+            if self.pull_is_told:
+                told += self.pull / 2 * float(away.square().sum())
+            gradient = self.pull * away
             if name in self.corrections:
                 gradient -= self.corrections[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         if self.clip_norm:
             torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.clip_norm)
         self.optimizer.step()
-        return float(loss.detach())
+        return told
 
     def peak_bytes(self):
         if self.device.type != "cuda":
@@ -265,7 +274,8 @@ class Job:
         return max(0, torch.cuda.max_memory_allocated(self.device) - self.before_bytes)
 
     def results(self):
-        return [(name, self.tensors[name]) for name in self.kept]
+        """Names and tensors, on the CPU."""
+        return self.kept, [self.tensors[name].detach().cpu() for name in self.kept]
 
 
 def held_bytes(device):
@@ -276,12 +286,12 @@ def held_bytes(device):
 
 
 def limit(device, limit_bytes):
-    """Let PyTorch refuse memory beyond so many bytes more than it holds; None: all there is."""
+    """Let PyTorch refuse memory beyond so many bytes of tensors more than it holds; None: all there is."""
     if device.type != "cuda":
         return
     share = 1.0
     if limit_bytes is not None:
-        allowed_bytes = torch.cuda.memory_reserved(device) + limit_bytes
+        allowed_bytes = torch.cuda.memory_reserved(device) + limit_bytes + SEGMENTS_BYTES
         share = min(1.0, allowed_bytes / torch.cuda.get_device_properties(device).total_memory)
     torch.cuda.set_per_process_memory_fraction(share, device)
 
@@ -301,6 +311,7 @@ def serve_one(link, device):
                 if header["protocol"] != PROTOCOL:
                     raise ValueError(f"this trainer speaks protocol {PROTOCOL}: install the node anew")
                 job = Job(header, tensors, device)
+                del tensors  # the board's memory is one: a second copy is not held for as long as the training takes
                 send(link, {"begun": True})
             elif job is None:
                 raise ValueError(f"begin comes before {header['do']!r}")
@@ -308,19 +319,39 @@ def serve_one(link, device):
                 loss = job.step(*tensors)
                 send(link, {"loss": loss, "peak_bytes": job.peak_bytes()})
             elif header["do"] == "finish":
-                names, values = zip(*job.results())
-                send(link, {"names": names, "peak_bytes": job.peak_bytes()}, values)
+                (names, values), peak_bytes = job.results(), job.peak_bytes()
+                del job  # before the answer, because the node then looks how much is free
+                give_back(device)
+                send(link, {"names": names, "peak_bytes": peak_bytes}, values)
                 return
             else:
                 raise ValueError(f"nothing is called {header['do']!r}")
         except Exception as error:
             said = str(error).lower()
-            no_memory = isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said
+            no_memory = isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY)
             if not no_memory:
                 traceback.print_exc()
-            words = f"{type(error).__name__}: {error}"
-            send(link, {"error": words, "out_of_memory": no_memory})
+            job = tensors = None
+            error.__traceback__ = None  # its frames hold tensors
+            give_back(device)
+            send(link, {"error": f"{type(error).__name__}: {error}", "out_of_memory": no_memory})
+            if "cuda error" in said and not no_memory:
+                sys.exit("The GPU's context is lost; a new process has to begin anew")
             return
+
+
+def give_back(device):
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def warm_up(device):
+    """Load what CUDA and its libraries take, hundreds of megabytes, from the start and not in the first training."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = False  # as PyTorch since 1.12
+        weight = torch.ones(8, 1, 3, 3, device=device, requires_grad=True)
+        features = F.conv2d(torch.ones(4, 1, 8, 8, device=device), weight).flatten(1)
+        F.linear(features, torch.ones(2, features.shape[1], device=device)).sum().backward()
 
 
 def about(device):
@@ -344,15 +375,16 @@ def is_own_user(link):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--socket", required=True, help="where to listen")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try it out")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it out")
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
         sys.exit(
             "This Python's PyTorch sees no CUDA device: NVIDIA's build for this JetPack is wanted (docs/deployment.md)"
         )
-    device = torch.device(given.device)
-    if device.type == "cuda":
-        torch.zeros(1, device=device)  # CUDA itself takes hundreds of megabytes: from the start, not from a training
+    device = torch.device("cpu")
+    if given.device == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())  # with its number, which memory limits want
+    warm_up(device)
     if os.path.exists(given.socket):
         os.unlink(given.socket)
     listener = socket.socket(socket.AF_UNIX)
@@ -368,10 +400,9 @@ def main():
                 link.settimeout(SILENCE_SECONDS)
                 if is_own_user(link):
                     serve_one(link, device)
-            except (OSError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+            except Exception as error:  # whatever one connection brings, the next one is answered
                 print(f"A connection was given up: {error!r}", file=sys.stderr, flush=True)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # the board's memory is one: what is not needed belongs to the others
+        give_back(device)  # of a node that was gone before it was done
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ WILDFLOWER_BOARD_PYTHON names another Python for it, such as one with Python 3.6
 
 import ast
 import copy
+import importlib.util
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from torch import nn
 
 from client_app import board_gpu, work, worker
 from client_app.board_gpu import BoardError, trace
-from client_app.memory import MemoryMeter
+from client_app.memory import SEGMENTS_BYTES, MemoryMeter, memory_limit
 from client_app.objectives import local_loss
 from client_app.training import _fit
 from messages.layouts import sent_layout
@@ -165,14 +167,16 @@ def answer(folder, order, *, config=(), kind="train", number=1):
 )
 def test_a_node_answers_as_without_it(trainer, tmp_path, objective):
     def twice(folder, **config):
-        arrays = []
+        arrays, loss = [], None
         for number in (1, 2):  # the second time with the correction that the first one left
             reply, arrays = answer(folder, work_order(1, objective=objective), config=config, number=number)
             assert parse(Reply, reply).updates[0].outcome == "trained"
-        return unpack(arrays[0], sent_layout(LENET, LENET.width(0.5)))
+            loss = parse(Reply, reply).updates[0].loss
+        return unpack(arrays[0], sent_layout(LENET, LENET.width(0.5))), loss
 
-    with_trainer = twice(tmp_path / "with", **{"gpu-trainer": str(trainer)})
-    without = twice(tmp_path / "without")
+    with_trainer, found = twice(tmp_path / "with", **{"gpu-trainer": str(trainer)})
+    without, loss = twice(tmp_path / "without")
+    assert found == pytest.approx(loss, abs=1e-5)
     start = unpack(payload(), sent_layout(LENET, LENET.width(0.5)))
     assert any(not torch.equal(start[name], without[name]) for name in start)
     for name, value in without.items():
@@ -223,8 +227,8 @@ def test_a_trainer_without_memory_is_an_overrun(tmp_path):
         thread.start()
         update = parse(Reply, answer(tmp_path, work_order(1), config={"gpu-trainer": str(path)})[0]).updates[0]
         thread.join()
-    assert update.outcome.startswith("refused: out of memory")
-    assert "on the board's GPU: RuntimeError: CUDA out of memory" in update.outcome
+    assert update.outcome.startswith("refused: out of memory on the board's GPU, this device has free")
+    assert update.outcome.endswith("RuntimeError: CUDA out of memory")
     assert update.overrun
     assert update.report["accelerator"] == "Orin"
 
@@ -241,6 +245,7 @@ LENGTH = struct.Struct("<Q")
         LENGTH.pack(2) + b"[]",
         LENGTH.pack(26) + b'{"sizes":[4],"tensors":[]}',
         LENGTH.pack(50) + b'{"sizes":[4],"tensors":[{"type":"pickle"}]}       abcd',
+        LENGTH.pack(62) + b'{"sizes":[4],"tensors":[{"type":"float32","shape":[3]}]}      abcd',
     ],
 )
 def test_garbage_does_not_end_the_trainer(trainer, data):
@@ -263,6 +268,7 @@ def begin(**changes):
         "training": LocalTraining().model_dump(mode="json"),
         "seed": 1,
         "pull": 0.0,
+        "pull_is_told": False,
         "new_statistics": False,
         "memory_bytes": None,
         "tensors": [],
@@ -296,6 +302,90 @@ def test_an_operator_it_does_not_know_is_named():
         trace(model, lambda inputs, labels: nn.functional.softplus(model(inputs)).sum())
     with pytest.raises(BoardError, match="does not depend on the batch"):
         trace(model, lambda inputs, labels: model(inputs).sum() + next(model.parameters()).square().sum())
+
+
+def test_training_that_outgrows_its_order_is_an_overrun(tmp_path):
+    path = tmp_path / "gpu.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(2)
+
+        def grows():
+            link, _ = listener.accept()
+            with link:
+                worker.receive(link)
+                worker.send(link, {"begun": True}, [])
+                worker.receive(link)
+                worker.send(link, {"loss": 1.0, "peak_bytes": 10**15}, [])
+                with suppress(EOFError, ConnectionResetError):
+                    while True:
+                        worker.receive(link)
+            listener.close()  # and answers nothing more
+
+        thread = threading.Thread(target=grows)
+        thread.start()
+        update = parse(Reply, answer(tmp_path, work_order(1), config={"gpu-trainer": str(path)})[0]).updates[0]
+        thread.join()
+    assert update.overrun
+    assert update.outcome.endswith(f"training grew to {10**15} bytes")
+
+
+def test_modules_that_compute_otherwise_are_refused():
+    class Odd(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x)
+
+    for layer in (nn.GELU(approximate="tanh"), nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")):
+        model = Odd(layer)
+        with pytest.raises(BoardError, match="has no operator"):
+            trace(model, lambda inputs, labels, model=model: model(inputs).sum())
+    model = Odd(nn.MaxPool2d(3, 2, 1))
+    graph = trace(model, lambda inputs, labels: model(inputs).sum())
+    assert graph.steps[0]["arguments"] == [{"step": 0}, 3, 2, 1, 1, False]
+
+    def something_behind_it(inputs, labels):
+        loss = model(inputs).sum()
+        loss.detach()
+        return loss
+
+    with pytest.raises(BoardError, match="not what is computed last"):
+        trace(model, something_behind_it)
+
+
+# On CUDA, which is not here: the calls that have to have the right arguments
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A CUDA device 0 of 4 GiB as far as limits go; the shares of it that were allowed."""
+    allowed = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**32))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.9)
+    set_fraction = lambda share, device: allowed.append((share, device))  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", set_fraction, raising=False)
+    return allowed
+
+
+def test_both_limits_take_the_device_that_they_get(cuda):
+    device = work.compute_device()
+    with memory_limit(2**30 - SEGMENTS_BYTES, device):
+        assert cuda == [(0.5, 0)]
+    assert cuda[-1] == (0.9, 0)
+    spec = importlib.util.spec_from_file_location("gpu_trainer", TRAINER)
+    gpu_trainer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpu_trainer)
+    gpu_trainer.limit(device, 2**30 - SEGMENTS_BYTES)
+    gpu_trainer.limit(device, None)
+    gpu_trainer.limit(device, 2**40)
+    assert cuda[2:] == [(0.5, 0), (1.0, 0), (1.0, 0)]
 
 
 # An old Python

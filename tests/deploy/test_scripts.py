@@ -131,12 +131,17 @@ def test_a_jetson_trains_on_its_gpu_where_it_is_asked_to(secrets):
     assert code == 0, text
     assert f"ExecStart={sys.executable} /opt/wildflower/gpu_trainer.py --socket /run/wildflower/gpu.sock" in text
     assert "gpu_trainer.py /opt/wildflower/gpu_trainer.py" in text
-    assert "--volume /run/wildflower:/run/wildflower wildflower-device" in text
+    assert "--volume /run/wildflower:/run/wildflower:ro wildflower-device" in text
+    assert "+ systemctl restart wildflower-gpu.service" in text
+    assert text.index("wildflower-gpu.service") < text.index("restart wildflower-node.service")
     assert r"gpu-trainer=\"/run/wildflower/gpu.sock\"" in text
     assert "After=network-online.target docker.service wildflower-gpu.service" in text
     code, text = script("jetson/install", *given, "/no/python3")
     assert code == 1
     assert "--gpu-python '/no/python3': no such program" in text
+    code, text = script("jetson/install", *given, "python3")
+    assert code == 1
+    assert "--gpu-python 'python3': expected a whole path" in text
     code, text = script("raspberry-pi/install", *given, sys.executable)
     assert code == 1
     assert "no GPU of this board trains" in text
