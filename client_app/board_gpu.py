@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from client_app.board_link import BoardError, connection, take, told
 from client_app.objectives import Loss
-from client_app.worker import receive, send
+from client_app.worker import send
 from messages.orders import LocalTraining
 from models.layers import BatchNorm, Network
 
 PROTOCOL = 1
-SILENCE_SECONDS = 600.0  # the longest that one step may take
 TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 # Objectives whose loss is the same graph for every batch and has the gradients of all that it names. FedProx's pull is
 # not part of the graph: the other end adds its gradient, as it does FedDyn's.
@@ -81,10 +80,6 @@ MODULES: dict[type[nn.Module], tuple[str, Arguments]] = {
 }
 
 
-class BoardError(RuntimeError):
-    """The board's trainer cannot be reached, or could not do what it was asked; the text says why."""
-
-
 # What is computed ----------------------------------------------------------------------------------------------------
 
 
@@ -135,13 +130,13 @@ def trace(model: Network, loss: Loss) -> LossGraph:
     constants: dict[str, Tensor] = {}
     values: dict[fx.Node, Any] = {}
 
-    def told(value: Any) -> Any:
+    def as_json(value: Any) -> Any:
         if isinstance(value, fx.Node):
             return values[value]
         if isinstance(value, slice):
-            return {"slice": [told(value.start), told(value.stop), told(value.step)]}
+            return {"slice": [as_json(value.start), as_json(value.stop), as_json(value.step)]}
         if isinstance(value, list | tuple):
-            return [told(item) for item in value]
+            return [as_json(item) for item in value]
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise BoardError(f"an argument of the loss cannot be sent to the board's trainer: {value!r}")
@@ -156,7 +151,7 @@ def trace(model: Network, loss: Loss) -> LossGraph:
     for number, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
         values[node] = {"step": number}
     for node in graph.nodes:
-        arguments, options = told(node.args), {key: told(value) for key, value in node.kwargs.items()}
+        arguments, options = as_json(node.args), {key: as_json(value) for key, value in node.kwargs.items()}
         if node.op == "get_attr":
             name = str(node.target)
             if name.startswith("model."):
@@ -238,9 +233,9 @@ def fit(
         "new_statistics": new_statistics,
         "memory_bytes": limit_bytes,
     }
-    with _connection(path) as link:
+    with connection(path) as link:
         _send(link, begin, [value for named in tensors.values() for value in named.values()])
-        _receive(link)
+        take(link)
         seen, total, waiting = 0, 0.0, 0
         for inputs, labels in batches:
             _send(link, {"do": "step"}, [inputs, labels])  # the trainer computes while the next batch is made
@@ -250,7 +245,7 @@ def fit(
         if waiting:
             total += _loss(link, limit_bytes) * waiting
         _send(link, {"do": "finish"}, [])
-        answer, arrays = _receive(link)
+        answer, arrays = take(link)
     state = parameters | buffers
     if answer["names"] != list(state) or [len(array) for array in arrays] != [v.nbytes for v in state.values()]:
         raise BoardError("the board's trainer sent other tensors back than it was sent")
@@ -260,56 +255,20 @@ def fit(
     return total / max(1, seen), answer["peak_bytes"]
 
 
-def about(path: Path) -> dict[str, Any]:
-    """What the trainer says of itself: `device`, `memory_total_bytes`, `torch`, `python`. Raises BoardError."""
-    with _connection(path) as link:
-        _send(link, {"do": "hello"}, [])
-        return _receive(link)[0]
-
-
-@contextmanager
-def _connection(path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(SILENCE_SECONDS)
-        with _told(f" at {path}"):
-            link.connect(str(path))
-        yield link
-
-
-@contextmanager
-def _told(where: str = "") -> Iterator[None]:
-    try:
-        yield
-    except (OSError, EOFError, ValueError) as error:
-        raise BoardError(
-            f"the board's GPU trainer{where} does not answer ({error}): is it running? systemctl status wildflower-gpu"
-        ) from error
-
-
 def _send(link: socket.socket, header: Mapping[str, Any], tensors: list[Tensor]) -> None:
     described = [{"shape": list(tensor.shape), "type": TYPES[tensor.dtype]} for tensor in tensors]
     arrays = [tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in tensors]
-    with _told():
+    with told():
         try:
             send(link, {**header, "tensors": described}, arrays)
         except ConnectionError:
-            _receive(link)  # it has said why before it hung up
+            take(link)  # it has said why before it hung up
             raise
 
 
 def _loss(link: socket.socket, limit_bytes: int | None) -> float:
     """The loss of the next step that is answered; MemoryError where it held too much."""
-    answer, _ = _receive(link)
+    answer, _ = take(link)
     if limit_bytes is not None and (answer["peak_bytes"] or 0) > limit_bytes:
         raise MemoryError(f"training grew to {answer['peak_bytes']} bytes")
     return float(answer["loss"])
-
-
-def _receive(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    with _told():
-        answer, arrays = receive(link)
-    if "error" not in answer:
-        return answer, arrays
-    if answer["out_of_memory"]:
-        raise MemoryError(answer["error"])
-    raise BoardError(f"the board's GPU trainer failed: {answer['error']}")

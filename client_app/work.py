@@ -11,21 +11,17 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
-from client_app import board_gpu
+from client_app.report import device_report, gpu_trainer
 from client_app.scoring import score_order
 from client_app.state import DeviceState
 from client_app.training import Refusal, Trained, train
-from devices.node import node_report
 from devices.probe import probe_machine
-from devices.report import DeviceReport
 from devices.state import node_state_dir
-from devices.validation import check_text
 from messages.bound import bounded
 from messages.error import MessageError
 from messages.layouts import class_spans, returned_layout, sent_layout
@@ -135,7 +131,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
     if not batch.shared_process:
         # After the work, so that the report is of the device as the next round finds it.
         traffic_bytes = sum(map(len, arrays)) + sum(map(len, out))
-        report = _device_report(config, traffic_bytes).to_json()
+        report = device_report(config, traffic_bytes).to_json()
         updates = [update.model_copy(update={"report": report}) for update in updates]
     return Reply(run=batch.run, round=batch.round, updates=updates, sums=headers).model_dump_json(), out
 
@@ -256,20 +252,7 @@ def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int 
 
 def _report(config: NodeConfig) -> tuple[str, list[bytes]]:
     """Which device this node carries, and what it can spend now."""
-    return NodeReport(device=_own_device(config), report=_device_report(config).to_json()).model_dump_json(), []
-
-
-def _device_report(config: NodeConfig, traffic_bytes: int = 0) -> DeviceReport:
-    """The node's report, with the GPU of the board's trainer where it has one."""
-    report = node_report(config, node_state_dir(config), traffic_bytes=traffic_bytes)
-    path = _trainer(config)
-    if path is None:
-        return report
-    try:
-        return replace(report, accelerator=board_gpu.about(path)["device"])
-    except board_gpu.BoardError as error:  # the report tells what this device has now
-        log.warning("%s", error)
-        return report
+    return NodeReport(device=_own_device(config), report=device_report(config).to_json()).model_dump_json(), []
 
 
 def preload(kind: str, text: str, config: NodeConfig) -> None:
@@ -310,13 +293,7 @@ def _state_dir(batch: Batch | EvaluationBatch, config: NodeConfig) -> str:
 
 
 def _board(batch: Batch | EvaluationBatch, config: NodeConfig) -> Path | None:
-    return None if batch.shared_process else _trainer(config)
-
-
-def _trainer(config: NodeConfig) -> Path | None:
-    """Where the trainer listens that has the board's GPU: `gpu-trainer` in the node config."""
-    path = config.get("gpu-trainer")
-    return None if path is None else Path(check_text(path, "node config gpu-trainer"))
+    return None if batch.shared_process else gpu_trainer(config)
 
 
 def _own_device(config: NodeConfig) -> int:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from client_app.report import device_report
 from devices.bandwidth import make_server, read_token
-from devices.node import node_report
 from devices.report import DeviceReport
-from devices.state import node_state_dir
 
 PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")  # Flower takes no notice of what is not like this
 
@@ -20,7 +19,7 @@ def own_report(node_config: str, state_dir: Path | None) -> DeviceReport:
     config = read_node_config(node_config)
     if state_dir is not None:
         config["state-dir"] = str(state_dir)
-    return node_report(config, node_state_dir(config))
+    return device_report(config)
 
 
 def read_node_config(text: str) -> dict[str, Any]:

@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from client_app import board_gpu, work, worker
-from client_app.board_gpu import BoardError, trace
+from client_app.board_gpu import trace
+from client_app.board_link import BoardError, about
 from client_app.memory import SEGMENTS_BYTES, MemoryMeter, memory_limit
 from client_app.objectives import local_loss
 from client_app.training import _fit
@@ -40,6 +41,7 @@ from models.resnet import ResNet18
 from models.vgg import Vgg
 from models.vit import VitTiny
 from tests.client_app.work_orders import LENET, batch, payload, work_order
+from wildflower.devices import own_report
 
 TRAINER = Path(__file__).parents[2] / "deploy" / "jetson" / "gpu_trainer.py"
 SMALL = (1, 16, 16)
@@ -194,9 +196,10 @@ def test_what_it_cannot_compute_is_trained_on_the_cpu_and_said(trainer, tmp_path
     assert "has no 'ordered dropout': trained on the CPU" in caplog.text
 
 
-def test_a_node_reports_its_gpu(trainer, tmp_path):
+def test_a_node_reports_its_gpu_and_so_does_the_probe(trainer, tmp_path):
     reply, _ = answer(tmp_path, None, config={"gpu-trainer": str(trainer)}, kind="query")
     assert parse(NodeReport, reply).report["accelerator"] == "cpu"
+    assert own_report(f'gpu-trainer="{trainer}"', tmp_path).accelerator == "cpu"
 
 
 # When something fails
@@ -256,7 +259,7 @@ def test_garbage_does_not_end_the_trainer(trainer, data):
         link.settimeout(10)
         with suppress(ConnectionResetError):  # it hangs up before it has read all
             assert link.recv(1) == b""
-    assert board_gpu.about(trainer)["device"] == "cpu"
+    assert about(trainer)["device"] == "cpu"
 
 
 def begin(**changes):
@@ -293,7 +296,7 @@ def test_what_it_is_wrongly_asked_is_said(trainer, header, words):
         answer, _ = worker.receive(link)
     assert words in answer["error"]
     assert not answer["out_of_memory"]
-    assert board_gpu.about(trainer)["device"] == "cpu"
+    assert about(trainer)["device"] == "cpu"
 
 
 def test_an_operator_it_does_not_know_is_named():

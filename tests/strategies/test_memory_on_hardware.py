@@ -19,7 +19,7 @@ HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "memory-fraction"
 
 def device_with(monkeypatch, free_bytes, **fields):
     report = DeviceReport("board", memory_total_bytes=10 * free_bytes, memory_available_bytes=free_bytes, **fields)
-    monkeypatch.setattr(work, "node_report", lambda config, folder, traffic_bytes=0: report)
+    monkeypatch.setattr(work, "device_report", lambda config, traffic_bytes=0: report)
     monkeypatch.setattr(work, "probe_machine", lambda: report)
 
 
@@ -131,7 +131,7 @@ def test_a_killed_child_lowers_its_devices_budget_once(tmp_path, monkeypatch):
     strategy, scorer = started(small_config(tmp_path, **keys))
     device_with(monkeypatch, 10 * with_message(costs(strategy)[1.0]))
 
-    def killed(*arguments):
+    def killed(*arguments, **options):
         raise Refusal("the kernel killed the work", overrun=True)
 
     monkeypatch.setattr(work, "train", killed)
@@ -155,10 +155,10 @@ def test_after_an_overrun_the_device_gets_a_smaller_model_and_slowly_the_old_one
     device_with(monkeypatch, with_message(needed[1.0]) * 11 // 10)
     good = work.train
 
-    def train(order, *arguments):
+    def train(order, *arguments, **options):
         if order.predicted_memory_bytes == needed[1.0].peak_training_memory_bytes and rounds < 3:
             raise Refusal("out of memory after 5 bytes", overrun=True)
-        return good(order, *arguments)
+        return good(order, *arguments, **options)
 
     monkeypatch.setattr(work, "train", train)
     grid = connected_grid(1, tmp_path)
