@@ -72,6 +72,14 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def own_bytes() -> int:
+    """Memory that the system gets back when this process ends: what it shares with no other."""
+    try:
+        return int(psutil.Process().memory_full_info().uss)
+    except (psutil.AccessDenied, AttributeError, NotImplementedError):  # not on every kernel
+        return 0
+
+
 def _reset_high_water_mark() -> bool:
     try:
         Path("/proc/self/clear_refs").write_text("5")

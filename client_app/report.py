@@ -16,12 +16,15 @@ from devices.validation import check_text
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
-def device_report(config: Mapping[str, object], traffic_bytes: int = 0) -> DeviceReport:
+def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_bytes: int = 0) -> DeviceReport:
     """The report of the node that a node config describes, with the GPU of the board's trainer where it has one.
 
-    `traffic_bytes` is as of `devices.node.node_report`. Raises ValueError where the config does not say what it must.
+    `traffic_bytes` is as of `devices.node.node_report`; `left_bytes` are held by a process that is about to end.
+    Raises ValueError where the config does not say what it must.
     """
     report = node_report(config, node_state_dir(config), traffic_bytes=traffic_bytes)
+    free_bytes = min(report.memory_available_bytes + left_bytes, report.memory_total_bytes)
+    report = replace(report, memory_available_bytes=free_bytes)
     path = gpu_trainer(config)
     if path is None:
         return report

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from client_app.memory import own_bytes
 from client_app.report import device_report, gpu_trainer
 from client_app.scoring import score_order
 from client_app.state import DeviceState
@@ -80,6 +81,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
     out: list[bytes] = []
     sums: dict[int, tuple[WorkOrder, WeightedSum, list[int]]] = {}
     own_device = None if batch.shared_process else _own_device(config)
+    before_bytes = 0 if batch.shared_process else own_bytes()
     models: dict[int, tuple[int, Network]] = {}  # order -> its device and what it trained, of orders that teach later
     for place, order in enumerate(batch.orders):
         started = time.perf_counter()
@@ -129,9 +131,11 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         )
         out.append(int64_bytes(total.total))
     if not batch.shared_process:
-        # After the work, so that the report is of the device as the next round finds it.
+        # After the work, so that the report is of the device as the next round finds it: without what the work has left
+        # in this process, which is about to end.
         traffic_bytes = sum(map(len, arrays)) + sum(map(len, out))
-        report = device_report(config, traffic_bytes).to_json()
+        left_bytes = max(0, own_bytes() - before_bytes) if device.type == "cpu" else 0
+        report = device_report(config, traffic_bytes, left_bytes=left_bytes).to_json()
         updates = [update.model_copy(update={"report": report}) for update in updates]
     return Reply(run=batch.run, round=batch.round, updates=updates, sums=headers).model_dump_json(), out
 

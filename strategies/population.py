@@ -100,8 +100,8 @@ class Population(ABC):
         """A device sent a new report with its update."""
 
     @abstractmethod
-    def failed(self, device: int) -> None:
-        """A device did not answer as it should: its last report is not to be trusted."""
+    def ask_again(self, device: int) -> None:
+        """What a device last reported is not to be trusted: ask it before it is sampled again."""
 
     def newest_reports(self) -> list[NodeState]:
         """What the nodes of real devices said last; simulated devices have none."""
@@ -199,7 +199,7 @@ class SimulatedDevices(Population):
     def replied(self, device: int, report: DeviceReport) -> None:
         """Simulated devices send none: the fleet file knows."""
 
-    def failed(self, device: int) -> None:
+    def ask_again(self, device: int) -> None:
         """The fleet file still holds."""
 
     def _wait_for_workers(self, grid: Grid) -> list[int]:
@@ -226,10 +226,10 @@ class _Known:
 class ConnectedDevices(Population):
     """One device per connected node; each says by QUERY which device it is and what it can spend.
 
-    A node is asked again when its report is older than `report_max_age_seconds`, when it failed, or when it was left
-    working at a deadline; a node that does not answer is busy or gone, and is left out of the round. Nobody waits for a
-    busy node while others are free: its answer is looked for when devices are next sampled. Where all are busy, the
-    next round begins when the first of them answers.
+    A node is asked again when its report is older than `report_max_age_seconds`, when it failed, when its device could
+    afford nothing, or when it was left working at a deadline; a node that does not answer is busy or gone, and is left
+    out of the round. Nobody waits for a busy node while others are free: its answer is looked for when devices are next
+    sampled. Where all are busy, the next round begins when the first of them answers.
     """
 
     poll_seconds = 0.2
@@ -328,8 +328,8 @@ class ConnectedDevices(Population):
         known.report, known.seen = report, time.monotonic()
         known.reported = known.seen
 
-    def failed(self, device: int) -> None:
-        """Ask this device for a report before it is sampled again."""
+    def ask_again(self, device: int) -> None:
+        """Its report counts as old."""
         if device in self._known:
             self._known[device].seen = float("-inf")
 

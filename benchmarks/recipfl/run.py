@@ -44,4 +44,7 @@ METHODS = {
 if __name__ == "__main__":
     fleet = f"fleet={HERE / 'fleet.toml'}"
     methods = {method: [fleet, *sets] for method, sets in METHODS.items()}
-    main(Study(HERE / "table.toml", methods, once=("recipfl-large-only", "recipfl-divergence"), general=False), __doc__ or "")
+    main(
+        Study(HERE / "table.toml", methods, once=("recipfl-large-only", "recipfl-divergence"), general=False),
+        __doc__ or "",
+    )

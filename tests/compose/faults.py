@@ -262,8 +262,10 @@ def test_a_link_at_2_mbit_per_s_is_seen_and_makes_a_smaller_model(deployment):
         assert 1.5 <= report["up_mbit_per_s"] <= 2.5
         # A node that has spent its share of the traffic measures no more: this one begins anew.
         run("docker", "exec", deployment.container("node-3"), "sh", "-c", "rm -f /state/links.json")
-        deployment.finish(deployment.start_run("shaped", "rounds=1"), "shaped", 600)
-        (after,) = (d for d in deployment.journal("shaped", "devices") if d["device"] == 3)
+        process = deployment.start_run("shaped", "rounds=100", "evaluate-every=100")
+        wait_for_round(deployment, "shaped", 1, process, 600)
+        deployment.stop_run(process, "shaped")
+        after, *_ = (d for d in deployment.journal("shaped", "devices") if d["device"] == 3)
         assert after["outcome"] == "trained"
         assert after["budget"]["payload_bytes"] <= 2.5e6 / 8 * 20
         assert after["parameters"] < before[3]["parameters"]
@@ -292,49 +294,44 @@ def test_a_killed_node_costs_its_round_and_comes_back_with_its_state(deployment)
     assert back["loss"] < first["loss"] / 2, (first, back)
 
 
-def test_a_link_that_is_gone_for_20_seconds_costs_no_reply(deployment):
-    process = deployment.start_run("brief-cut", *QUICK, "rounds=3", "deadline-seconds=200")
-    wait_for_round(deployment, "brief-cut", 1, process, 300)
-    node = deployment.container("node-1")
-    deployment.when_training("node-1")
-    run("docker", "network", "disconnect", NETWORK, node)
-    cut = time.monotonic()
-    wait_for("20 seconds without a link", lambda: time.monotonic() - cut >= 20, 30)
-    run("docker", "network", "connect", NETWORK, node)
-    deployment.finish(process, "brief-cut", 300)
-    rounds, devices = deployment.journal("brief-cut"), deployment.journal("brief-cut", "devices")
-    assert [d["outcome"] for d in devices] == ["trained"] * 12
-    # The reply came over the link that was back: its round took longer than the cut, and the training did not.
-    longest = max(rounds[1:], key=lambda record: record["wall_seconds"])
-    (reply,) = (d for d in devices if d["device"] == 1 and d["round"] == longest["round"])
-    assert longest["wall_seconds"] > 20 > reply["seconds"], (longest, reply)
-
-
-def test_a_link_that_is_gone_for_100_seconds_costs_its_round_and_the_node_returns(deployment):
+def test_a_link_gone_for_20_seconds_costs_no_reply_and_one_gone_for_100_seconds_costs_its_round(deployment):
     settings = ("rounds=100", "evaluate-every=100", "deadline-seconds=200")
-    process = deployment.start_run("long-cut", *QUICK, *settings)
-    wait_for_round(deployment, "long-cut", 1, process, 300)
-    node = deployment.container("node-2")
-    deployment.when_training("node-2")
-    run("docker", "network", "disconnect", NETWORK, node)
-    cut = time.monotonic()
-    wait_for("100 seconds without a link", lambda: time.monotonic() - cut >= 100, 110)
-    meanwhile = len(deployment.journal("long-cut"))
-    run("docker", "network", "connect", NETWORK, node)
-    lost = wait_for_device(deployment, "long-cut", 2, 1, process, 100, trained=False)
-    back = wait_for_device(deployment, "long-cut", 2, lost["round"], process, 300)
-    deployment.stop_run(process, "long-cut")
-    devices = deployment.journal("long-cut", "devices")
-    assert meanwhile > lost["round"], "no round without the node ended while its link was gone"
-    for number in range(lost["round"], meanwhile + 1):
+    process = deployment.start_run("cut", *QUICK, *settings)
+    wait_for_round(deployment, "cut", 1, process, 300)
+
+    def cut(service: str, seconds: float) -> None:
+        """When a node trains, take its link away for so long."""
+        node = deployment.container(service)
+        deployment.when_training(service)
+        run("docker", "network", "disconnect", NETWORK, node)
+        gone = time.monotonic()
+        wait_for(f"{seconds:g} seconds without a link", lambda: time.monotonic() - gone >= seconds, seconds + 10)
+        run("docker", "network", "connect", NETWORK, node)
+
+    hit = len(deployment.journal("cut")) + 1
+    with ThreadPoolExecutor() as pool:
+        brief, long = pool.submit(cut, "node-1", 20), pool.submit(cut, "node-2", 100)
+        brief.result()
+        assert len(deployment.journal("cut")) < hit, "the round did not wait for the reply"
+        long.result()
+    meanwhile = len(deployment.journal("cut"))
+    lost = wait_for_device(deployment, "cut", 2, 1, process, 100, trained=False)
+    back = wait_for_device(deployment, "cut", 2, lost["round"], process, 300)
+    deployment.stop_run(process, "cut")
+    devices = deployment.journal("cut", "devices")
+    assert lost["round"] == hit < meanwhile, "no round without the node ended while its link was gone"
+    for number in range(1, meanwhile + 1):
         others = {d["device"]: d["outcome"] for d in devices if d["round"] == number and d["device"] != 2}
         assert others == TRAINED_BUT_2
     assert lost["outcome"].startswith("failed: the node is offline"), lost
     assert back["node"] == lost["node"]
+    # The reply came over the link that was back: the cut took longer than the training.
+    (reply,) = (d for d in devices if d["device"] == 1 and d["round"] == hit)
+    assert reply["seconds"] < 20
 
 
 def test_a_killed_superlink_comes_back_and_the_run_is_resumed(deployment):
-    settings = ("rounds=3", "deadline-seconds=200", *QUICK)
+    settings = ("rounds=2", "deadline-seconds=200", *QUICK)
     undisturbed = deployment.start_run("undisturbed", *settings)
     deployment.finish(undisturbed, "undisturbed", 600)
     process = deployment.start_run("killed", *settings)
@@ -345,11 +342,11 @@ def test_a_killed_superlink_comes_back_and_the_run_is_resumed(deployment):
     assert "--set resume=true --set run-name=killed" in deployment.output("killed")
     run("docker", "start", deployment.container("superlink"))
     wait_for("the SuperLink is healthy", lambda: deployment.state("superlink")["Health"]["Status"] == "healthy", 120)
-    assert 1 <= len(deployment.journal("killed")) <= 2, "it was not killed in the middle of the run"
+    assert len(deployment.journal("killed")) == 1, "it was not killed in the middle of the run"
     deployment.finish(deployment.start_run("killed", "resume=true", *settings), "killed", 600)
-    assert [record["round"] for record in deployment.journal("killed")] == [1, 2, 3]
+    assert [record["round"] for record in deployment.journal("killed")] == [1, 2]
     devices = deployment.journal("killed", "devices")
-    assert [d["outcome"] for d in devices] == ["trained"] * 12
+    assert [d["outcome"] for d in devices] == ["trained"] * 8
     assert len({(d["device"], d["node"]) for d in devices}) == 4, "nodes have other ids than before"
     folder = run("docker", "exec", deployment.container("superlink"), "ls", "/runs/killed/checkpoint").split()
     (file,) = (name for name in folder if name.endswith(".safetensors"))

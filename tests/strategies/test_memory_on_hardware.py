@@ -19,7 +19,7 @@ HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "memory-fraction"
 
 def device_with(monkeypatch, free_bytes, **fields):
     report = DeviceReport("board", memory_total_bytes=10 * free_bytes, memory_available_bytes=free_bytes, **fields)
-    monkeypatch.setattr(work, "device_report", lambda config, traffic_bytes=0: report)
+    monkeypatch.setattr(work, "device_report", lambda config, traffic_bytes=0, left_bytes=0: report)
     monkeypatch.setattr(work, "probe_machine", lambda: report)
 
 
@@ -186,3 +186,34 @@ def test_a_checkpoint_without_factors_lowers_nobody(tmp_path):
     del state.values["memory_factors"]
     strategy.load_state_dict(state)
     assert strategy.population.memory_factors() == {}
+
+
+def test_a_device_that_could_afford_nothing_is_asked_again_in_the_next_round(tmp_path, monkeypatch):
+    strategy, scorer = started(small_config(tmp_path, **HARDWARE))
+    needed = costs(strategy)[0.25]
+    device_with(monkeypatch, with_message(needed) - 1)
+    grid = connected_grid(1, tmp_path)
+    [device] = strategy.run_round(grid, 1, scorer).devices
+    assert device["outcome"].startswith("skipped: no architecture")
+    device_with(monkeypatch, with_message(needed))
+    [device] = strategy.run_round(grid, 2, scorer).devices
+    assert device["outcome"] == "trained"
+    assert [m.metadata.message_type for m in grid.sent].count("query") == 2
+    [device] = strategy.run_round(grid, 3, scorer).devices
+    assert [m.metadata.message_type for m in grid.sent].count("query") == 2  # it trained, and said so itself
+
+
+def test_a_report_after_work_counts_what_the_work_has_left_as_free(tmp_path, monkeypatch):
+    held, told = iter([1000, 1700]), []
+    monkeypatch.setattr(work, "own_bytes", lambda: next(held))
+    report = DeviceReport("board", memory_total_bytes=10**10, memory_available_bytes=10**9)
+
+    def device_report(config, traffic_bytes=0, left_bytes=0):
+        told.append(left_bytes)
+        return report
+
+    monkeypatch.setattr(work, "device_report", device_report)
+    monkeypatch.setattr(work, "probe_machine", lambda: report)
+    strategy, scorer = started(small_config(tmp_path, **HARDWARE))
+    strategy.run_round(connected_grid(1, tmp_path), 1, scorer)
+    assert told == [0, 700]

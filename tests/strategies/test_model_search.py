@@ -216,7 +216,7 @@ def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_nex
         return DeviceReport("board", memory_total_bytes=10 * large, memory_available_bytes=free[0])
 
     monkeypatch.setattr(client_module, "probe_machine", report)
-    monkeypatch.setattr(client_module, "device_report", lambda config, traffic_bytes=0: report())
+    monkeypatch.setattr(client_module, "device_report", lambda config, traffic_bytes=0, left_bytes=0: report())
     grid = connected_grid(1, tmp_path)
     send = grid.push_messages
 

@@ -132,7 +132,7 @@ def test_a_report_is_asked_for_again_when_it_is_old_or_the_device_failed(clock):
     assert queries(grid) == [1, 2, 3]
     clock.now += 59
     population.replied(1, population.report(1))  # a newer one came with an update
-    population.failed(2)
+    population.ask_again(2)
     sample(population, grid)
     assert queries(grid) == [1, 2, 3, 3]
     clock.now += 10
@@ -184,7 +184,7 @@ def test_a_node_that_reports_no_more_is_left_out(code, clock):
     grid, population = InProcessGrid(client, 3, config), connected()
     assert sample(population, grid) == [0, 1, 2]
     grid.broken = {1: code}
-    population.failed(0)
+    population.ask_again(0)
     assert sample(population, grid) == [1, 2]
     assert population.connected(grid, [0, 1, 2]) == [1, 2]
     del grid.contexts[3]
@@ -281,7 +281,7 @@ def test_the_newest_report_of_every_node_is_kept_with_its_age(clock):
     sample(population, grid)
     clock.now += 20
     population.replied(1, DeviceReport("newer", memory_total_bytes=10, memory_available_bytes=5))
-    population.failed(0)
+    population.ask_again(0)
     population.overran(0, predicted=1.0)
     clock.now += 3
     first, second = population.newest_reports()
