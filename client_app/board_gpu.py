@@ -154,13 +154,11 @@ def trace(model: Network, loss: Loss) -> LossGraph:
         arguments, options = as_json(node.args), {key: as_json(value) for key, value in node.kwargs.items()}
         if node.op == "get_attr":
             name = str(node.target)
-            if name.startswith("model."):
-                values[node] = {"tensor": name.removeprefix("model.")}
-                continue
-            constants[name] = constant = operator.attrgetter(name)(whole)
-            if constant.requires_grad:
-                raise BoardError("a term of the loss does not depend on the batch, so that it cannot be traced")
-            values[node] = {"tensor": name}
+            if not name.startswith("model."):
+                constants[name] = operator.attrgetter(name)(whole)
+                if constants[name].requires_grad:
+                    raise BoardError("a term of the loss does not depend on the batch, so that it cannot be traced")
+            values[node] = {"tensor": name.removeprefix("model.")}
         elif node.op == "call_module":
             module = whole.get_submodule(str(node.target))
             if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "approximate", "none") != "none":

@@ -123,26 +123,27 @@ def train(
     if teacher is not None:
         teacher.to(device).eval().requires_grad_(False)
     kind = order.objective.kind
-    on_board = board is not None and kind in board_gpu.OBJECTIVES
-    if board is not None and not on_board and not statistics:
-        log.warning("Device %s: the board's GPU trainer has no %r: trained on the CPU", order.device, kind)
-    objective = Objective() if on_board and kind == "proximal" else order.objective  # it pulls by itself
+    if board is not None and kind not in board_gpu.OBJECTIVES:
+        board = None
+        if not statistics:
+            log.warning("Device %s: the board's GPU trainer has no %r: trained on the CPU", order.device, kind)
+    objective = Objective() if board and kind == "proximal" else order.objective  # the board's trainer pulls by itself
     loss = local_loss(objective, model, (class_counts > 0).to(device), family, architecture, order.seed, teacher)
     batches = batches_of(task, shard, training, generator, device, once=statistics)
     dynamic: DynamicRegularizer | None = None
     correction = state.load("correction", round_number) if order.objective.alpha else None
     if order.objective.alpha:
         dynamic = DynamicRegularizer(model, order.objective.alpha, correction)
-        loss = loss if on_board else dynamic.added_to(loss)
+        loss = loss if board else dynamic.added_to(loss)
     mean_loss: float | None = None
-    board_peak_bytes: int | None = None
+    measured_bytes: int | None = None
     computing = [model] if teacher is None else [model, teacher]
     with within_limits(order, available_bytes, device, meter, *computing) as watched:
         if statistics:
             take_statistics(model, batches)
-        elif board is not None and on_board:
+        elif board is not None:
             try:
-                mean_loss, board_peak_bytes = board_gpu.fit(
+                mean_loss, measured_bytes = board_gpu.fit(
                     board,
                     model,
                     loss,
@@ -171,7 +172,8 @@ def train(
         own = {name: value for name, value in returned.items() if name.endswith(STATISTICS)}
         if own:
             state.save(_statistics_key(key), round_number, own)
-    measured_bytes = board_peak_bytes if on_board else None if available_bytes is None else meter.peak_bytes()
+    if board is None and available_bytes is not None:
+        measured_bytes = meter.peak_bytes()
     return Trained(
         model,
         {entry.name: returned[entry.name] for entry in wanted.entries},

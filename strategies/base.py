@@ -351,7 +351,6 @@ class Strategy(FlowerStrategy):
         architectures = wanted(budget)
         if not architectures:
             why = "skipped: no architecture of this strategy fits the budget"
-            self.population.ask_again(device)  # it may have more by then, and has no update to say so with
             return [Assignment(device, self.population.tier(device), budget, None, outcome=why)]
         self.tier_architectures[self.population.tier(device)] = architectures[0]
         orders: list[Assignment] = []
@@ -438,7 +437,7 @@ class Strategy(FlowerStrategy):
             if a.given is not None:  # under a fleet the late ones are not trained, but they too are sent their weights
                 self._bytes["down"] += work.bytes_down(a)
                 self._bytes["up"] += work.bytes_up(a) if a.outcome == "trained" else 0
-            if a.node is not None and a.outcome != "trained":
+            if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now
                 self.population.ask_again(a.device)
         overran = by_device(a for a in work.assignments if a.update is not None and a.update.overrun)
         for device, orders in overran.items():  # lowered once: a child that is killed loses all orders of its device

@@ -9,6 +9,7 @@ from benchmarks.method_table import Study, main
 
 HERE = Path(__file__).resolve().parent
 SMALL = "family-arguments=conv_channels = [6, 3], hidden = [84]"
+DEPTHFL = ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", "both-models=true"]
 METHODS = {
     "all-small": ["strategy=fedavg", "family=lenet5", SMALL, "widths=1"],
     # A federation of the large model and one of the small model.
@@ -16,21 +17,9 @@ METHODS = {
     "exclusive-both": ["strategy=fedavg", "fedavg.use=affordable", "both-models=true"],
     # The narrow cut has 5,692 parameters, the small model of the others 5,593.
     "heterofl": ["strategy=heterofl", "family=lenet5", "family-arguments=", "widths=1, 0.33", "both-models=true"],
-    "depthfl": [
-        "strategy=depthfl",
-        "family=lenet5",
-        "family-arguments=exits = [1, 2]",
-        "depthfl.ramp-rounds=100",
-        "both-models=true",
-    ],
+    "depthfl": [*DEPTHFL, "family-arguments=exits = [1, 2]"],
     # DepthFL's weak model has 8,818 parameters and its strong one 53,120, with both heads; here 5,882 and 49,384.
-    "depthfl-narrow": [
-        "strategy=depthfl",
-        "family=lenet5",
-        "family-arguments=conv_channels = [4, 16], exits = [1, 2]",
-        "depthfl.ramp-rounds=100",
-        "both-models=true",
-    ],
+    "depthfl-narrow": [*DEPTHFL, "family-arguments=conv_channels = [4, 16], exits = [1, 2]"],
     # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs (docs/methods.md).
     "recipfl": ["strategy=recipfl", "recipfl.tile=0"],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.

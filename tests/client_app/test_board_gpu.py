@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,23 +213,29 @@ def test_work_fails_where_no_trainer_answers_and_the_report_has_no_gpu(tmp_path)
     assert update.report["accelerator"] is None
 
 
-def test_a_trainer_without_memory_is_an_overrun(tmp_path):
-    path = tmp_path / "gpu.sock"
+@contextmanager
+def another_trainer(folder, serve):
+    """A trainer that does what `serve` does with its listening socket; its address."""
+    path = folder / "gpu.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(2)
-
-        def out_of_memory():
-            for answer in ({"error": "RuntimeError: CUDA out of memory", "out_of_memory": True}, {"device": "Orin"}):
-                link, _ = listener.accept()
-                with link:
-                    worker.receive(link)
-                    worker.send(link, answer, [])
-
-        thread = threading.Thread(target=out_of_memory)
+        thread = threading.Thread(target=serve, args=[listener])
         thread.start()
-        update = parse(Reply, answer(tmp_path, work_order(1), config={"gpu-trainer": str(path)})[0]).updates[0]
+        yield path
         thread.join()
+
+
+def test_a_trainer_without_memory_is_an_overrun(tmp_path):
+    def out_of_memory(listener):
+        for answer in ({"error": "RuntimeError: CUDA out of memory", "out_of_memory": True}, {"device": "Orin"}):
+            link, _ = listener.accept()
+            with link:
+                worker.receive(link)
+                worker.send(link, answer, [])
+
+    with another_trainer(tmp_path, out_of_memory) as path:
+        update = parse(Reply, answer(tmp_path, work_order(1), config={"gpu-trainer": str(path)})[0]).updates[0]
     assert update.outcome.startswith("refused: out of memory on the board's GPU, this device has free")
     assert update.outcome.endswith("RuntimeError: CUDA out of memory")
     assert update.overrun
@@ -308,27 +314,20 @@ def test_an_operator_it_does_not_know_is_named():
 
 
 def test_training_that_outgrows_its_order_is_an_overrun(tmp_path):
-    path = tmp_path / "gpu.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(2)
+    def grows(listener):
+        link, _ = listener.accept()
+        with link:
+            worker.receive(link)
+            worker.send(link, {"begun": True}, [])
+            worker.receive(link)
+            worker.send(link, {"loss": 1.0, "peak_bytes": 10**15}, [])
+            with suppress(EOFError, ConnectionResetError):
+                while True:
+                    worker.receive(link)
+        listener.close()  # and answers nothing more
 
-        def grows():
-            link, _ = listener.accept()
-            with link:
-                worker.receive(link)
-                worker.send(link, {"begun": True}, [])
-                worker.receive(link)
-                worker.send(link, {"loss": 1.0, "peak_bytes": 10**15}, [])
-                with suppress(EOFError, ConnectionResetError):
-                    while True:
-                        worker.receive(link)
-            listener.close()  # and answers nothing more
-
-        thread = threading.Thread(target=grows)
-        thread.start()
+    with another_trainer(tmp_path, grows) as path:
         update = parse(Reply, answer(tmp_path, work_order(1), config={"gpu-trainer": str(path)})[0]).updates[0]
-        thread.join()
     assert update.overrun
     assert update.outcome.endswith(f"training grew to {10**15} bytes")
 
