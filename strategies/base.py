@@ -201,13 +201,12 @@ class Strategy(FlowerStrategy):
     def state_dict(self) -> State:
         """Everything a resumed run needs beside the configuration and the round's number."""
         tiers = {tier: a.to_json() for tier, a in self.tier_architectures.items()}
-        return State({}, {"tiers": tiers, "memory_factors": self.population.memory_factors()})
+        return State({}, {"tiers": tiers, **self.population.state_dict()})
 
     def load_state_dict(self, state: State) -> None:
         """Restore `state_dict`; ValueError where it is of another model."""
         self.tier_architectures = {t: Architecture.from_json(a) for t, a in state.values["tiers"].items()}
-        # Checkpoints of earlier versions have none: nobody had been lowered.
-        self.population.restore_memory_factors(state.values.get("memory_factors", {}))
+        self.population.load_state_dict(state.values)
 
     # The round -------------------------------------------------------------------------------------------------------
 

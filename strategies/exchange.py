@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -40,6 +40,26 @@ def failure_of(reply: Message) -> Failure | None:
     why = _ERRORS.get(reply.error.code, f"Flower error {reply.error.code}")
     lines = (reply.error.reason or "").strip().splitlines()
     return Failure(f"{why}: {lines[-1]}" if lines else why, late=reply.error.code == 3)
+
+
+def pull(grid: Grid, message_ids: Iterable[str]) -> Iterator[tuple[str, Message | Failure]]:
+    """Yield the replies that have come, each with the message that it answers; a Failure where one cannot be read.
+
+    They are fetched one by one: a node of the federation can send what Flower cannot make a message of, which must cost
+    neither the run nor the others' replies that would have come with it.
+
+    Raises:
+        What Flower raises where the SuperLink cannot be reached or has ended the run.
+    """
+    for message_id in message_ids:
+        try:
+            replies = list(grid.pull_messages([message_id]))
+        except Exception as error:  # of many kinds, by what is wrong with the reply
+            grid.get_node_ids()  # fails likewise where it is not the reply's fault
+            yield message_id, Failure(f"the reply cannot be read: {type(error).__name__}: {error}"[:200])
+            continue
+        # Flower may deliver a reply twice.
+        yield from ((message_id, failure_of(reply) or reply) for reply in replies[:1])
 
 
 def exchange(
@@ -84,24 +104,26 @@ def exchange(
             todo = []
             if not open_batches:
                 return
-            # Flower may deliver a reply twice; only the first finds its batch.
-            for reply in grid.pull_messages(list(open_batches)):
-                entry = open_batches.pop(reply.metadata.reply_to_message_id, None)
-                if entry is None:
-                    continue
-                node, batch = entry
+            asked_at = time.monotonic()
+            asking_seconds = 0.0
+            for message_id, reply in pull(grid, list(open_batches)):
+                asking_seconds += time.monotonic() - asked_at
+                node, batch = open_batches.pop(message_id)
                 todo.append(node)
-                yield batch, failure_of(reply) or reply
-                if reply.has_content():
+                yield batch, reply
+                if isinstance(reply, Message) and reply.has_content():
                     release(reply.content)
+                asked_at = time.monotonic()
+            asking_seconds += time.monotonic() - asked_at
             if end is not None and time.monotonic() >= end:
                 break
             if todo:
                 waiting_since = time.monotonic()
             else:
-                # The longer the work, the less often it is looked for: that adds 2 % to the wait at most.
+                # The longer the work, the less often it is looked for: that adds 2 % to the wait at most. Many nodes take
+                # long to be looked after: for most of the time the SuperLink is left to them.
                 waited_seconds = time.monotonic() - waiting_since
-                pause = min(max(poll_seconds, waited_seconds / 50), 10 * poll_seconds)
+                pause = max(min(max(poll_seconds, waited_seconds / 50), 10 * poll_seconds), 4 * asking_seconds)
                 time.sleep(pause if end is None else max(0.0, min(pause, end - time.monotonic())))
         late = [batch for _, batch in open_batches.values()] + [batch for queue in queues.values() for batch in queue]
         busy.update(node for node, _ in open_batches.values())

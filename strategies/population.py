@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import Message, MessageType, RecordDict
@@ -20,7 +21,7 @@ from devices.report import DeviceReport
 from messages.orders import NodeReport
 from messages.packing import MessageError
 from messages.wire import from_records
-from strategies.exchange import Failure, exchange, failure_of
+from strategies.exchange import Failure, exchange, pull
 
 # What an overrun leaves of a device's budget, and what a round gives back of it.
 OVERRUN_FACTOR, RECOVERY = 0.7, 1.05
@@ -124,13 +125,14 @@ class Population(ABC):
         raised = {device: factor * RECOVERY for device, factor in self._factors.items()}
         self._factors = {device: factor for device, factor in raised.items() if factor < 1}
 
-    def memory_factors(self) -> dict[str, float]:
-        """The lowered budgets, for a checkpoint."""
-        return {str(device): factor for device, factor in sorted(self._factors.items())}
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON: the lowered budgets."""
+        return {"memory_factors": {str(device): factor for device, factor in sorted(self._factors.items())}}
 
-    def restore_memory_factors(self, factors: dict[str, float]) -> None:
-        """Set `memory_factors` of a checkpoint."""
-        self._factors = {int(device): float(factor) for device, factor in factors.items()}
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        # Checkpoints of earlier versions have none: nobody had been lowered.
+        self._factors = {int(device): float(factor) for device, factor in values.get("memory_factors", {}).items()}
 
 
 class SimulatedDevices(Population):
@@ -230,6 +232,10 @@ class ConnectedDevices(Population):
     afford nothing, or when it was left working at a deadline; a node that does not answer is busy or gone, and is left
     out of the round. Nobody waits for a busy node while others are free: its answer is looked for when devices are next
     sampled. Where all are busy, the next round begins when the first of them answers.
+
+    A device belongs to the node that first said that it carries it. Another node that says so is refused as long as
+    either that one or the one that carries the device now is connected: without node keys a restarted node has another
+    id, with them nobody takes a device from a node that is there.
     """
 
     poll_seconds = 0.2
@@ -253,7 +259,18 @@ class ConnectedDevices(Population):
             wait_seconds,
         )
         self._known: dict[int, _Known] = {}  # device ->
+        self._owners: dict[int, tuple[int, int]] = {}  # device -> the first node that carried it, and the last
         self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: also to whom devices belong."""
+        owners = {str(device): list(nodes) for device, nodes in sorted(self._owners.items())}
+        return {**super().state_dict(), "owners": owners}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        super().load_state_dict(values)
+        self._owners = {int(device): (first, last) for device, (first, last) in values.get("owners", {}).items()}
 
     def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
         """A uniform sample of the devices whose nodes answer. MessageError where no node is connected for long."""
@@ -341,11 +358,9 @@ class ConnectedDevices(Population):
             for message in grid.push_messages([query]):
                 self._asked[node] = message
         nodes = {message: node for node, message in self._asked.items()}
-        for reply in grid.pull_messages(list(nodes)) if nodes else []:
-            answered = nodes.pop(reply.metadata.reply_to_message_id, None)
-            if answered is not None:
-                del self._asked[answered]
-                self._learn(grid, answered, failure_of(reply) or reply)
+        for message, reply in pull(grid, list(nodes)):
+            del self._asked[nodes[message]]
+            self._learn(grid, nodes[message], reply)
 
     def _query(self, grid: Grid, nodes: list[int]) -> None:
         """Ask nodes for their reports, and wait for the answers."""
@@ -372,11 +387,13 @@ class ConnectedDevices(Population):
         except (ValueError, IndexError) as error:  # MessageError is a ValueError
             log(WARNING, "Node %s sent a report that is refused: %s", node, error)
             return
-        owner = self._known.get(answer.device)
-        if owner is not None and owner.node != node and owner.node in set(grid.get_node_ids()):
+        first, last = self._owners.get(answer.device, (node, node))
+        there = {first, last} & set(grid.get_node_ids())
+        if node != first and there - {node}:
             text = "Nodes %s and %s both say they carry device %s: the second is refused"
-            log(WARNING, text, owner.node, node, answer.device)
+            log(WARNING, text, min(there - {node}), node, answer.device)
             return
+        self._owners[answer.device] = (first, node)
         self.busy.discard(node)
         now = time.monotonic()
         self._known[answer.device] = _Known(node, report, now, now)

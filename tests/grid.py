@@ -13,9 +13,11 @@ Handler = Callable[[Message, Context], Message]
 
 
 class InProcessGrid(Grid):
-    """Nodes with the ids 1..n. Each pull answers what was pushed since, in the order that `order` gives.
+    """Nodes with the ids 1..n. Each pull answers what was pushed since.
 
-    Faults are set by test code: `silent` nodes never answer; `broken` node -> error code; `tamper` changes a reply.
+    Faults are set by test code: `silent` nodes never answer; `broken` node -> error code; `tamper` changes a reply;
+    `seen` is given the messages that a pull asks for and returns those that are answered. `turn` puts the messages that
+    are asked for in the order in which they are answered, one at a time, once each has been asked for in vain.
     """
 
     def __init__(self, app: Handler, nodes: int, node_config: Callable[[int], dict] | None = None) -> None:
@@ -27,10 +29,13 @@ class InProcessGrid(Grid):
         self.silent: set[int] = set()
         self.broken: dict[int, int] = {}
         self.tamper: Callable[[Message], Message] = lambda reply: reply
-        self.order: Callable[[list[Message]], list[Message]] = lambda messages: messages
+        self.seen: Callable[[list[Message]], list[Message]] = lambda messages: messages
+        self.turn: Callable[[list[str]], list[str]] | None = None
         self.duplicate = False
         self.sent: list[Message] = []
-        self._waiting: dict[str, Message] = {}
+        self.waiting: dict[str, Message] = {}
+        self._asked: dict[str, int] = {}  # message -> the newest question for it
+        self._questions = 0
 
     def set_run(self, run: object) -> None: ...
 
@@ -49,17 +54,17 @@ class InProcessGrid(Grid):
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
             self.sent.append(message)
-            self._waiting[message.metadata.message_id] = message
+            self.waiting[message.metadata.message_id] = message
             ids.append(message.metadata.message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = []
-        for message in self.order([self._waiting[i] for i in message_ids if i in self._waiting]):
+        for message in self.seen([self.waiting[i] for i in message_ids if i in self.waiting]):
             node = message.metadata.dst_node_id
-            if node in self.silent:
+            if node in self.silent or not self._is_its_turn(message.metadata.message_id):
                 continue
-            del self._waiting[message.metadata.message_id]
+            del self.waiting[message.metadata.message_id]
             if node in self.broken:
                 replies.append(Message(Error(self.broken[node], "as the test asked"), reply_to=message))
                 continue
@@ -69,6 +74,19 @@ class InProcessGrid(Grid):
                 reply = Message(Error(2, repr(error)), reply_to=message)
             replies += [reply, reply] if self.duplicate else [reply]
         return replies
+
+    def _is_its_turn(self, message_id: str) -> bool:
+        if self.turn is None:
+            return True
+        again = message_id in self._asked
+        self._questions += 1
+        self._asked[message_id] = self._questions
+        # Nobody asks any more for what a deadline has passed over.
+        newest = [i for i, asked in self._asked.items() if asked > self._questions - 2 * len(self._asked)]
+        if not again or self.turn(newest)[0] != message_id:
+            return False
+        del self._asked[message_id]
+        return True
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))

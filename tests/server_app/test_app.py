@@ -25,7 +25,7 @@ def crash_in_round(grid, number):
             raise Crash
         return messages
 
-    grid.order = order
+    grid.seen = order
     return grid
 
 
@@ -124,7 +124,7 @@ def test_a_failed_run_says_why_and_keeps_its_rounds(tmp_path):
         return messages
 
     grid = simulated_grid()
-    grid.order = broken
+    grid.seen = broken
     with pytest.raises(RuntimeError, match="the wire was cut"):
         run(grid, small_config(tmp_path))
     summary = read_summary(tmp_path / "runs" / "small")

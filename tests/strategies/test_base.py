@@ -104,7 +104,7 @@ def test_a_round_of_many_weights_goes_out_in_waves(tmp_path, monkeypatch):
     strategy, _ = started(small_config(tmp_path))
     grid = simulated_grid(2)
     held = []
-    grid.order = lambda messages: held.append([m.metadata.dst_node_id for m in messages]) or messages
+    grid.seen = lambda messages: held.append([m.metadata.dst_node_id for m in grid.waiting.values()]) or messages
     strategy.run_round(grid, 1, scorer)
     assert len(grid.sent) > 2
     assert all(len(nodes) == len(set(nodes)) for nodes in held)  # never two batches of a node at once
@@ -117,7 +117,7 @@ def test_over_selection_takes_the_first_and_does_not_wait_for_the_rest(tmp_path,
     keys = {"fleet": "", "devices": 4, "devices-per-round": 2, "over-selection": 1.0, "deadline-seconds": 60.0}
     strategy, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
     grid = connected_grid(4, tmp_path)
-    grid.order = lambda messages: [
+    grid.seen = lambda messages: [
         m for m in messages if m.metadata.message_type == "query" or m.metadata.dst_node_id in (2, 3)
     ]
     result = strategy.run_round(grid, 1, scorer)

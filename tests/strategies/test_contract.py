@@ -56,7 +56,7 @@ def test_neither_the_order_of_replies_nor_the_number_of_nodes_matters(method, tm
     assert results[1].record["accuracy"] is not None
     for nodes in (2, 3):
         grid = simulated_grid(nodes)
-        grid.order = lambda messages: messages[::-1]
+        grid.turn = lambda messages: messages[::-1]
         other, others = rounds(tmp_path / f"{nodes}", method, grid, workers=nodes)
         assert same_bits(one.state_dict().tensors, other.state_dict().tensors)
         assert one.state_dict().values == other.state_dict().values
@@ -72,7 +72,7 @@ def test_devices_on_nodes_of_their_own_answer_in_any_order(method, tmp_path):
     for seed in (1, 2):
         shuffle = random.Random(seed).shuffle
         grid = connected_grid(6, tmp_path / f"{seed}")
-        grid.order = lambda messages, shuffle=shuffle: shuffle(messages) or messages
+        grid.turn = lambda messages, shuffle=shuffle: shuffle(messages) or messages
         strategy, results = rounds(tmp_path / f"run-{seed}", method, grid, fleet="")
         assert set(outcomes(results).values()) == {"trained"}
         states.append(strategy.state_dict())
@@ -197,7 +197,7 @@ def round_with_a_dead_node(folder, method, on_hardware):
         grid.broken = {1: 8} if messages[0].metadata.message_type == "train" else {}
         return messages
 
-    grid.order = die_in_training
+    grid.seen = die_in_training
     return one_round(folder, method, grid, **HARDWARE if on_hardware else {})
 
 
@@ -488,7 +488,7 @@ def test_a_silent_node_is_late_at_the_deadline_and_left_out_while_it_is_busy(met
         muted.extend(m for m in messages if m.metadata.dst_node_id == 1 and m.metadata.message_type == "train")
         return [m for m in messages if m.metadata.dst_node_id != 1 or m.metadata.message_type != "train"]
 
-    grid.order = mute
+    grid.seen = mute
     first = strategy.run_round(grid, 1, scorer)
     assert {d["device"]: d["outcome"] for d in first.devices} == {0: "late", 1: "trained", 2: "trained", 3: "trained"}
     assert first.record["devices_failed"] == 1
@@ -500,7 +500,7 @@ def test_a_silent_node_is_late_at_the_deadline_and_left_out_while_it_is_busy(met
     assert {d["device"] for d in second.devices} == {1, 2, 3}
     assert {d["outcome"] for d in second.devices} == {"trained"}
 
-    grid.silent, grid.order = set(), lambda messages: messages  # it is done, and takes part again
+    grid.silent, grid.seen = set(), lambda messages: messages  # it is done, and takes part again
     third = strategy.run_round(grid, 3, scorer)
     assert {d["device"] for d in third.devices} == {0, 1, 2, 3}
     assert {d["outcome"] for d in third.devices} == {"trained"}

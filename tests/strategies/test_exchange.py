@@ -95,7 +95,7 @@ def test_what_arrives_with_the_deadline_still_counts(clock):
             grid.silent = set()
         return messages
 
-    grid.order = speak
+    grid.seen = speak
     [(batch, reply)] = list(pairs)
     assert (batch, name_of(reply)) == ("a", "a")
 
@@ -114,7 +114,7 @@ def test_a_caller_that_has_enough_leaves_the_rest_busy(clock):
 
 def test_replies_are_taken_in_any_order():
     grid = InProcessGrid(echo, 3)
-    grid.order = lambda messages: messages[::-1]
+    grid.turn = lambda messages: messages[::-1]
     assert [batch for batch, _ in run(grid, {1: "a", 2: "b", 3: "c"})] == ["c", "b", "a"]
 
 
@@ -122,6 +122,32 @@ def test_a_duplicate_reply_is_read_once():
     grid = InProcessGrid(echo, 2)
     grid.duplicate = True
     assert sorted(batch for batch, _ in run(grid, {1: "ab", 2: "c"})) == ["a", "b", "c"]
+
+
+def test_a_reply_that_cannot_be_read_costs_its_node_only():
+    grid = InProcessGrid(echo, 3)
+
+    def garbage(messages):
+        if messages[0].metadata.dst_node_id == 2:
+            grid.waiting.pop(messages[0].metadata.message_id)  # Flower gives a reply once
+            raise KeyError("a child that was never sent")
+        return messages
+
+    grid.seen = garbage
+    found = dict(run(grid, {1: "ab", 2: "c", 3: "d"}))
+    assert found["c"] == Failure("the reply cannot be read: KeyError: 'a child that was never sent'")
+    assert sorted(name_of(reply) for batch, reply in found.items() if batch != "c") == ["a", "b", "d"]
+
+
+def test_a_superlink_that_is_gone_is_no_nodes_fault():
+    grid = InProcessGrid(echo, 2)
+
+    def gone(*_):
+        raise ConnectionError("no SuperLink")
+
+    grid.seen = grid.get_node_ids = gone
+    with pytest.raises(ConnectionError, match="no SuperLink"):
+        list(run(grid, {1: "a", 2: "b"}))
 
 
 def test_a_message_that_flower_does_not_take_fails_and_the_next_is_tried():

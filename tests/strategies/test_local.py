@@ -48,7 +48,7 @@ def test_accuracy_is_the_mean_over_devices_and_over_tiers(tmp_path):
         return message
 
     grid.tamper = scores
-    grid.order = lambda messages: messages[::-1]  # the mean of floats is taken in the order of devices all the same
+    grid.turn = lambda messages: messages[::-1]  # the mean of floats is taken in the order of devices all the same
     record = strategy.run_round(grid, 1, scorer).record
     assert record["accuracy"] == (0.1 + 0.2 + 0.5 + 0.6) / 4
     assert record["accuracy_by_tier"] == {"whole": 0.1, "half": 0.2, "quarter": 0.55}

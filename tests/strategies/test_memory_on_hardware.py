@@ -185,7 +185,7 @@ def test_a_checkpoint_without_factors_lowers_nobody(tmp_path):
     state = strategy.state_dict()
     del state.values["memory_factors"]
     strategy.load_state_dict(state)
-    assert strategy.population.memory_factors() == {}
+    assert strategy.population.state_dict()["memory_factors"] == {}
 
 
 def test_a_device_that_could_afford_nothing_is_asked_again_in_the_next_round(tmp_path, monkeypatch):

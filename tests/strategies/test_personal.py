@@ -69,7 +69,7 @@ def test_neither_the_number_of_nodes_nor_the_order_of_replies_matters(method, tm
     found = []
     for nodes in (1, 3):
         grid = simulated_grid(nodes)
-        grid.order = lambda messages: messages[::-1]
+        grid.turn = lambda messages: messages[::-1]
         record = a_round(tmp_path / f"{nodes}", method, grid, number=2, workers=nodes)[2]
         found.append([record[key] for key in record if key.startswith("personal")])
     assert found[0] == found[1]
@@ -259,7 +259,7 @@ def test_a_node_that_dies_costs_its_devices_only(tmp_path):
         grid.broken = {1: 8} if messages[0].metadata.message_type == "evaluate" else {}
         return messages
 
-    grid.order = die
+    grid.seen = die
     record = a_round(tmp_path, grid=grid)[2]
     assert record["personal_devices"] == record["personal_failed"] == 3
 
@@ -271,7 +271,7 @@ def test_nobody_to_score_is_no_accuracy(tmp_path):
         grid.broken = {1: 8, 2: 8} if messages[0].metadata.message_type == "evaluate" else {}
         return messages
 
-    grid.order = die
+    grid.seen = die
     record = a_round(tmp_path, grid=grid)[2]
     assert (record["personal_accuracy"], record["personal_accuracy_by_tier"]) == (None, {})
     assert (record["personal_devices"], record["personal_failed"]) == (0, 6)

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -196,9 +198,31 @@ def test_the_second_node_that_claims_a_device_is_refused():
     grid, population = InProcessGrid(client, 3, lambda node: {"partition-id": min(node, 2)}), connected()
     assert sample(population, grid) == [1, 2]
     assert population.nodes(grid, [2], [1.0]) == [2]
-    del grid.contexts[2]  # the first is gone, so the other is the device now
+    # Nor does it become the device when that one's report is old, or has failed once.
+    population.ask_again(2)
+    grid.broken = {2: 2}
+    assert sample(population, grid) == [1]
+    grid.broken = {}
+    assert sample(population, grid) == [1, 2]
+    assert population.nodes(grid, [2], [1.0]) == [2]
+
+
+def test_a_device_whose_node_is_gone_is_another_nodes_until_the_first_is_back():
+    grid, population = InProcessGrid(client, 3, lambda node: {"partition-id": min(node, 2)}), connected()
+    assert sample(population, grid) == [1, 2]
+    first = grid.contexts.pop(2)
     assert sample(population, grid) == [1, 2]
     assert population.nodes(grid, [2], [1.0]) == [3]
+    # A run that is resumed knows it as well.
+    resumed = connected()
+    resumed.load_state_dict(json.loads(json.dumps(population.state_dict())))
+    grid.contexts[2] = first
+    for found in (population, resumed):
+        assert sample(found, grid) == [1, 2]
+        assert found.nodes(grid, [2], [1.0]) == [2]
+        found.ask_again(2)
+        assert sample(found, grid) == [1, 2]
+        assert found.nodes(grid, [2], [1.0]) == [2]
 
 
 def answering(records):
@@ -267,12 +291,12 @@ def test_an_overrun_lowers_the_budget_below_what_overran_and_rounds_give_it_back
     assert population.memory_factor(3) == pytest.approx(0.7 * 0.09 * 1.05)
     assert population.memory_factor(2) == 1.0
     resumed = connected()
-    resumed.restore_memory_factors(population.memory_factors())
+    resumed.load_state_dict(population.state_dict())
     assert resumed.memory_factor(3) == population.memory_factor(3)
     for _ in range(60):
         resumed.advance(0.0, 1.0)
     assert resumed.memory_factor(3) == 1.0
-    assert resumed.memory_factors() == {}
+    assert resumed.state_dict()["memory_factors"] == {}
 
 
 def test_the_newest_report_of_every_node_is_kept_with_its_age(clock):

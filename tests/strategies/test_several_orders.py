@@ -75,7 +75,7 @@ def test_orders_of_a_device_go_together_whatever_the_nodes_and_the_size_of_messa
         (tmp_path / f"{nodes}").mkdir()
         strategy, scorer = both(tmp_path / f"{nodes}", method, workers=nodes)
         grid = simulated_grid(nodes)
-        grid.order = lambda messages: messages[::-1]
+        grid.turn = lambda messages: messages[::-1]
         results = [strategy.run_round(grid, number, scorer) for number in (1, 2)]
         states.append(strategy.state_dict())
         large, small = strategy.scored_architecture.to_json(), strategy.smallest.to_json()
@@ -134,7 +134,7 @@ def test_on_hardware_enough_devices_are_enough(tmp_path):
     keys = {"fleet": "", "devices": 3, "devices-per-round": 2, "over-selection": 0.5, "deadline-seconds": 60.0}
     strategy, scorer = both(tmp_path, "all-large", **keys)
     grid = connected_grid(3, tmp_path)
-    grid.order = lambda messages: [
+    grid.seen = lambda messages: [
         m for m in messages if m.metadata.message_type == "query" or m.metadata.dst_node_id != 3
     ]
     result = strategy.run_round(grid, 1, scorer)
