@@ -118,9 +118,13 @@ def test_a_finished_run_can_go_on_for_more_rounds(tmp_path):
 
 
 def test_a_failed_run_says_why_and_keeps_its_rounds(tmp_path):
+    def cut():
+        raise RuntimeError("the wire was cut")
+
     def broken(messages):
         if messages[0].metadata.group_id == "2":
-            raise RuntimeError("the wire was cut")
+            grid.get_node_ids = cut
+            cut()
         return messages
 
     grid = simulated_grid()
