@@ -219,7 +219,9 @@ def _answer(link: socket.socket, listener: socket.socket) -> None:
     finally:
         os.close(announced)
     if not answered and not alone:
-        why, overrun = epitaph(os.waitstatus_to_exitcode(status), oom_kills() - kills, limited)
+        now = oom_kills()
+        meanwhile = None if now is None or kills is None else now - kills
+        why, overrun = epitaph(os.waitstatus_to_exitcode(status), meanwhile, limited)
         told = {"text": work.lost(text, why, overrun=overrun)} if kind == "train" else {"error": why}
         try:
             send(link, told, [])
@@ -266,15 +268,17 @@ def _work(
     os._exit(0)
 
 
-def epitaph(code: int, kills: int, limited: bool) -> tuple[str, bool]:
+def epitaph(code: int, kills: int | None, limited: bool) -> tuple[str, bool]:
     """Why a child ended without an answer, and whether it was for memory.
 
     Args:
         code: as of `subprocess`: minus the number of the signal that ended it, or its exit code.
-        kills: how often the kernel has killed for memory meanwhile.
+        kills: how often the kernel has killed for memory meanwhile; None where it does not say.
         limited: it worked under a memory limit when it ended.
     """
-    if code == -signal.SIGKILL and kills > 0:
+    if code == -signal.SIGKILL and kills is None:
+        return "the work was killed; this kernel does not say why: taken to be for memory", True
+    if code == -signal.SIGKILL and kills:
         return "the kernel killed the work because this device's memory was used up", True
     if code < 0:
         try:
@@ -292,16 +296,19 @@ def _is_limited(child: int) -> bool:
     return resource.prlimit(child, resource.RLIMIT_DATA) != resource.getrlimit(resource.RLIMIT_DATA)
 
 
-def oom_kills(root: Path = Path("/")) -> int:
-    """How often the kernel has killed a process for memory: in this machine, and in this process's control groups."""
-    total = 0
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """How often the kernel has killed a process for memory: in this machine, and in this process's control groups.
+
+    None where it keeps no count: kernels before 4.13, as on a Jetson Nano or TX2.
+    """
+    counts = []
     for path in (root / "proc" / "vmstat", *_counters(root)):
         try:
             lines = path.read_text().splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"])
-    return total
+        counts += [int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"]]
+    return sum(counts) if counts else None
 
 
 def _counters(root: Path) -> list[Path]:

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# What the scripts of all boards share. They set `board`, `check_board`, `install_software`, `node_command` and
-# `remove_software`, where the board's GPU can train `install_gpu`, `remove_gpu` and `gpu_config`, and call `main "$@"`.
+# What the scripts of all boards share. They set `board`, `python` (the words that start the node's Python), `check_board`,
+# `install_software`, `node_command` and `remove_software`, where the board's GPU can train `install_gpu`, `remove_gpu` and
+# `gpu_config`, and call `main "$@"`.
 
-: "${board:?set by the script of the board}"
+: "${board:?set by the script of the board}" "${python[0]:?set by the script of the board}"
 keys=/etc/wildflower
 state=/var/lib/wildflower
 unit=/etc/systemd/system/wildflower-node.service
@@ -85,11 +86,12 @@ main() {
     done
     [ -n "$dry_run" ] || [ "$(id -u)" = 0 ] || stop "this must be run as root"
     if [ "$task" = uninstall ]; then
-        act systemctl disable --now wildflower-node.service
-        act rm -f "$unit"
-        act systemctl daemon-reload
-        remove_software
+        # Each by itself: what an installation that failed never made must not keep the key on the device.
+        act systemctl disable --now wildflower-node.service || true
         act rm -rf "$keys"
+        act rm -f "$unit"
+        act systemctl daemon-reload || true
+        remove_software
         echo "Removed. What the device learned is still in $state."
         return
     fi
@@ -100,6 +102,7 @@ main() {
     grep -q 'PRIVATE KEY' "$key" || stop "--key '$key' is no private key: it is the file without .pub"
     [ -z "$bandwidth$token" ] || [ -r "$token" ] || stop "--bandwidth needs --token FILE"
     [ -z "$token" ] || [[ $bandwidth =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--token needs --bandwidth HOST:PORT"
+    [ -z "$data" ] || [[ $data =~ ^/[^[:space:]%\"\\]+$ ]] || stop "--data-dir '$data': expected a whole path"
     [ -z "$data" ] || [ -d "$data" ] || stop "--data-dir '$data': no such folder"
     [ -z "$gpu_python" ] || declare -F install_gpu >/dev/null || stop "--gpu-python: no GPU of this board trains"
     [[ -z $gpu_python || $gpu_python =~ ^/[^[:space:]%]+$ ]] || stop "--gpu-python '$gpu_python': expected a whole path"
@@ -108,20 +111,26 @@ main() {
 
     id wildflower >/dev/null 2>&1 ||
         act useradd --system --user-group --uid 10001 --home-dir "$state" --shell /usr/sbin/nologin wildflower
-    act install --directory --owner=wildflower --group=wildflower --mode=0700 "$state"
+    [ -z "$data" ] || act runuser -u wildflower -- test -r "$data" -a -x "$data" ||
+        stop "--data-dir '$data' cannot be read by user wildflower, who the service is"
+    act install --directory --owner=wildflower --group=wildflower --mode=0700 "$state" "$state/cache"
     act install --directory --owner=root --group=wildflower --mode=0750 "$keys"
     act install --owner=root --group=wildflower --mode=0640 "$ca" "$keys/ca.crt"
     act install --owner=root --group=wildflower --mode=0640 "$key" "$keys/node.key"
     [ -z "$token" ] || act install --owner=root --group=wildflower --mode=0640 "$token" "$keys/bandwidth.token"
 
     local config
-    config="partition-id=$device num-partitions=$((device + 1)) $(text state-dir "$state") $(text kind "$(board_kind)")"
+    config="partition-id=$device num-partitions=$((device + 1)) $(text state-dir "$state") $(text kind "$(board_kind /proc/device-tree)")"
     [ -z "$gpu_python" ] || config+=" $(gpu_config)"
     [ -z "$data" ] || config+=" $(text data-dir "$data")"
     [ -z "$bandwidth" ] || config+=" $(text bandwidth-address "$bandwidth") $(text bandwidth-ca "$keys/ca.crt")"
     [ -z "$bandwidth" ] || config+=" $(text bandwidth-token-file "$keys/bandwidth.token")"
 
     install_software
+    # Before a service is made of it: PyTorch has had builds that older ARM processors end with an illegal instruction, and
+    # old Docker engines let no thread start in newer images.
+    act "${python[@]}" -c 'import threading, torch; threading.Thread(target=int).start(); print("torch", torch.__version__)' ||
+        stop "PyTorch does not work on this board: see above, and --torch-index for other builds"
     if [ -n "$gpu_python" ]; then
         install_gpu
     elif declare -F remove_gpu >/dev/null && [ -z "$dry_run" ]; then
@@ -138,6 +147,8 @@ StartLimitIntervalSec=0
 $(node_command "$superlink" "$config" "$data")
 Restart=always
 RestartSec=15
+# When memory runs out the kernel kills the work, not the node: that is no reason to stop the node.
+OOMPolicy=continue
 
 [Install]
 WantedBy=multi-user.target
@@ -146,10 +157,24 @@ TEXT
     echo "Installed. What it says: journalctl --unit wildflower-node --follow"
 }
 
-# The model that the device tree names, in the words of `wildflower probe`.
+# The board with a device tree in this folder, as `devices.probe.board_kind` names it: a container does not see it.
 board_kind() {
-    local model=
-    [ ! -r /proc/device-tree/model ] || model=$(tr -d '\0' </proc/device-tree/model)
-    model=$(sed -E 's/[[:space:]]+(Rev|Model|Developer Kit|Engineering).*//; s/^NVIDIA //' <<<"${model:-$board}")
-    tr '[:upper:]' '[:lower:]' <<<"$model" | sed -E 's/[^a-z0-9]+/-/g; s/^-|-$//g'
+    local tree=$1 model='' chip
+    [ ! -r "$tree/model" ] || model=$(tr -d '\0' <"$tree/model")
+    if [[ $model =~ ^(Raspberry Pi|NVIDIA Jetson) ]]; then
+        sed -E 's/[[:space:]]+(Rev|Model|Developer Kit|Engineering).*//; s/^NVIDIA //' <<<"$model" |
+            tr '[:upper:]' '[:lower:]' | sed -E 's/[^a-z0-9]+/-/g; s/^-|-$//g'
+        return
+    fi
+    if [ -r "$tree/compatible" ]; then
+        while read -r chip; do
+            case $chip in
+                nvidia,tegra210) echo jetson-nano; return ;;
+                nvidia,tegra186) echo jetson-tx2; return ;;
+                nvidia,tegra194) echo jetson-xavier; return ;;
+                nvidia,tegra234) echo jetson-orin; return ;;
+            esac
+        done < <(tr '\0' '\n' <"$tree/compatible")
+    fi
+    uname -m | tr 'A-Z_' 'a-z-'
 }

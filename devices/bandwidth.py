@@ -3,7 +3,8 @@
 Flower downloads a model before any code of ours runs, so that transfers cannot be timed; this measures links by
 themselves. Two streams of random bytes, because a network may compress or store what repeats. Whoever receives
 measures: the client a download, the server an upload, from the end of the first quarter of the bytes on, when
-connections have come up to speed and the buffers on the way are full.
+connections have come up to speed and the buffers on the way are full. Where time is over before, the link is slow, and
+what has come by then says how slow.
 """
 
 import hmac
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ import grpc
 
 from devices.validation import check_number, check_whole, json_object
 
-CHUNK_BYTES = 16 * 1024
-MOST_BYTES = 8 * 2**20  # of one stream
+CHUNK_BYTES = 16 * 1024  # the most; 16 chunks of the smallest stream that is used are enough to see a slow link
+CHUNKS = 16
+LEAST_BYTES, MOST_BYTES = 64 * 1024, 8 * 2**20  # of one stream
 MOST_SECONDS = 5.0  # of one stream
 MOST_STREAMS = 8  # at once; the next one is told to come again
 MOST_CONNECTION_SECONDS = 60.0  # idle, or in all
@@ -33,7 +35,11 @@ SERVICE = "wildflower.Bandwidth"
 
 
 class BandwidthError(RuntimeError):
-    """A link that could not be measured; the text says why."""
+    """A link that could not be measured; the text says why. `spent_bytes` is the most that has travelled for it."""
+
+    def __init__(self, text: str, spent_bytes: int = 0) -> None:
+        super().__init__(text)
+        self.spent_bytes = spent_bytes
 
 
 @dataclass(frozen=True)
@@ -49,24 +55,49 @@ class Measured:
         return self.nbytes * 8 / 1e6 / self.seconds
 
 
-def measured(stream: Iterator[bytes], total_bytes: int) -> Measured | None:
-    """Time a stream as it arrives; None where it ended within its first quarter, or all at one moment."""
-    received, mark_bytes, mark_seconds, now = 0, 0, None, 0.0
-    for chunk in stream:
-        now = time.perf_counter()
-        received += len(chunk)
-        if mark_seconds is None and received * 4 >= total_bytes:
-            mark_bytes, mark_seconds = received, now
-    if mark_seconds is None or received == mark_bytes or now <= mark_seconds:
-        return None
-    return Measured(received - mark_bytes, now - mark_seconds)
+class Arrivals:
+    """What has arrived of a stream, and when."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._received_bytes = self._mark_bytes = 0
+        self._started_seconds = self._now_seconds = time.perf_counter()
+        self._mark_seconds: float | None = None
+
+    def add(self, nbytes: int) -> None:
+        """So many bytes have come now."""
+        self._now_seconds = time.perf_counter()
+        self._received_bytes += nbytes
+        if self._mark_seconds is None and self._received_bytes * 4 >= self._total_bytes:
+            self._mark_bytes, self._mark_seconds = self._received_bytes, self._now_seconds
+
+    def measured(self, over_seconds: float | None = None) -> Measured | None:
+        """The link's speed; None where the stream has ended within its first quarter, or came all at one moment.
+
+        Args:
+            over_seconds: the stream has not ended, but its time, which was so long. A link that has not let a quarter
+                pass by then is as slow as all that came in all the time, or a smallest chunk where nothing did.
+        """
+        if self._mark_seconds is not None and self._received_bytes > self._mark_bytes:
+            if self._now_seconds <= self._mark_seconds:
+                return None
+            return Measured(self._received_bytes - self._mark_bytes, self._now_seconds - self._mark_seconds)
+        if over_seconds is None:
+            return None
+        return Measured(max(self._received_bytes, LEAST_BYTES // CHUNKS), over_seconds)
+
+
+def chunk_bytes(nbytes: int) -> int:
+    """The size of the chunks of a stream."""
+    return min(CHUNK_BYTES, nbytes // CHUNKS)
 
 
 def random_chunks(nbytes: int, until: float) -> Iterator[bytes]:
     """Random bytes in chunks, until there are `nbytes` of them or time.monotonic() has come to `until`."""
+    size = chunk_bytes(nbytes)
     while nbytes > 0 and time.monotonic() < until:
-        yield os.urandom(min(nbytes, CHUNK_BYTES))
-        nbytes -= CHUNK_BYTES
+        yield os.urandom(min(nbytes, size))
+        nbytes -= size
 
 
 def read_token(path: Path) -> str:
@@ -136,7 +167,24 @@ class _Service:
         """A first message {"bytes": n}, then that many bytes -> {"bytes": counted, "seconds": it took}."""
         with self._bounded(context):
             nbytes = _asked(next(stream, b""), context)
-            result = measured(_at_most(stream, nbytes, context), nbytes)
+            arrivals, surplus = Arrivals(nbytes), threading.Event()
+
+            def receive() -> None:
+                left_bytes = nbytes
+                with suppress(grpc.RpcError):  # the call is over
+                    for chunk in stream:
+                        left_bytes -= len(chunk)
+                        if left_bytes < 0:
+                            return surplus.set()
+                        arrivals.add(len(chunk))
+
+            # A stream that stalls cannot be left, so that it is read beside.
+            reader = threading.Thread(target=receive, daemon=True)
+            reader.start()
+            reader.join(self._most_seconds)
+            if surplus.is_set():
+                return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "more bytes came than were announced")
+            result = arrivals.measured(self._most_seconds if reader.is_alive() else None)
             if result is None:
                 return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too little arrived to be measured")
             return json.dumps({"bytes": result.nbytes, "seconds": result.seconds}).encode()
@@ -161,20 +209,12 @@ def _asked(request: bytes, context: grpc.ServicerContext) -> int:
     """The number of bytes that a request asks for, within what anyone may ask."""
     try:
         value = json_object(json.loads(request), "bandwidth request", ["bytes"])["bytes"]
-        nbytes = check_whole(value, "bytes", minimum=4 * CHUNK_BYTES)
+        nbytes = check_whole(value, "bytes", minimum=LEAST_BYTES)
         if nbytes > MOST_BYTES:
             raise ValueError(f"bytes = {nbytes}: at most {MOST_BYTES}")
     except (ValueError, RecursionError) as error:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:200])
     return nbytes
-
-
-def _at_most(stream: Iterator[bytes], nbytes: int, context: grpc.ServicerContext) -> Iterator[bytes]:
-    for chunk in stream:
-        nbytes -= len(chunk)
-        if nbytes < 0:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "more bytes came than were announced")
-        yield chunk
 
 
 # The client ----------------------------------------------------------------------------------------------------------
@@ -189,13 +229,13 @@ def measure_links(
         address: "host:port" of the service.
         token: the service's.
         ca: certificate of the authority that signed the service's, as PEM; None: without TLS.
-        nbytes: from 4 chunks to `MOST_BYTES`.
+        nbytes: from `LEAST_BYTES` to `MOST_BYTES`.
 
     Raises:
         BandwidthError: the service cannot be reached, refuses, or sends nonsense.
     """
-    if not 4 * CHUNK_BYTES <= nbytes <= MOST_BYTES:
-        raise ValueError(f"nbytes = {nbytes}: must be from {4 * CHUNK_BYTES} to {MOST_BYTES}")
+    if not LEAST_BYTES <= nbytes <= MOST_BYTES:
+        raise ValueError(f"nbytes = {nbytes}: must be from {LEAST_BYTES} to {MOST_BYTES}")
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", CHUNK_BYTES),
         ("grpc.enable_http_proxy", 0),  # the way to a proxy is not the link
@@ -216,35 +256,55 @@ def measure_links(
             tls = "without TLS" if ca is None else "with the TLS certificate it was given"
             raise BandwidthError(f"{address} did not answer {tls} within {CONNECT_SECONDS:g} s") from None
         try:
-            received = channel.unary_stream(f"/{SERVICE}/Down")(
-                request, metadata=metadata, timeout=MOST_SECONDS + CONNECT_SECONDS
-            )
-            down = measured(_until(received, time.monotonic() + seconds), nbytes)
-            answer = channel.stream_unary(f"/{SERVICE}/Up")(
-                _upload(request, nbytes, seconds), metadata=metadata, timeout=MOST_SECONDS + CONNECT_SECONDS
-            )
-            up = _answered(answer)
+            down = _download(channel, request, metadata, nbytes, seconds)
+            up = _upload(channel, request, metadata, nbytes, seconds)
         except grpc.RpcError as error:
-            raise BandwidthError(f"{address}: {error.code().name}: {error.details()}") from None
+            raise BandwidthError(f"{address}: {error.code().name}: {error.details()}", 2 * nbytes) from None
         except ValueError as error:
-            raise BandwidthError(f"{address}: {error}") from None
-    if down is None:
-        raise BandwidthError(f"{address}: less than a quarter of {nbytes} bytes came within {seconds:g} s")
+            raise BandwidthError(f"{address}: {error}", 2 * nbytes) from None
     return down, up
 
 
-def _until(call: Any, end: float) -> Iterator[bytes]:
-    """What a call yields until time.monotonic() has come to `end`; then the call is cancelled."""
-    for chunk in call:
-        yield chunk
-        if time.monotonic() >= end:
-            call.cancel()
-            return
+def _download(
+    channel: grpc.Channel, request: bytes, metadata: tuple[tuple[str, str], ...], nbytes: int, seconds: float
+) -> Measured:
+    """Measure the link down; ValueError where the stream ended before it could be measured."""
+    arrivals, over_seconds = Arrivals(nbytes), None
+    try:
+        for chunk in channel.unary_stream(f"/{SERVICE}/Down")(request, metadata=metadata, timeout=seconds):
+            arrivals.add(len(chunk))
+    except grpc.RpcError as error:
+        if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise
+        over_seconds = seconds
+    result = arrivals.measured(over_seconds)
+    if result is None:
+        raise ValueError(f"the {nbytes} bytes did not come, or all at one moment")
+    return result
 
 
-def _upload(request: bytes, nbytes: int, seconds: float) -> Iterator[bytes]:
-    yield request
-    yield from random_chunks(nbytes, time.monotonic() + seconds)
+def _upload(
+    channel: grpc.Channel, request: bytes, metadata: tuple[tuple[str, str], ...], nbytes: int, seconds: float
+) -> Measured:
+    """Measure the link up, by the server's answer; ValueError where it sends nonsense."""
+    taken_bytes = 0
+
+    def stream() -> Iterator[bytes]:
+        nonlocal taken_bytes
+        yield request
+        for chunk in random_chunks(nbytes, time.monotonic() + seconds):
+            taken_bytes += len(chunk)
+            yield chunk
+
+    longest_seconds = MOST_SECONDS + CONNECT_SECONDS
+    try:
+        answer = channel.stream_unary(f"/{SERVICE}/Up")(stream(), metadata=metadata, timeout=longest_seconds)
+    except grpc.RpcError as error:
+        if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise
+        # Not even the answer came, behind what was still on its way: no faster than all that the link has taken.
+        return Measured(max(taken_bytes, LEAST_BYTES // CHUNKS), longest_seconds)
+    return _answered(answer)
 
 
 def _answered(answer: bytes) -> Measured:

@@ -1,7 +1,7 @@
 """What a device knows of its links: measured by the probe now and then, kept in its state folder, averaged.
 
-The probe may spend a share of the weights' traffic. That share is saved up until it pays for a measurement; the first
-one is made on credit, so that the first round has figures already.
+The probe may spend a share of the weights' traffic. That share is saved up until it pays for a measurement. The first
+one, and one where the newest figure is a day old, are made on credit, so that the first round has figures already.
 """
 
 import json
@@ -15,9 +15,9 @@ from typing import Any
 from devices.report import MOST_MBIT_PER_S, DeviceReport
 from devices.validation import check_number, check_text, check_whole, json_object
 
-LEAST_PROBE_BYTES = 64 * 1024  # of one direction
+LEAST_PROBE_BYTES = 64 * 1024  # of one direction, and what the service serves at least
 MOST_PROBE_BYTES = 2**20
-OLDEST_SECONDS = 24 * 3600.0  # what was measured before says nothing of the link now
+OLDEST_SECONDS = 24 * 3600.0  # what was measured before says little of the link now
 RETRY_SECONDS = 60.0  # after a probe that failed
 ANOTHER_LINK = 2.0  # a figure that is off by this factor is of another link, and not averaged with the old one's
 SHARE = 0.01
@@ -123,12 +123,19 @@ def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) ->
     now = time.time()
     credit = min(history.credit_bytes + int(settings.share * traffic_bytes), 2 * MOST_PROBE_BYTES)
     history = replace(history, credit_bytes=credit)
-    first = history.down_mbit_per_s is None
-    if (first or credit >= 2 * LEAST_PROBE_BYTES) and now - history.failed_at >= RETRY_SECONDS:
-        history = _measure(settings, history, max(LEAST_PROBE_BYTES, min(credit // 2, MOST_PROBE_BYTES)), now)
-    if first or traffic_bytes:
+    due = history.down_mbit_per_s is None or now - history.measured_at > OLDEST_SECONDS
+    if (due or credit >= 2 * LEAST_PROBE_BYTES) and now - history.failed_at >= RETRY_SECONDS:
+        history = _measure(settings, history, _probe_bytes(history), now)
+    if due or traffic_bytes:
         history.save(folder)
     return history
+
+
+def _probe_bytes(history: LinkHistory) -> int:
+    """How much to send each way: what has been saved up, but on a slow link what passes in a second."""
+    slower = min(history.down_mbit_per_s or 0.0, history.up_mbit_per_s or 0.0)
+    most_bytes = min(history.credit_bytes // 2, MOST_PROBE_BYTES, int(slower * 1e6 / 8))
+    return LEAST_PROBE_BYTES if history.failed_at else max(LEAST_PROBE_BYTES, most_bytes)
 
 
 def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: float) -> LinkHistory:
@@ -141,7 +148,9 @@ def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: flo
         ca = None if settings.ca_file is None else settings.ca_file.read_bytes()
         down, up = measure_links(settings.address, read_token(settings.token_file), ca, nbytes=nbytes)
     except (BandwidthError, OSError, ValueError) as error:
-        return replace(history, failed_at=now, problem=str(error) or type(error).__name__)
+        spent_bytes = error.spent_bytes if isinstance(error, BandwidthError) else 0
+        problem = str(error) or type(error).__name__
+        return replace(history, failed_at=now, problem=problem, credit_bytes=history.credit_bytes - spent_bytes)
     return replace(
         history,
         down_mbit_per_s=averaged(history.down_mbit_per_s, down.mbit_per_s),
@@ -166,10 +175,12 @@ def averaged(before: float | None, now: float) -> float:
 
 
 def with_links(report: DeviceReport, settings: LinkSettings, history: LinkHistory) -> DeviceReport:
-    """The report with the links: as measured, or else as the owner wrote them down."""
+    """The report with the links: as measured within a day, as the owner wrote them down, or as measured before."""
     age = max(0.0, time.time() - history.measured_at)  # a board without a clock of its own may wake up in 1970
     links: dict[str, Any]
-    if settings.address is not None and history.down_mbit_per_s is not None and age <= OLDEST_SECONDS:
+    written_down = settings.down_mbit_per_s is not None or settings.up_mbit_per_s is not None
+    measured = settings.address is not None and history.down_mbit_per_s is not None
+    if measured and (age <= OLDEST_SECONDS or not written_down):
         links = {
             "down_mbit_per_s": history.down_mbit_per_s,
             "up_mbit_per_s": history.up_mbit_per_s,
@@ -179,6 +190,6 @@ def with_links(report: DeviceReport, settings: LinkSettings, history: LinkHistor
         }
     else:
         links = {"down_mbit_per_s": settings.down_mbit_per_s, "up_mbit_per_s": settings.up_mbit_per_s}
-        if settings.down_mbit_per_s is not None or settings.up_mbit_per_s is not None:
+        if written_down:
             links["links_from"] = "node config"
     return replace(report, **links, links_problem=history.problem if settings.address is not None else None)

@@ -53,6 +53,7 @@ def probe_machine(root: Path = Path("/")) -> DeviceReport:
         memory_total_bytes=total_bytes,
         memory_available_bytes=max(0, min(available_bytes, total_bytes)),
         accelerator=None if cuda is None else cuda.name,
+        memory_is_ram=cuda is None or cuda.shares_ram,
         cpu_count=_cpus(root),
         temperature_celsius=_temperature(root),
         throttled=_throttled(root),
@@ -118,9 +119,10 @@ def _temperature(root: Path) -> float | None:
 
 def _throttled(root: Path) -> bool | None:
     """Whether the firmware of a Raspberry Pi or the kernel holds the processor back now."""
-    firmware = _read(root / "sys" / "devices" / "platform" / "soc" / "soc:firmware" / "get_throttled")
-    if firmware is not None:
-        return bool(int(firmware, 16) & PI_THROTTLED_NOW)
+    # "soc" is "soc@107c000000" on a Raspberry Pi 5.
+    for firmware in (root / "sys" / "devices" / "platform").glob("soc*/soc*:firmware/get_throttled"):
+        with suppress(OSError, ValueError):
+            return bool(int(firmware.read_text(), 16) & PI_THROTTLED_NOW)
     states = []
     for device in (root / "sys" / "class" / "thermal").glob("cooling_device*"):
         with suppress(OSError, ValueError):

@@ -38,6 +38,7 @@ class DeviceReport:
         payload_limit_bytes: What the owner lets travel one way in one round. None: the owner set nothing.
         temperature_celsius: Of the hottest sensor; None where none can be read.
         throttled: Whether the processor is slowed down for heat or want of power; None where that cannot be read.
+        memory_is_ram: Whether messages lie in the same memory; false of a CUDA card with memory of its own.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class DeviceReport:
     links_problem: str | None = None
     temperature_celsius: float | None = None
     throttled: bool | None = None
+    memory_is_ram: bool = True
 
     def __post_init__(self) -> None:
         check_text(self.kind, "device report: kind")
@@ -94,6 +96,8 @@ class DeviceReport:
             )
         if self.throttled is not None and not isinstance(self.throttled, bool):
             raise ValueError(f"device report: throttled = {self.throttled!r}: must be true, false or null")
+        if not isinstance(self.memory_is_ram, bool):
+            raise ValueError(f"device report: memory_is_ram = {self.memory_is_ram!r}: must be true or false")
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name: a dict of JSON scalars."""

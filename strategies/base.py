@@ -28,7 +28,7 @@ from messages.packing import MessageError
 from models.architecture import Architecture
 from models.cost import Cost, cost
 from models.family import Family
-from strategies.budgets import beside_message, budget_in_round, holds_messages
+from strategies.budgets import beside_message, budget_in_round
 from strategies.distillation import Distillation
 from strategies.exchange import Failure, exchange, failure_of
 from strategies.lateness import drop_late, simulated_seconds
@@ -335,7 +335,7 @@ class Strategy(FlowerStrategy):
         what it is given under the budget, which `wanted` says.
         """
         budget = budget_in_round(device, self.population, self.settings)
-        if self.population.simulated or self.keeps_models or not holds_messages(self.population.report(device)):
+        if self.population.simulated or self.keeps_models or not self.population.report(device).memory_is_ram:
             return budget
         return beside_message(budget, lambda part: sum(self.cost(a).payload_bytes for a in wanted(part)))
 

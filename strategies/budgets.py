@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from devices.budget import Budget, budget_of
-from devices.report import DeviceReport
 from strategies.population import Population
 from strategies.work import RoundSettings
 
@@ -23,11 +22,6 @@ def budget_in_round(device: int, population: Population, settings: RoundSettings
         deadline_seconds=settings.deadline_seconds,
     )
     return replace(budget, memory_bytes=int(budget.memory_bytes * population.memory_factor(device)))
-
-
-def holds_messages(report: DeviceReport) -> bool:
-    """Whether messages lie in the memory in which a real device trains: a card with memory of its own holds none."""
-    return report.accelerator is None or report.kind.startswith("jetson")
 
 
 def beside_message(budget: Budget, payload_bytes: Callable[[Budget], int]) -> Budget:

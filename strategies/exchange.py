@@ -120,8 +120,8 @@ def exchange(
             if todo:
                 waiting_since = time.monotonic()
             else:
-                # The longer the work, the less often it is looked for: that adds 2 % to the wait at most. Many nodes take
-                # long to be looked after: for most of the time the SuperLink is left to them.
+                # The longer the work, the less often it is looked for: that adds 2 % to the wait at most. To look after
+                # many nodes takes long: for most of the time the SuperLink is left to them.
                 waited_seconds = time.monotonic() - waiting_since
                 pause = max(min(max(poll_seconds, waited_seconds / 50), 10 * poll_seconds), 4 * asking_seconds)
                 time.sleep(pause if end is None else max(0.0, min(pause, end - time.monotonic())))

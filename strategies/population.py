@@ -258,7 +258,8 @@ class ConnectedDevices(Population):
             query_seconds,
             wait_seconds,
         )
-        self._known: dict[int, _Known] = {}  # device ->
+        self._known: dict[int, _Known] = {}  # device -> what can be sampled now
+        self._said: dict[int, _Known] = {}  # device -> what was last said, also by who is busy or gone
         self._owners: dict[int, tuple[int, int]] = {}  # device -> the first node that carried it, and the last
         self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
 
@@ -310,11 +311,11 @@ class ConnectedDevices(Population):
         return self._known[device].report
 
     def newest_reports(self) -> list[NodeState]:
-        """What every node said last, by device."""
+        """What every node said last, by device, also that of nodes which are busy or gone."""
         now = time.monotonic()
         return [
             NodeState(k.node, device, k.report, now - k.reported, self.memory_factor(device))
-            for device, k in sorted(self._known.items())
+            for device, k in sorted(self._said.items())
         ]
 
     def tier(self, device: int) -> str:
@@ -396,7 +397,7 @@ class ConnectedDevices(Population):
         self._owners[answer.device] = (first, node)
         self.busy.discard(node)
         now = time.monotonic()
-        self._known[answer.device] = _Known(node, report, now, now)
+        self._known[answer.device] = self._said[answer.device] = _Known(node, report, now, now)
 
 
 def _wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds: float) -> list[int]:

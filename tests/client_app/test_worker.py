@@ -75,6 +75,7 @@ def test_what_is_no_message_is_refused(data, error, what):
     [
         (-9, 1, True, "the kernel killed the work because this device's memory was used up", True),
         (-9, 0, True, "the process that did the work was ended by SIGKILL", False),
+        (-9, None, False, "the work was killed; this kernel does not say why: taken to be for memory", True),
         (-6, 3, False, "the process that did the work was ended by SIGABRT", False),
         (-6, 0, True, "memory was refused to the process that did the work, which SIGABRT then ended", True),
         (-11, 0, True, "memory was refused to the process that did the work, which SIGSEGV then ended", True),
@@ -103,6 +104,12 @@ def test_the_kernels_counters_are_added_up(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert oom_kills(tmp_path) == 8
+
+
+def test_a_kernel_that_does_not_count_says_nothing(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "vmstat").write_text("pgfault 77\n")
+    assert oom_kills(tmp_path) is None
 
 
 def test_work_that_was_lost_is_answered_for_every_order():

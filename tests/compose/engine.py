@@ -7,6 +7,7 @@ a Debian base made by debootstrap, from wheels that pip downloads here. WILDFLOW
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -131,17 +132,15 @@ def build_images(folder: Path) -> str:
 def build_arm64_device(folder: Path) -> str:
     """Build the device image for arm64 under emulation; returns its name.
 
-    pip runs inside it, because no pip of another processor finds what it would find; torch's newest builds for arm64
-    that are for CPUs alone are of 2.10.
+    pip runs inside it, because no pip of another processor finds what it would find; torch is the one that the
+    Jetsons' script takes.
     """
     if image := os.environ.get("WILDFLOWER_ARM64_IMAGE"):
         return image
     base = os.environ.get("BASE_IMAGE_ARM64") or _debian_base(folder, "wildflower-test/base-arm64", "--arch=arm64")
     context = _context(folder / "context-arm64")
-    constraints = context / "constraints.txt"
-    lines = [line for line in constraints.read_text().splitlines() if not line.startswith("torch==")]
-    constraints.write_text("\n".join([*lines, "torch==2.10.0", ""]))
-    _build(context, "device", "wildflower-test-arm64-device", f"BASE_IMAGE={base}", seconds=3600)
+    (torch,) = set(re.findall(r"TORCH_VERSION=[0-9.]+", (ROOT / "deploy/jetson/install").read_text()))
+    _build(context, "device", "wildflower-test-arm64-device", f"BASE_IMAGE={base}", torch, seconds=3600)
     return "wildflower-test-arm64-device"
 
 

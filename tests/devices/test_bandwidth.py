@@ -11,14 +11,15 @@ import pytest
 from devices import bandwidth
 from devices.bandwidth import (
     CHUNK_BYTES,
+    LEAST_BYTES,
     MOST_BYTES,
     MOST_STREAMS,
     SERVICE,
+    Arrivals,
     BandwidthError,
     Measured,
     make_server,
     measure_links,
-    measured,
     read_token,
 )
 
@@ -45,8 +46,8 @@ def request(nbytes):
 
 
 def still_works(address):
-    down, up = measure_links(address, TOKEN, None, nbytes=4 * CHUNK_BYTES)
-    return down.nbytes == up.nbytes == 3 * CHUNK_BYTES
+    down, up = measure_links(address, TOKEN, None, nbytes=LEAST_BYTES)
+    return down.nbytes == up.nbytes == LEAST_BYTES * 3 // 4
 
 
 class Clock:
@@ -57,16 +58,30 @@ class Clock:
         return next(self.seconds)
 
 
+def arrived(total_bytes, chunks):
+    arrivals = Arrivals(total_bytes)
+    for nbytes in chunks:
+        arrivals.add(nbytes)
+    return arrivals
+
+
 def test_a_stream_is_timed_behind_its_first_quarter(monkeypatch):
-    monkeypatch.setattr(bandwidth, "time", Clock([10.0, 11.0, 11.5, 13.0]))
-    found = measured(iter([bytes(100_000), bytes(100_000), bytes(100_000), bytes(50_000)]), 700_000)
+    monkeypatch.setattr(bandwidth, "time", Clock([9.0, 10.0, 11.0, 11.5, 13.0]))
+    found = arrived(700_000, [100_000, 100_000, 100_000, 50_000]).measured()
     assert found == Measured(150_000, 2.0)  # from the second chunk, where 175,000 bytes are passed
     assert found.mbit_per_s == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("chunks", [[], [10], [100], [30, 0]], ids=["none", "too few", "all at once", "nothing after"])
 def test_what_cannot_be_timed_is_none(chunks):
-    assert measured(iter([bytes(n) for n in chunks]), 100) is None
+    assert arrived(100, chunks).measured() is None
+
+
+@pytest.mark.parametrize(
+    ("chunks", "nbytes"), [([], 4096), ([100], 4096), ([10_000, 10_000], 20_000), ([200_000], 200_000)]
+)
+def test_a_link_that_lets_no_quarter_pass_is_as_slow_as_what_came_in_all_the_time(chunks, nbytes):
+    assert arrived(700_000, chunks).measured(over_seconds=2.0) == Measured(nbytes, 2.0)
 
 
 def test_both_links_are_measured_with_the_bytes_that_were_asked(address):
@@ -77,9 +92,9 @@ def test_both_links_are_measured_with_the_bytes_that_were_asked(address):
 
 
 def test_chunks_are_random(channel):
-    chunks = list(channel.unary_stream(f"/{SERVICE}/Down")(request(4 * CHUNK_BYTES), metadata=METADATA))
-    assert [len(chunk) for chunk in chunks] == [CHUNK_BYTES] * 4
-    assert len(set(chunks)) == 4
+    chunks = list(channel.unary_stream(f"/{SERVICE}/Down")(request(LEAST_BYTES), metadata=METADATA))
+    assert [len(chunk) for chunk in chunks] == [LEAST_BYTES // 16] * 16
+    assert len(set(chunks)) == 16
 
 
 def slow_link(port_to, bytes_per_second):
@@ -112,13 +127,24 @@ def test_a_slow_link_is_seen(address):
     assert 1 < up.mbit_per_s < 12
 
 
+# The link carries 0.16 Mbit/s, but the buffers on the way take the first bytes at once: with many of them an upload's
+# figure is no more than a bound.
+@pytest.mark.parametrize(("nbytes", "most"), [(LEAST_BYTES, 0.6), (2**20, 3.0)])
+def test_a_link_too_slow_for_what_was_asked_is_seen_all_the_same(address, nbytes, most, monkeypatch):
+    monkeypatch.setattr(bandwidth, "MOST_SECONDS", 1.0)
+    port = slow_link(int(address.rsplit(":", 1)[1]), 20_000)
+    down, up = measure_links(f"127.0.0.1:{port}", TOKEN, None, nbytes=nbytes, seconds=0.5)
+    assert 0.02 < down.mbit_per_s < 0.6
+    assert 0.02 < up.mbit_per_s < most
+
+
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),), (("authorization", TOKEN),)])
 def test_a_wrong_token_is_refused(channel, address, metadata):
     with pytest.raises(grpc.RpcError) as caught:
-        list(channel.unary_stream(f"/{SERVICE}/Down")(request(4 * CHUNK_BYTES), metadata=metadata))
+        list(channel.unary_stream(f"/{SERVICE}/Down")(request(LEAST_BYTES), metadata=metadata))
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     with pytest.raises(grpc.RpcError) as caught:
-        channel.stream_unary(f"/{SERVICE}/Up")(iter([request(4 * CHUNK_BYTES)]), metadata=metadata)
+        channel.stream_unary(f"/{SERVICE}/Up")(iter([request(LEAST_BYTES)]), metadata=metadata)
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert still_works(address)
 
@@ -137,10 +163,10 @@ def test_what_nobody_may_ask_is_refused(channel, address, asked):
 def test_oversized_messages_and_surplus_bytes_are_refused(channel, address):
     up = channel.stream_unary(f"/{SERVICE}/Up")
     with pytest.raises(grpc.RpcError) as caught:
-        up(iter([request(4 * CHUNK_BYTES), bytes(CHUNK_BYTES + 1)]), metadata=METADATA)
+        up(iter([request(LEAST_BYTES), bytes(CHUNK_BYTES + 1)]), metadata=METADATA)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     with pytest.raises(grpc.RpcError) as caught:
-        up(iter([request(4 * CHUNK_BYTES), *[bytes(CHUNK_BYTES)] * 9]), metadata=METADATA)
+        up(iter([request(LEAST_BYTES), *[bytes(CHUNK_BYTES)] * 9]), metadata=METADATA)
     assert "more bytes came than were announced" in caught.value.details()
     assert still_works(address)
 
@@ -150,7 +176,7 @@ def test_a_sender_that_stops_is_cut_off_and_no_more_than_so_many_are_served(chan
     another = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
 
     def stops():
-        yield request(4 * CHUNK_BYTES)
+        yield request(LEAST_BYTES)
         release.wait()
 
     calls = [channel.stream_unary(f"/{SERVICE}/Up").future(stops(), metadata=METADATA) for _ in range(MOST_STREAMS)]
@@ -159,10 +185,11 @@ def test_a_sender_that_stops_is_cut_off_and_no_more_than_so_many_are_served(chan
     while grpc.StatusCode.RESOURCE_EXHAUSTED not in codes:
         assert not any(call.done() for call in calls)
         try:
-            list(another.unary_stream(f"/{SERVICE}/Down")(request(4 * CHUNK_BYTES), metadata=METADATA))
+            list(another.unary_stream(f"/{SERVICE}/Down")(request(LEAST_BYTES), metadata=METADATA))
         except grpc.RpcError as error:
             codes.add(error.code())
-    assert {call.exception().code() for call in calls} == {grpc.StatusCode.CANCELLED}
+    # They are told that their links are slow: less than a chunk in all the time.
+    assert {json.loads(call.result())["bytes"] for call in calls} == {LEAST_BYTES // 16}
     release.set()
     another.close()
     assert still_works(address)

@@ -22,6 +22,7 @@ JETSON = DeviceReport(
     links_problem="superlink:9000 did not answer",
     temperature_celsius=-3.5,
     throttled=False,
+    memory_is_ram=False,
 )
 BARE = DeviceReport(kind="x86-64", memory_total_bytes=10, memory_available_bytes=10)
 
@@ -52,6 +53,7 @@ def test_json_is_a_flat_dict_of_scalars():
         ("up_mbit_per_s", "fast", "a finite number of at least 0"),
         ("accelerator", " ", "a text that is not empty"),
         ("cpu_count", 0, "a whole number of at least 1"),
+        ("memory_is_ram", None, "must be true or false"),
         ("flop_per_s", 0, "a finite number above 0"),
         ("memory_limit_bytes", -5, "a whole number of at least 0"),
         ("payload_limit_bytes", 0.5, "a whole number of at least 0"),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -25,12 +26,12 @@ class Link:
     """Stands in for the probe: its speed can be set, and it counts what was sent."""
 
     def __init__(self):
-        self.down, self.up, self.problem, self.sent = 100.0, 10.0, None, []
+        self.down, self.up, self.problem, self.spent_bytes, self.sent = 100.0, 10.0, None, 0, []
 
     def measure(self, address, token, ca, *, nbytes):
         self.sent.append(nbytes)
         if self.problem:
-            raise BandwidthError(self.problem)
+            raise BandwidthError(self.problem, self.spent_bytes)
         return Measured(int(self.down * 1e6 / 8), 1.0), Measured(int(self.up * 1e6 / 8), 1.0)
 
 
@@ -85,9 +86,10 @@ def test_after_the_first_the_probe_spends_one_percent_of_the_traffic(settings, l
 
 
 def test_a_large_round_pays_for_a_large_probe_and_no_more(settings, link, tmp_path):
+    update_links(settings, tmp_path, traffic_bytes=2 * LEAST_PROBE_BYTES * 100)
     update_links(settings, tmp_path, traffic_bytes=10**8)
     update_links(settings, tmp_path, traffic_bytes=10**11)
-    assert link.sent == [500_000, MOST_PROBE_BYTES]
+    assert link.sent == [LEAST_PROBE_BYTES, 500_000, MOST_PROBE_BYTES]
 
 
 def test_noise_is_averaged_and_another_link_is_believed():
@@ -130,6 +132,36 @@ def test_what_was_measured_outlives_a_failure_but_not_a_day(settings, link, cloc
     clock.now += DAY
     report = with_links(REPORT, settings, LinkHistory.load(tmp_path))
     assert (report.links_from, report.down_mbit_per_s) == ("node config", 5.0)
+    # Where nobody wrote anything down, an old figure is better than none.
+    report = with_links(REPORT, replace(settings, down_mbit_per_s=None, up_mbit_per_s=None), LinkHistory.load(tmp_path))
+    assert (report.links_from, report.down_mbit_per_s, report.down_age_seconds) == ("probe", 100.0, DAY + 100)
+
+
+def test_after_a_day_without_work_the_link_is_measured_on_credit(settings, link, clock, tmp_path):
+    update_links(settings, tmp_path, traffic_bytes=0)
+    clock.now += DAY + 1
+    link.down = link.up = 0.5
+    report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
+    assert (report.down_mbit_per_s, report.down_age_seconds) == (0.5, 0)
+    assert link.sent == [LEAST_PROBE_BYTES] * 2
+
+
+def test_a_slow_link_is_not_kept_busy_by_its_measurement(settings, link, tmp_path):
+    link.up = 0.8  # 100,000 bytes per second
+    for _ in range(3):
+        update_links(settings, tmp_path, traffic_bytes=10**9)
+    assert link.sent == [LEAST_PROBE_BYTES, 100_000, 100_000]
+
+
+def test_what_failed_with_many_bytes_is_tried_with_few_and_paid_for(settings, link, clock, tmp_path):
+    update_links(settings, tmp_path, traffic_bytes=10**9)
+    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", 2 * MOST_PROBE_BYTES
+    history = update_links(settings, tmp_path, traffic_bytes=10**9)
+    assert history.credit_bytes == 0
+    clock.now += RETRY_SECONDS
+    link.problem = None
+    update_links(settings, tmp_path, traffic_bytes=10**9)
+    assert link.sent == [LEAST_PROBE_BYTES, MOST_PROBE_BYTES, LEAST_PROBE_BYTES]
 
 
 def test_a_token_that_is_not_there_is_a_problem_and_no_crash(settings, link, tmp_path):

@@ -179,7 +179,13 @@ def test_the_hottest_sensor_that_can_be_read_is_reported(tree, tmp_path):
 )
 def test_a_raspberry_pi_says_whether_it_is_throttled_now(tree, word, throttled):
     # 0x50000: it was, since the last start, and is not now.
-    assert probe_machine(tree({"sys/devices/platform/soc/soc:firmware/get_throttled": word})).throttled is throttled
+    for soc in ("soc", "soc@107c000000"):  # of a Raspberry Pi 4 and 5
+        files = {f"sys/devices/platform/{soc}/{soc}:firmware/get_throttled": word}
+        assert probe_machine(tree(files)).throttled is throttled
+
+
+def test_a_firmware_that_does_not_answer_is_no_problem(tree):
+    assert probe_machine(tree({"sys/devices/platform/soc/soc:firmware/get_throttled": ""})).throttled is None
 
 
 @pytest.mark.parametrize(
@@ -259,6 +265,7 @@ def test_a_card_with_memory_of_its_own_is_where_training_happens(tmp_path, monke
     report = probe_machine(tmp_path)
     assert figures(report) == (24 * GB, 20 * GB, 8)
     assert report.accelerator == "NVIDIA L4"
+    assert not report.memory_is_ram
 
 
 @pytest.mark.parametrize(("model", "integrated"), [("NVIDIA Jetson Nano Developer Kit\0", 0), ("Other board\0", 1)])
@@ -267,6 +274,7 @@ def test_a_gpu_that_shares_the_ram_reports_the_ram(tree, monkeypatch, model, int
     report = probe_machine(tree({"proc/device-tree/model": model}))
     assert figures(report) == (16 * GB, 12 * GB, 8)
     assert report.accelerator == "NVIDIA Tegra X1"
+    assert report.memory_is_ram
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_a_killed_child_lowers_its_devices_budget_once(tmp_path, monkeypatch):
 def test_a_card_with_memory_of_its_own_holds_no_messages(tmp_path, monkeypatch):
     strategy, scorer = started(small_config(tmp_path, **HARDWARE))
     needed = costs(strategy)[1.0]
-    device_with(monkeypatch, needed.peak_training_memory_bytes + 1, accelerator="a card")
+    device_with(monkeypatch, needed.peak_training_memory_bytes + 1, memory_is_ram=False)
     [device] = strategy.run_round(connected_grid(1, tmp_path), 1, scorer).devices
     assert device["parameters"] == needed.parameters
 

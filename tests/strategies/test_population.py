@@ -299,6 +299,17 @@ def test_an_overrun_lowers_the_budget_below_what_overran_and_rounds_give_it_back
     assert resumed.state_dict()["memory_factors"] == {}
 
 
+def test_what_a_node_said_last_is_kept_when_it_is_busy_or_gone(clock):
+    grid, population = InProcessGrid(client, 2, config), connected()
+    sample(population, grid)
+    grid.silent = {1}
+    population.busy = {1}
+    del grid.contexts[2]
+    clock.now += 5
+    assert sample(population, grid) == []
+    assert [(state.node, state.device) for state in population.newest_reports()] == [(1, 0), (2, 1)]
+
+
 def test_the_newest_report_of_every_node_is_kept_with_its_age(clock):
     grid, population = InProcessGrid(client, 2, config), connected()
     assert population.newest_reports() == []
