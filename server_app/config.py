@@ -173,7 +173,7 @@ class RunConfig(BaseModel):
     hypemefed__hidden: Count = 512
     hypemefed__epochs: Count = 25
     hypemefed__learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-4
-    hypemefed__most_error: Rate = 1.0
+    hypemefed__guess: Literal["change", "weight"] = "change"
     hypemefed__fill: Literal["hypernetwork", "owners", "stale"] = "hypernetwork"
     hypemefed__generate: Literal["layers", "all"] = "layers"
     hypemefed__exits: bool = True

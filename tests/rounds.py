@@ -63,7 +63,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "strategy": "hypemefed",
         "hypemefed.epochs": 1,
         "hypemefed.hidden": 8,
-        "hypemefed.most-error": 0.0,  # so that guesses count from the first round on
     }
     | EXITS,
     "recipfl": {

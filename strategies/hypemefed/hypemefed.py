@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from logging import INFO, WARNING
+from logging import WARNING
 from typing import Literal
 
 import torch
@@ -21,7 +20,7 @@ from models.architecture import Architecture
 from models.base import Family
 from models.placement import Axis, Placement
 from strategies.base import Setup, State
-from strategies.hypemefed.hypernetwork import Inputs, LowRankHypernetwork, fit, generate
+from strategies.hypemefed.hypernetwork import Bases, Inputs, LowRankHypernetwork, fit, generate
 from strategies.submodel import SubModelStrategy, by_exit, require_exits
 from strategies.work import Contribution, Weights
 
@@ -38,9 +37,8 @@ class HypeMeFedParams:
         with the global weights of the round before (what the published code comes down to).
     generate: what is guessed: "layers", the weights of convolutions and linear layers between the exits; "all", also
         their biases, the norms' scales and shifts, and the heads (the paper's Figure 10).
-    most_error: the most that the hypernetworks of an exit may err on uploads that they have not learned from, as a
-        multiple of the error of what the layers come to without guesses, the other owners' mean; an exit that errs more
-        is not guessed (ours). 0: all are used as soon as they have been trained, in the first round (the paper).
+    guess: what hypernetworks learn: "change", from what a device's training changed in the shallower layer since it was
+        sent, what it changed in the deeper one (ours); "weight", from the one layer's weight the other's (the paper).
     exits: devices train the sum of all their exits' losses; False: their deepest exit alone.
     """
 
@@ -50,7 +48,7 @@ class HypeMeFedParams:
     learning_rate: float = 5e-4
     fill: Literal["hypernetwork", "owners", "stale"] = "hypernetwork"
     generate: Literal["layers", "all"] = "layers"
-    most_error: float = 1.0
+    guess: Literal["change", "weight"] = "change"
     exits: bool = True
 
 
@@ -62,13 +60,7 @@ class Upload:
     exit: int
     weight: int
     tensors: Weights
-    _inputs: dict[Source, Inputs] = field(default_factory=dict)
-
-    def inputs(self, network: LowRankHypernetwork, source: Source) -> Inputs:
-        """What a hypernetwork reads of a tensor, which is factorized once for all that read it."""
-        if source not in self._inputs:
-            self._inputs[source] = network.prepare(self.tensors[source])
-        return self._inputs[source]
+    inputs: dict[Source, Inputs] = field(default_factory=dict)  # what hypernetworks read of its tensors
 
 
 class HypeMeFed(SubModelStrategy):
@@ -78,8 +70,8 @@ class HypeMeFed(SubModelStrategy):
     after the other, from its own and from guessed ones; the hypernetworks learn in every round from the devices that
     have both sides. All else is the mean over its owners. What hypernetworks read is held until the end of a round.
 
-    Before they learn from a round's uploads, the hypernetworks guess them. Where that errs more than the mean of the
-    other owners (`most_error`), an exit is left to its owners in this round. Hypernetworks are on the accelerator where
+    A layer's change is taken in units of the root mean square change of the round's devices, so that hypernetworks see
+    the same sizes whatever the learning rate, and go on from round to round. Hypernetworks are on the accelerator where
     there is one.
     """
 
@@ -95,17 +87,18 @@ class HypeMeFed(SubModelStrategy):
         super().__init__(setup, by_exit(setup.family))
         self.params = params
         self.sources = follow(setup.family, params.generate) if params.fill == "hypernetwork" else {}
-        self.layers = {target for pairs in follow(setup.family).values() for target in pairs} if self.sources else set()
         self.uploads: list[Upload] = []
         self.trained: set[str] = set()  # targets whose hypernetworks have learned from some round
-        self.ready: set[int] = set()  # exits that are guessed
+        self.units: dict[str, float] = {}  # root mean square change of a tensor, in the last round where devices had it
+        self._bases: dict[Source, Bases] = {}  # of this round's global weights
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.hypernetworks: dict[str, LowRankHypernetwork] = {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(setup.settings.seed)
             for target, source in ((t, s) for exit in self.sources.values() for t, s in exit.items()):
                 shapes = self.weights[source].shape, self.weights[target].shape
-                self.hypernetworks[target] = LowRankHypernetwork(*shapes, params.rank, params.hidden).to(where)
+                network = LowRankHypernetwork(*shapes, params.rank, params.hidden, from_zero=params.guess == "change")
+                self.hypernetworks[target] = network.to(where)
 
     def objective(self, device: int, architecture: Architecture) -> Objective:
         """The sum of the losses of all exits that the device has."""
@@ -124,13 +117,11 @@ class HypeMeFed(SubModelStrategy):
         self.uploads.append(Upload(contribution.devices[0], exit, contribution.examples, tensors))
 
     def finish_round(self) -> None:
-        """Judge and train the hypernetworks, guess what is missing, and average."""
+        """Train the hypernetworks, guess what is missing, and average."""
         self.uploads.sort(key=lambda upload: upload.device)  # training depends on the order, and replies come in any
         with self._timed("hypernetworks"):
-            self._judge()
+            self._measure()
             self._train()
-            if not self.params.most_error:
-                self.ready = {exit for exit in self.sources if self._is_trained(exit)}
         for upload in self.uploads:
             added = self._stale(upload) if self.params.fill == "stale" else self._guess(upload)
             if added:
@@ -139,42 +130,8 @@ class HypeMeFed(SubModelStrategy):
                 except MessageError as error:  # a guess too large to be added up
                     text = "Round %s: what stands for the layers that device %s lacks is left out: %s"
                     log(WARNING, text, self.round, upload.device, error)
-        self.uploads = []
+        self.uploads, self._bases = [], {}
         super().finish_round()
-
-    def _judge(self) -> None:
-        """Which exits are guessed: compare guesses of this round's deep uploads with what they come to without.
-
-        Layers count, and each alike: scales of norms are near 1, a hundred times a layer's weights, and would hide how
-        those are guessed. Without a deep upload, or before the first training, nothing changes.
-        """
-        for exit, pairs in self.sources.items():
-            deep = self._deep(exit)
-            if not deep or not self._is_trained(exit):
-                continue
-            guesses, owners = 0.0, 0.0
-            for target, source in pairs.items():
-                if target not in self.layers:
-                    continue
-                network = self.hypernetworks[target]
-                for upload, mean in zip(deep, self._others_means(target, deep), strict=True):
-                    real = upload.tensors[target]
-                    guesses += (generate(network, upload.inputs(network, source)) - real).square().mean().item()
-                    owners += (mean - real).square().mean().item()
-            ratio = guesses / owners if owners else math.inf if guesses else 0.0
-            (self.ready.add if ratio <= self.params.most_error else self.ready.discard)(exit)
-            text = "Round %s: guesses of exit %s err %.3g times as much as the mean of the other owners"
-            log(INFO, text, self.round, exit, ratio)
-
-    def _others_means(self, target: str, deep: list[Upload]) -> Iterator[Tensor]:
-        """For each upload, the other ones' mean of a tensor, weighted by examples; without others the global tensor."""
-        if len(deep) == 1:
-            yield self.weights[target]
-            return
-        weights = [upload.weight * upload.tensors[target].double() for upload in deep]
-        total, examples = torch.stack(weights).sum(dim=0), sum(upload.weight for upload in deep)
-        for upload, own in zip(deep, weights, strict=True):
-            yield (total - own) / (examples - upload.weight)
 
     def _train(self) -> None:
         p = self.params
@@ -184,7 +141,10 @@ class HypeMeFed(SubModelStrategy):
                 continue  # nobody has both sides in this round: the hypernetworks stay as they are
             for target, source in pairs.items():
                 network = self.hypernetworks[target]
-                samples = [(upload.inputs(network, source), upload.tensors[target]) for upload in deep]
+                samples = [
+                    (self._inputs(upload, network, source), self._in_units(target, upload.tensors[target]))
+                    for upload in deep
+                ]
                 before = {name: value.clone() for name, value in network.state_dict().items()}
                 fit(network, samples, epochs=p.epochs, learning_rate=p.learning_rate)
                 if all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
@@ -198,7 +158,7 @@ class HypeMeFed(SubModelStrategy):
         return [upload for upload in self.uploads if upload.exit >= exit]
 
     def _is_trained(self, exit: int) -> bool:
-        return self.trained.issuperset(self.sources[exit])
+        return exit in self.sources and self.trained.issuperset(self.sources[exit])
 
     def _stale(self, upload: Upload) -> Weights:
         """The global weights of all tensors that a device has not."""
@@ -210,12 +170,50 @@ class HypeMeFed(SubModelStrategy):
         guessed: Weights = {}
         with self._timed("hypernetworks"):
             for exit in range(upload.exit + 1, len(self.family.segments) + 1):
-                if exit not in self.ready:
+                if not self._is_trained(exit):
                     break
                 for target, source in self.sources[exit].items():
                     network = self.hypernetworks[target]
-                    upload.tensors[target] = guessed[target] = generate(network, upload.inputs(network, source))
+                    guess = generate(network, self._inputs(upload, network, source))
+                    if self.params.guess == "change":
+                        guess = self.weights[target] + self.units[target] * guess
+                    upload.tensors[target] = guessed[target] = guess
         return guessed
+
+    def _measure(self) -> None:
+        """Take the units of changes from this round's devices; tensors that nobody changed keep theirs."""
+        if self.params.guess == "weight":
+            return
+        squares: dict[str, list[Tensor]] = defaultdict(list)
+        for upload in self.uploads:
+            for name, value in upload.tensors.items():
+                squares[name].append((value - self.weights[name]).square().mean())
+        units = {name: float(torch.stack(found).mean().sqrt()) for name, found in squares.items()}
+        self.units |= {name: unit for name, unit in units.items() if unit or name not in self.units}
+
+    def _in_units(self, target: str, value: Tensor) -> Tensor:
+        """What a hypernetwork is to guess where a device has trained the tensor itself."""
+        if self.params.guess == "weight":
+            return value
+        return (value - self.weights[target]) / (self.units[target] or 1.0)
+
+    def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Inputs:
+        """What a hypernetwork reads of a device's tensor; made once for all that read it."""
+        if source not in upload.inputs:
+            value = upload.tensors[source]
+            if self.params.guess == "weight":
+                upload.inputs[source] = network.prepare(value)
+            else:
+                upload.inputs[source] = self._bases_of(source, network).factors(value.to(network.device))
+        return upload.inputs[source]
+
+    def _bases_of(self, source: Source, network: LowRankHypernetwork) -> Bases:
+        if source not in self._bases:
+            begun, unit = self.weights[source].to(network.device), self.units[source]
+            size = float(begun.square().mean().sqrt())
+            # The change is made as large as the weight itself.
+            self._bases[source] = Bases(begun, network.rank, gain=size / unit if size and unit else 1.0)
+        return self._bases[source]
 
     def _add(self, placement: Placement, weights: Mapping[str, Tensor], weight: int) -> None:
         """Add some tensors of one device to the running means."""
@@ -237,7 +235,7 @@ class HypeMeFed(SubModelStrategy):
     def state_dict(self) -> State:
         """The global weights and the hypernetworks."""
         state = super().state_dict()
-        state.values |= {"ready": sorted(self.ready), "trained": sorted(self.trained)}
+        state.values |= {"trained": sorted(self.trained), "units": self.units}
         for target, network in self.hypernetworks.items():
             found = network.state_dict().items()
             state.tensors |= {f"hypernetwork/{target}/{name}": value.cpu() for name, value in found}
@@ -246,7 +244,7 @@ class HypeMeFed(SubModelStrategy):
     def load_state_dict(self, state: State) -> None:
         """Restore the global weights and the hypernetworks; ValueError where they are of another rank or family."""
         super().load_state_dict(state)
-        self.ready, self.trained = set(state.values["ready"]), set(state.values["trained"])
+        self.trained, self.units = set(state.values["trained"]), dict(state.values["units"])
         for target, network in self.hypernetworks.items():
             prefix = f"hypernetwork/{target}/"
             found = {n.removeprefix(prefix): v for n, v in state.tensors.items() if n.startswith(prefix)}

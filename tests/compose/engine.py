@@ -178,8 +178,8 @@ def _debian_base(folder: Path, name: str, *options: str) -> str:
 class Deployment:
     """A running compose project of this repository."""
 
-    def __init__(self, folder: Path, images: str, own_images: Mapping[str, str] | None = None) -> None:
-        """`images` is the prefix of the images' names; `own_images` has other ones of single services."""
+    def __init__(self, folder: Path, images: str, other: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """`images` is the prefix of the images' names; `other` has what is otherwise in single services."""
         self.secrets = folder / "secrets"
         self.environment = os.environ | {
             "COMPOSE_PROJECT_NAME": PROJECT,
@@ -190,10 +190,9 @@ class Deployment:
         }
         v2 = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
         self._compose = ["docker", "compose"] if v2 else ["docker-compose"]
-        if own_images:
-            services = {service: {"image": image} for service, image in own_images.items()}
+        if other:
             override = folder / "override.yml"
-            override.write_text(json.dumps({"services": services}))  # which YAML can be
+            override.write_text(json.dumps({"services": other}))  # which YAML can be
             self._compose += ["--file", str(ROOT / "docker-compose.yml"), "--file", str(override)]
         self.images = images
         self._folder = folder

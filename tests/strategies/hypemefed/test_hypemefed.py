@@ -66,8 +66,9 @@ def update(family, exit, value, examples=1, device=0):
 
 
 def hypemefed(folder, family=VGG, **params):
+    """Global weights of -7; what is guessed are weights, where nothing else is said."""
     strategy = HypeMeFed(
-        setup(folder, family), HypeMeFedParams(**{"hidden": 8, "epochs": 2, "most_error": 0.0} | params)
+        setup(folder, family), HypeMeFedParams(**{"hidden": 8, "epochs": 2, "guess": "weight"} | params)
     )
     strategy.weights = {name: torch.full_like(value, -7.0) for name, value in strategy.weights.items()}
     return strategy
@@ -224,98 +225,101 @@ def test_before_their_first_training_hypernetworks_guess_nothing(tmp_path):
     assert weights["block2.conv1.weight"] == [-7.0]
     again = hypemefed(tmp_path)
     again.load_state_dict(strategy.state_dict())
-    assert again.ready == {2}
     assert again.trained == {"block1.conv1.weight", "block1.conv2.weight"}
 
 
-def guesses(monkeypatch, value):
-    """Hypernetworks that guess the same everywhere; `value` may be a function of the network."""
-    of = value if callable(value) else lambda network: value
-    monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.generate", lambda network, inputs: torch.full(network.target, of(network))
-    )
+CHANGED = {
+    1: 1.0,
+    2: 3.0,
+    3: -5.0,
+}  # what device 3 adds to everything in the segment up to an exit; device 1 half of it
 
 
-def ready_after_two_rounds(strategy, *second):
-    """Exits that are guessed in the second round; in the first the hypernetworks were not trained."""
-    after(strategy, update(VGG, 3, 0.5))
-    assert strategy.ready == set()
-    after(strategy, *second)
-    return strategy.ready
+def changed(family, exit, share, device, examples=1):
+    """A device's update that adds `share` of CHANGED to the global -7 of every segment that it has."""
+    contribution = update(family, exit, -7.0, examples, device)
+    for name, value in contribution.weights.items():
+        value += share * CHANGED[1 + ("block1" in name) + 2 * ("block2" in name)]
+    return contribution
 
 
-def test_guesses_are_compared_with_the_mean_of_the_other_owners(tmp_path, monkeypatch):
-    """Deep devices answer 1, 4 and 10 with 1, 2 and 1 examples.
+def test_changes_are_guessed_by_hand(tmp_path, monkeypatch):
+    """Deep devices add 1 and 0.5 times the same: hypernetworks learn that in units of its root mean square.
 
-    Of the others the means are (8 + 10) / 3 = 6, (1 + 10) / 2 = 5.5 and (1 + 8) / 3 = 3, which err by 25, 2.25 and 49.
-    Guesses of 3 err by 4, 1 and 49: 54 / 76.25 = 0.708.
+    Block 1's changes are 3 and 1.5, their unit is ((9 + 2.25) / 2)^1/2 = 2.372, so that they are 1.265 and 0.632;
+    block 2's are -5 and -2.5, that is -1.265 and -0.632. Where all guesses are 2, exit 1's device gets -7 + 2 * 2.372
+    in block 1, and -7 + 2 * 3.953 in block 2.
     """
-    guesses(monkeypatch, 3.0)
-    uploads = [
-        update(VGG, 3, value, examples, device)
-        for device, (value, examples) in enumerate([(1.0, 1), (4.0, 2), (10.0, 1)])
-    ]
-    for most_error, ready in ((0.709, {2, 3}), (0.708, set())):
-        strategy = hypemefed(tmp_path, most_error=most_error)
-        assert ready_after_two_rounds(strategy, *uploads, update(VGG, 1, 2.0, device=3)) == ready
-        # (1 + 8 + 10) / 4, and with the guess (1 + 8 + 10 + 3) / 5
-        assert strategy.weights["block2.conv1.weight"].unique().tolist() == pytest.approx([4.4 if ready else 4.75])
-
-
-def test_one_deep_upload_is_compared_with_the_global_weights(tmp_path, monkeypatch, caplog):
-    """They are 0.5 after the first round, and the device answers 2.5: 0.5 errs by 4, the guess of 2 by 0.25."""
-    guesses(monkeypatch, 2.0)
-    for most_error, ready in ((0.0625, {2, 3}), (0.0624, set())):
-        with caplog.at_level("INFO", "flwr"):
-            found = ready_after_two_rounds(hypemefed(tmp_path, most_error=most_error), update(VGG, 3, 2.5))
-        assert found == ready
-    assert "guesses of exit 3 err 0.0625 times as much as the mean of the other owners" in caplog.text
-
-
-def test_each_exit_is_judged_by_itself_and_anew_in_every_round_with_a_deep_upload(tmp_path, monkeypatch):
-    """Guesses of block 1 are right and those of block 2 are not; in the third round it is the other way round."""
-    right = {3: 2.5, 4: -50.0}  # by output channels
-    guesses(monkeypatch, lambda network: right[network.target[0]])
-    strategy = hypemefed(tmp_path, most_error=1.0)
-    assert ready_after_two_rounds(strategy, update(VGG, 3, 2.5)) == {2}
-    after(strategy, update(VGG, 1, 9.0))  # nobody to judge by
-    assert strategy.ready == {2}
-    right |= {3: -50.0, 4: 1.5}
-    after(strategy, update(VGG, 3, 1.5))
-    assert strategy.ready == {3}
-
-
-def test_guesses_are_judged_before_the_hypernetworks_learn_from_what_they_guess(tmp_path, monkeypatch):
-    """They guess what they were taught in the round before: 0.5, then 2.5."""
-    taught = {}
+    samples = {}
     monkeypatch.setattr(
         "strategies.hypemefed.hypemefed.fit",
-        lambda network, samples, **settings: taught.update({network.target: samples[-1][1].flatten()[0].item()}) or 0.0,
+        lambda network, pairs, **settings: (
+            samples.update({network.target: [p[1].unique().item() for p in pairs]}) or 0.0
+        ),
     )
-    guesses(monkeypatch, lambda network: taught[network.target])
-    strategy = hypemefed(tmp_path, most_error=0.5)
-    assert ready_after_two_rounds(strategy, update(VGG, 3, 2.5)) == set()  # 0.5, as the global weights
-    assert set(taught.values()) == {2.5}
-    after(strategy, update(VGG, 3, 2.5, device=1), update(VGG, 3, 2.5))
-    assert strategy.ready == {2, 3}  # right, as the mean of the others: 0 times 0 is no more than 0
+    monkeypatch.setattr(
+        "strategies.hypemefed.hypemefed.generate", lambda network, inputs: torch.full(network.target, 2.0)
+    )
+    strategy = hypemefed(tmp_path, guess="change")
+    updates = [changed(VGG, 3, 1.0, 0), changed(VGG, 3, 0.5, 1), changed(VGG, 1, 1.0, 2, examples=2)]
+    weights = after(strategy, *updates)
+    assert samples[(3, 2, 3, 3)] == pytest.approx([1.2649, 0.6325], abs=1e-4)
+    assert samples[(4, 3, 3, 3)] == pytest.approx([-1.2649, -0.6325], abs=1e-4)
+    assert weights["block1.conv1.weight"] == pytest.approx([(-4 - 5.5 + 2 * (-7 + 2 * 2.3717)) / 4], abs=1e-4)
+    assert weights["block2.conv1.weight"] == pytest.approx([(-12 - 9.5 + 2 * (-7 + 2 * 3.9528)) / 4], abs=1e-4)
+    assert weights["block2.norm1.weight"] == [-10.75]
 
 
-def test_guesses_that_err_where_the_owners_agree_are_not_used(tmp_path, monkeypatch):
-    guesses(monkeypatch, 2.0)
-    uploads = [update(VGG, 3, 2.5, device=device) for device in range(2)]
-    assert ready_after_two_rounds(hypemefed(tmp_path, most_error=1e9), *uploads) == set()
+def test_what_is_read_of_a_change_is_as_large_as_the_weight(tmp_path, monkeypatch):
+    """Block 0 is -7 + 1 and -7 + 0.5, the unit ((1 + 0.25) / 2)^1/2 = 0.7906: read as -7 + 7 / 0.7906, and half."""
+    read = []
+    monkeypatch.setattr(
+        "strategies.hypemefed.hypemefed.fit",
+        lambda network, pairs, **settings: read.append([as_weight_value(p[0]) for p in pairs]) or 0.0,
+    )
+    after(hypemefed(tmp_path, guess="change"), changed(VGG, 3, 1.0, 0), changed(VGG, 3, 0.5, 1))
+    # `as_weight_value` multiplies both sides, each of which is that of -7 times g / -7: g^2 / -7.
+    gained = [-7 + share * 7 / 0.790569 for share in (1.0, 0.5)]
+    assert read[0] == pytest.approx([g * g / -7 for g in gained], abs=1e-3)
 
 
-def test_the_judgment_comes_back_after_a_restart(tmp_path, monkeypatch):
-    guesses(monkeypatch, 2.0)
-    first, second = hypemefed(tmp_path, most_error=1.0), hypemefed(tmp_path, most_error=1.0)
-    after(first, update(VGG, 3, 0.5))
+def test_before_a_step_a_change_is_guessed_to_be_none(tmp_path):
+    strategy = hypemefed(tmp_path, guess="change", learning_rate=1e-30)
+    weights = after(strategy, changed(VGG, 3, 1.0, 0), changed(VGG, 1, 1.0, 1))
+    assert weights["block1.conv1.weight"] == pytest.approx([-5.5])  # (-4 - 7) / 2
+    assert weights["block2.conv1.weight"] == pytest.approx([-9.5])
+
+
+def test_hypernetworks_learn_how_the_change_of_one_layer_follows_from_anothers(tmp_path):
+    """Devices change block 1 by three times as much as block 0: so much is guessed of one that stops before it."""
+    strategy = hypemefed(tmp_path, guess="change", hidden=64, epochs=200, learning_rate=1e-3)
+    for _ in range(3):
+        strategy.weights = {name: torch.full_like(value, -7.0) for name, value in strategy.weights.items()}
+        updates = [changed(VGG, 3, share, device) for device, share in enumerate((1.0, 0.2, 0.8, 0.4))]
+        # With a million times the examples its part is all of the mean.
+        weights = after(strategy, *updates, changed(VGG, 1, 0.6, 9, examples=10**6))
+    assert weights["block1.conv1.weight"] == pytest.approx(
+        [-7 + 0.6 * 3] * len(weights["block1.conv1.weight"]), abs=0.2
+    )
+
+
+def test_devices_that_change_nothing_teach_nothing(tmp_path):
+    strategy = hypemefed(tmp_path, guess="change", generate="all")
+    weights = after(
+        strategy, *(update(VGG, 3, -7.0, device=device) for device in range(2)), update(VGG, 1, -7.0, device=2)
+    )
+    assert {name: value for name, value in weights.items() if value != [-7.0]} == {}
+
+
+def test_units_of_the_last_round_with_a_deep_device_hold_also_after_a_restart(tmp_path):
+    first, second = (hypemefed(tmp_path, guess="change") for _ in range(2))
+    after(first, changed(VGG, 3, 1.0, 0), changed(VGG, 3, 0.5, 1))
     second.load_state_dict(first.state_dict())
+    states = []
     for strategy in (first, second):
-        weights = after(strategy, update(VGG, 3, 2.5), update(VGG, 1, 1.0, device=1))
-        assert weights["block1.conv1.weight"] == [
-            2.25
-        ]  # guessed with the hypernetworks of the round before the restart
+        states.append(after(strategy, changed(VGG, 1, 0.25, 2)))
+        assert strategy.units["block2.conv1.weight"] == pytest.approx(3.9528, abs=1e-4)
+    assert states[0] == states[1]
 
 
 def test_a_hypernetwork_that_diverges_is_as_before(tmp_path, caplog):
@@ -325,7 +329,7 @@ def test_a_hypernetwork_that_diverges_is_as_before(tmp_path, caplog):
     with caplog.at_level("WARNING", "flwr"):
         after(strategy, update(VGG, 3, 0.5), update(VGG, 1, 0.25))
     assert "the hypernetwork of block1.conv1.weight diverged and is as before" in caplog.text
-    assert strategy.ready == strategy.trained == set()
+    assert strategy.trained == set()
     now = strategy.hypernetworks["block1.conv1.weight"].state_dict()
     assert all(torch.equal(now[name], value) for name, value in before.items())
     assert all(bool(torch.isfinite(value).all()) for value in strategy.weights.values())
@@ -401,18 +405,6 @@ def test_all_is_guessed_by_hand(tmp_path, monkeypatch):
     assert weights["block2.norm1.running_var"] == weights["block2.norm1.running_mean"] == [1.0]
 
 
-@pytest.mark.parametrize(("of_layers", "of_the_rest", "ready"), [(1.4, 900.0, {2, 3}), (1.6, 100.0, set())])
-def test_norms_do_not_hide_how_layers_are_guessed(of_layers, of_the_rest, ready, tmp_path, monkeypatch):
-    """Layers are 0.5 before and 1 now, scales of norms 0.5 and 100: what is guessed of the norms plays no part."""
-    guesses(monkeypatch, lambda network: of_layers if len(network.target) == 4 else of_the_rest)
-    contribution = update(VGG, 3, 1.0)
-    for name, value in contribution.weights.items():
-        if "norm" in name:
-            value.fill_(100.0)
-    strategy = hypemefed(tmp_path, generate="all", most_error=1.0)
-    assert ready_after_two_rounds(strategy, contribution) == ready
-
-
 def test_heads_are_not_guessed_where_early_ones_are_not_trained(tmp_path):
     with pytest.raises(ValueError, match=r"hypemefed\.generate = 'all' guesses a head from the one before it"):
         hypemefed(tmp_path, generate="all", exits=False)
@@ -421,14 +413,14 @@ def test_heads_are_not_guessed_where_early_ones_are_not_trained(tmp_path):
 def test_one_deep_upload_is_enough_to_learn_from(tmp_path):
     strategy = hypemefed(tmp_path)
     weights = after(strategy, update(VGG, 3, 0.25))
-    assert strategy.ready == {2, 3}
+    assert strategy.trained == set(strategy.hypernetworks)
     assert {name: value for name, value in weights.items() if value != [0.25]} == {}  # nobody lacks anything
 
 
 def test_one_shallow_upload_leaves_the_deep_layers_alone(tmp_path):
     strategy = hypemefed(tmp_path)
     weights = after(strategy, update(VGG, 1, 0.25))
-    assert strategy.ready == set()
+    assert strategy.trained == set()
     assert weights["block0.conv1.weight"] == [0.25]
     assert weights["block1.conv1.weight"] == weights["block2.conv2.weight"] == [-7.0]
 
