@@ -15,7 +15,7 @@ PRELIMINARY = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=exclusive", ONE_EXIT],
     "exits and hypernetworks": ["strategy=hypemefed"],
-    "exits and hypernetworks, always": ["strategy=hypemefed", "hypemefed.most-error=0"],
+    "exits and hypernetworks, as printed": ["strategy=hypemefed", "hypemefed.guess=weight"],
     "exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "hypernetworks": ["strategy=hypemefed", "hypemefed.exits=false"],
     "neither": ["strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"],
@@ -23,6 +23,8 @@ PRELIMINARY = {
 }
 TEN = {
     "one exit, all-large": ["strategy=fedavg", ONE_EXIT],
+    "one exit, all-small": ["strategy=fedavg", "fedavg.use=all-small"],
+    "one exit, exclusive": ["strategy=fedavg", "fedavg.use=exclusive"],
     "ten exits and hypernetworks": ["strategy=hypemefed"],
     "ten exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "ten exits, every device trains all": ["strategy=hypemefed", "fleet=" + str(HERE / "all-fleet.toml")],
@@ -31,6 +33,7 @@ TEN = {
 VGG = "family-arguments=block_channels = [64, 128, 256, 512]"
 ON_HAPT = {
     "hypemefed": ["strategy=hypemefed"],
+    "hypemefed without hypernetworks": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "fedavg-s": ["strategy=fedavg", "fedavg.use=all-small"],
     "fedavg-l": ["strategy=fedavg", VGG],
     "heterofl": ["strategy=heterofl", VGG],

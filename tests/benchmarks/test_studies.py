@@ -10,7 +10,8 @@ from benchmarks.hypemefed import run as hypemefed
 from benchmarks.model_search import run as model_search
 from benchmarks.recipfl import run as recipfl
 from devices.fleet import Fleet
-from models.family import FAMILIES
+from models.cost import cost
+from models.family import FAMILIES, make_family
 from server_app.config import parse_arguments
 from wildflower.settings import resolve
 
@@ -29,6 +30,33 @@ STUDIES = {
         for twin in model_search.TWINS
     },
 }
+
+
+# The exit that a device of each group of the fleet can train up to.
+EXITS = {
+    "preliminary": {"small": 1, "medium": 2, "large": 3},
+    "ten-exits": {f"exit {number}": number for number in range(1, 11)},
+    "hapt": {"small": 1, "medium": 2, "large": 3},
+}
+
+
+@pytest.mark.parametrize("study", EXITS)
+def test_the_groups_of_a_fleet_reach_the_exits_that_they_are_there_for(study):
+    config = resolve(hypemefed.HERE / f"{study}.toml", [f"fleet={hypemefed.HERE / f'{study}-fleet.toml'}"]).config
+    shapes = {"fashion-mnist": ((1, 28, 28), 10), "hapt": ((6, 128), 12)}
+    shape, classes = shapes[config.task]
+    spec = {"name": config.family, "input_shape": list(shape), "classes": classes}
+    family = make_family(spec | parse_arguments(config.family_arguments))
+    assert config.optimizer == "adam"
+    exits = [family.up_to(exit) for exit in range(1, len(family.segments) + 1)]
+    kinds = {"batch_size": config.batch_size, "optimizer": config.optimizer}
+    needs = [cost(family, architecture, **kinds).peak_training_memory_bytes for architecture in exits]
+    fleet = Fleet.load(config.fleet, devices=config.devices, seed=1, requirement=None)
+    found = {}
+    for device in range(fleet.size):
+        limit_bytes = fleet.report(device, 0.0).memory_limit_bytes
+        found.setdefault(fleet.tier(device), set()).add(sum(need <= limit_bytes for need in needs))
+    assert found == {group: {exit} for group, exit in EXITS[study].items()}
 
 
 @pytest.mark.parametrize("experiment", STUDIES, ids=lambda path: f"{path.parent.name}-{path.stem}")
