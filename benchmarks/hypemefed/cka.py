@@ -1,10 +1,12 @@
 """How alike are models that devices of different tiers train: linear CKA of the same layers' activations.
 
-    python -m benchmarks.hypemefed.cka RUN_FOLDER [RUN_FOLDER ...] [--devices 5] [--images 1000]
+    python -m benchmarks.hypemefed.cka RUN_FOLDER [RUN_FOLDER ...] [--devices 5] [--epochs 20] [--images 1000]
 
-Every run's checkpoint holds the global model. From it devices of each tier train their part of the network as in one
-more round, on their own data; the activations of these models on the same test images are compared (Kornblith et al.
-2019, "Similarity of Neural Network Representations Revisited"). Writes cka.json and the table in README.md.
+Every run's checkpoint holds the global model. From it devices of each tier train their part of the network on their own
+data, for some epochs at the run's first learning rate: after the few steps of a last round, at a rate that has decayed,
+all of them would still be the global model. The activations of these models on the same test images are compared
+(Kornblith et al. 2019, "Similarity of Neural Network Representations Revisited"). Writes cka.json and the table in
+README.md.
 """
 
 import argparse
@@ -71,15 +73,15 @@ def activations(model: Network, inputs: Tensor, heads: set[str]) -> dict[str, Te
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
-def train(strategy: SubModelStrategy, task: Task, device: int, architecture: Architecture) -> Network:
-    """A device's model after the local training of one more round from the global model."""
+def train(strategy: SubModelStrategy, task: Task, device: int, architecture: Architecture, epochs: int) -> Network:
+    """A device's model after so many epochs of local training from the global model, at the first learning rate."""
     settings, number = strategy.settings, strategy.round + 1
     return train_locally(
         strategy.family,
         architecture,
         strategy.leading_cut(architecture).weights,
         strategy.objective(device, architecture),
-        settings.training_in(strategy.round),
+        settings.training_in(1).model_copy(update={"epochs": epochs, "steps": 0}),
         task,
         DeviceState(settings.state_dir, settings.run, device),
         device=device,
@@ -88,7 +90,7 @@ def train(strategy: SubModelStrategy, task: Task, device: int, architecture: Arc
     )
 
 
-def grams_by_tier(run: Path, devices: int, images: int) -> dict[str, list[Grams]]:
+def grams_by_tier(run: Path, devices: int, images: int, epochs: int) -> dict[str, list[Grams]]:
     """Gram matrices of the models of some devices of every tier of a run, tiers from the shallowest on."""
     strategy, config = trained_strategy(run)
     task = load_task(TaskSpec.from_json(strategy.settings.task))
@@ -102,7 +104,7 @@ def grams_by_tier(run: Path, devices: int, images: int) -> dict[str, list[Grams]
     heads = set(strategy.family.segments)
     return {
         tier: [
-            {name: gram(a) for name, a in activations(train(strategy, task, *member), inputs, heads).items()}
+            {name: gram(a) for name, a in activations(train(strategy, task, *member, epochs), inputs, heads).items()}
             for member in members
         ]
         for tier, members in ordered
@@ -126,12 +128,13 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--devices", type=int, default=5, help="of each tier")
     parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=20)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     file = HERE / "cka.json"
     results: dict[str, dict[str, dict[str, float]]] = json.loads(file.read_text()) if file.exists() else {}
     for run in arguments.runs:
-        results[run.name] = compare(grams_by_tier(run, arguments.devices, arguments.images))
+        results[run.name] = compare(grams_by_tier(run, arguments.devices, arguments.images, arguments.epochs))
         file.write_text(json.dumps(results, indent=1) + "\n")
     rows = [
         [run, pair, _by_layer(layers), _mean(layers)]

@@ -3,10 +3,11 @@
     python -m benchmarks.hypemefed.hypernetworks [--devices 6] [--rounds 5] [--steps 20] [--networks vgg resnet18]
         [--ranks 25 ... naive]
 
-Devices train the whole network together for some rounds, each on data of its own. The hypernetworks learn from what all
-but two of them return in the last round, and guess the deep layers of these two from their shallow ones. Parameters and
-bytes follow from shapes; layers whose training does not fit into half of the free memory are not run. Resumable: a case
-that stands in hypernetworks.json with the same settings is not run again. Writes the tables in README.md too.
+Devices train the whole network together for some rounds, each on data of its own. In every round the hypernetworks
+learn from what all but two of them return, and in the last one they guess the deep layers of these two, each from the
+real layer before. Parameters and bytes follow from shapes; layers whose training does not fit into half of the free
+memory are not run. Resumable: a case that stands in hypernetworks.json with the same settings is not run again. Writes
+the tables in README.md too.
 """
 
 import argparse
@@ -32,13 +33,14 @@ from models.resnet import ResNet18
 from models.vgg import Vgg
 from strategies.hypemefed.hypemefed import follow
 from strategies.hypemefed.hypernetwork import (
-    Factors,
+    Change,
     FullHypernetwork,
     Hypernetwork,
+    Inputs,
     LowRankHypernetwork,
-    factorize,
     fit,
     generate,
+    unit_of_changes,
 )
 from strategies.submodel import initial_weights
 from strategies.work import Weights
@@ -47,20 +49,30 @@ from tasks.task import TASKS, Task, TaskSpec
 
 HERE = Path(__file__).resolve().parent
 FILE, README = HERE / "hypernetworks.json", HERE / "README.md"
-# Name, and epochs: on one core, 25 of ResNet-18's would take an hour.
+# Name, and epochs per round: on one core, 25 of ResNet-18's would take an hour.
 NETWORKS: dict[str, tuple[str, Family, int]] = {
     "vgg": (
         "VGG of UniMiB SHAR (64 to 512, 1x18x25)",
         Vgg(input_shape=(1, 18, 25), block_channels=(64, 128, 256, 512), exits=(1, 2, 3)),
-        25,
+        5,
     ),
-    "resnet18": ("ResNet-18", ResNet18(input_shape=(1, 28, 28), exits=(1, 2, 3, 4)), 5),
+    "resnet18": ("ResNet-18", ResNet18(input_shape=(1, 28, 28), exits=(1, 2, 3, 4)), 1),
 }
-RANKS: dict[str, int | None] = {"25": 25, "50": 50, "100": 100, "200": 200, "all": 10**6, "naive": None}
+# What is guessed, and from how many singular vectors; None: by a naive hypernetwork.
+KINDS: dict[str, tuple[str, int | None]] = {
+    "25": ("change", 25),
+    "50": ("change", 50),
+    "100": ("change", 100),
+    "200": ("change", 200),
+    "all": ("change", 10**6),
+    "100, weights": ("weight", 100),
+    "naive": ("weight", None),
+}
 HIDDEN = 512
 STATES = 4  # weights, gradients and Adam's two moments
 WITHHELD = 2
-ERRORS = ("generated", "mean_of_others", "random")
+ERRORS = ("generated", "mean_of_others", "sent", "zeros", "random")
+Round = tuple[Weights, list[Weights]]  # the convolutions that devices were sent, and what each returned
 Layers = dict[str, dict[str, Any]]  # target -> its hypernetwork's figures
 
 
@@ -72,17 +84,15 @@ def scaled(devices: int, shape: tuple[int, ...]) -> Task:
     return Task(TaskSpec(name="fashion-mnist", devices=devices, partition="dirichlet", alpha=0.5, seed=1), data)
 
 
-def trained(family: Family, count: int, rounds: int, steps: int) -> list[Weights]:
-    """The convolutions that devices return in the last of some rounds of FedAvg with all exits."""
+def trained(family: Family, count: int, rounds: int, steps: int) -> list[Round]:
+    """Rounds of FedAvg with all exits."""
     task = scaled(count, family.input_shape)
     training = LocalTraining(steps=steps, batch_size=16, learning_rate=0.02, momentum=0.9)
     weights = initial_weights(family, 1)
-    models: list[Weights] = []
+    found: list[Round] = []
     with TemporaryDirectory() as folder:
         for number in range(1, rounds + 1):
-            if models:
-                weights = {name: torch.stack([model[name] for model in models]).mean(dim=0) for name in weights}
-            models = [
+            models: list[Weights] = [
                 dict(
                     train_locally(
                         family,
@@ -100,34 +110,26 @@ def trained(family: Family, count: int, rounds: int, steps: int) -> list[Weights
                 for device in range(count)
             ]
             print(f"round {number} of {rounds}: {count} devices have trained", flush=True)
-    return [{name: value for name, value in model.items() if value.dim() == 4} for model in models]
+            found.append((_convolutions(weights), [_convolutions(model) for model in models]))
+            weights = {name: torch.stack([model[name] for model in models]).mean(dim=0) for name in weights}
+    return found
 
 
-def whole_factors(family: Family, weights: list[Weights]) -> list[dict[str, Factors]]:
-    """All singular vectors of every source of every device, once for all ranks."""
-    sources = {source for exit in follow(family).values() for source in exit.values()}
-    return [{source: factorize(w[source], 10**6) for source in sorted(sources)} for w in weights]
+def _convolutions(weights: Weights) -> Weights:
+    return {name: value for name, value in weights.items() if value.dim() == 4}
 
 
-def measure(
-    family: Family, weights: list[Weights], factors: list[dict[str, Factors]], rank: int | None, epochs: int
-) -> Layers:
-    """Size of the hypernetwork of every layer at one rank; seconds per epoch and errors of those that fit."""
+def measure(family: Family, rounds: list[Round], guess: str, rank: int | None, epochs: int) -> Layers:
+    """Size of the hypernetwork of every layer; seconds and errors of those that fit into memory."""
     pairs = {target: source for exit in follow(family).values() for target, source in exit.items()}
     shapes = {name: spec.shape for name, spec in family.tensors(family.full()).items()}
 
     def make(target: str) -> Hypernetwork:
         if rank is None:
             return FullHypernetwork(shapes[pairs[target]], shapes[target], HIDDEN)
-        return LowRankHypernetwork(shapes[pairs[target]], shapes[target], rank, HIDDEN)
+        source = shapes[pairs[target]]
+        return LowRankHypernetwork(source, shapes[target], rank, HIDDEN, from_zero=guess == "change")
 
-    def read(network: Hypernetwork, device: int, source: str) -> Factors | Tensor:
-        if isinstance(network, FullHypernetwork):
-            return network.prepare(weights[device][source])
-        left, right = factors[device][source]
-        return left[: network.rank], right[: network.rank]
-
-    learning, withheld = range(len(weights) - WITHHELD), range(len(weights) - WITHHELD, len(weights))
     random = initial_weights(family, 2)  # devices began from those of another seed
     layers: Layers = {}
     for target, source in pairs.items():
@@ -139,18 +141,52 @@ def measure(
             continue
         torch.manual_seed(0)
         network = make(target)
-        samples = [(read(network, device, source), weights[device][target]) for device in learning]
-        started = time.perf_counter()
-        fit(network, samples, epochs=epochs, learning_rate=5e-4)
-        layers[target]["seconds_per_epoch"] = (time.perf_counter() - started) / epochs
-        mean = torch.stack([weights[device][target] for device in learning]).mean(dim=0)
+        reading = learning = 0.0
+        for sent, models in rounds:
+            started = time.perf_counter()
+            layer = Reader(network, guess, sent, models[:-WITHHELD], source, target)
+            samples = [(layer.read(model[source]), layer.wanted(model[target])) for model in models[:-WITHHELD]]
+            reading += time.perf_counter() - started
+            started = time.perf_counter()
+            fit(network, samples, epochs=epochs, learning_rate=5e-4)
+            learning += time.perf_counter() - started
+        layers[target]["seconds_to_read"] = reading / len(rounds)
+        layers[target]["seconds_per_epoch"] = learning / len(rounds) / epochs
+        mean = torch.stack([model[target] for model in models[:-WITHHELD]]).mean(dim=0)
         errors = dict.fromkeys(ERRORS, 0.0)
-        for device in withheld:
-            guesses = (generate(network, read(network, device, source)), mean, random[target])
-            for name, value in zip(ERRORS, guesses, strict=True):
-                errors[name] += (value - weights[device][target]).abs().mean().item() / WITHHELD
+        for model in models[-WITHHELD:]:
+            guessed = layer.guessed(generate(network, layer.read(model[source])))
+            known = (guessed, mean, sent[target], torch.zeros_like(mean), random[target])
+            for name, value in zip(ERRORS, known, strict=True):
+                errors[name] += (value - model[target]).abs().mean().item() / WITHHELD
         layers[target]["mean_absolute_error"] = errors
     return layers
+
+
+class Reader:
+    """How HypeMeFed reads one layer of a round's devices and guesses the next, by weights or by changes."""
+
+    def __init__(
+        self, network: Hypernetwork, guess: str, sent: Weights, models: list[Weights], source: str, target: str
+    ) -> None:
+        self._network, self._change, self._bases = network, None, None
+        if guess == "change":
+            unit, to_unit = (unit_of_changes(sent[n], [model[n] for model in models]) for n in (source, target))
+            assert isinstance(network, LowRankHypernetwork)
+            self._bases = Change(sent[source], unit).bases(network.rank)
+            self._change = Change(sent[target], to_unit)
+
+    def read(self, weight: Tensor) -> Inputs:
+        """What goes into the hypernetwork."""
+        return self._network.prepare(weight) if self._bases is None else self._bases.factors(weight)
+
+    def wanted(self, weight: Tensor) -> Tensor:
+        """What should come out of it."""
+        return weight if self._change is None else self._change.in_units(weight)
+
+    def guessed(self, output: Tensor) -> Tensor:
+        """The weight that its output stands for."""
+        return output if self._change is None else self._change.guessed(output)
 
 
 def training_bytes(parameters: int) -> int:
@@ -159,13 +195,17 @@ def training_bytes(parameters: int) -> int:
 
 
 def figures(layers: Layers) -> list[str]:
-    """Parameters, their MB, MB while training, seconds per epoch and mean absolute errors over some layers together."""
+    """Parameters, their MB, MB while training, seconds to read a round's devices and per epoch, mean absolute errors.
+
+    Of some layers together.
+    """
     parameters = sum(layer["parameters"] for layer in layers.values())
     cells = [f"{parameters:,}", f"{4 * parameters / 1e6:,.0f}", f"{training_bytes(parameters) / 1e6:,.0f}"]
     if any("seconds_per_epoch" not in layer for layer in layers.values()):
-        return [*cells, "does not fit", *("" for _ in ERRORS)]
+        return [*cells, "does not fit", "", *("" for _ in ERRORS)]
     entries = sum(layer["entries"] for layer in layers.values())
-    cells.append(f"{sum(layer['seconds_per_epoch'] for layer in layers.values()):.2f}")
+    for name in ("seconds_to_read", "seconds_per_epoch"):
+        cells.append(f"{sum(layer[name] for layer in layers.values()):.2f}")
     for name in ERRORS:
         total = sum(layer["mean_absolute_error"][name] * layer["entries"] for layer in layers.values())
         cells.append(f"{total / entries:.5f}")
@@ -177,7 +217,7 @@ def compared(naive: Layers, low_rank: Layers) -> list[list[str]]:
     rows = []
     for target in (target for target, layer in naive.items() if "seconds_per_epoch" in layer):
         first, second = ({target: layers[target]} for layers in (naive, low_rank))
-        both = zip(figures(first)[:5], figures(second)[:5], strict=True)
+        both = zip(figures(first)[:6], figures(second)[:6], strict=True)
         saved = 1 - low_rank[target]["parameters"] / naive[target]["parameters"]
         faster = naive[target]["seconds_per_epoch"] / low_rank[target]["seconds_per_epoch"]
         rows.append([target, *(f"{a} / {b}" for a, b in both), f"{100 * saved:.2f} %", f"{faster:.1f}"])
@@ -186,9 +226,10 @@ def compared(naive: Layers, low_rank: Layers) -> list[list[str]]:
 
 def write(cases: dict[str, dict[str, Any]]) -> None:
     """Write both tables."""
-    costs = ["parameters", "MB", "MB while training", "s per epoch"]
-    heads = ["network", "k", *costs, "error", "error of the others' mean", "error of random weights"]
-    found = [(key, rank) for key in NETWORKS for rank in RANKS if f"{key} {rank}" in cases]
+    costs = ["parameters", "MB", "MB while training", "s to read", "s per epoch"]
+    known = ["the others' mean", "what was sent", "zeros", "random weights"]
+    heads = ["network", "k", *costs, "error", *(f"error of {name}" for name in known)]
+    found = [(key, rank) for key in NETWORKS for rank in KINDS if f"{key} {rank}" in cases]
     rows = [[NETWORKS[key][0], rank, *figures(cases[f"{key} {rank}"]["layers"])] for key, rank in found]
     print(write_between(README, "hypernetworks", markdown(heads, rows)))
     heads = ["network", "layer", *(f"{what}, naive / k = 100" for what in (*costs, "error")), "less memory", "faster"]
@@ -208,7 +249,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="of every device in every round")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--ranks", nargs="+", choices=RANKS, default=list(RANKS))
+    parser.add_argument("--ranks", nargs="+", choices=KINDS, default=list(KINDS))
     arguments = parser.parse_args()
     if arguments.devices <= WITHHELD:
         parser.error(f"--devices must be more than the {WITHHELD} that are withheld")
@@ -223,10 +264,9 @@ def main() -> None:
         missing = [rank for rank, case in known.items() if {name: case.get(name) for name in settings} != settings]
         if not missing:
             continue
-        weights = trained(family, arguments.devices, arguments.rounds, arguments.steps)
-        factors = whole_factors(family, weights)
+        rounds = trained(family, arguments.devices, arguments.rounds, arguments.steps)
         for rank in missing:
-            cases[f"{key} {rank}"] = settings | {"layers": measure(family, weights, factors, RANKS[rank], epochs)}
+            cases[f"{key} {rank}"] = settings | {"layers": measure(family, rounds, *KINDS[rank], epochs)}
             FILE.write_text(json.dumps(cases, indent=1) + "\n")
             print(f"{key} {rank}: {figures(cases[f'{key} {rank}']['layers'])}", flush=True)
     write(cases)

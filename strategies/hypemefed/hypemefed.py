@@ -20,7 +20,15 @@ from models.architecture import Architecture
 from models.base import Family
 from models.placement import Axis, Placement
 from strategies.base import Setup, State
-from strategies.hypemefed.hypernetwork import Bases, Inputs, LowRankHypernetwork, fit, generate
+from strategies.hypemefed.hypernetwork import (
+    Bases,
+    Change,
+    Inputs,
+    LowRankHypernetwork,
+    fit,
+    generate,
+    unit_of_changes,
+)
 from strategies.submodel import SubModelStrategy, by_exit, require_exits
 from strategies.work import Contribution, Weights
 
@@ -141,10 +149,10 @@ class HypeMeFed(SubModelStrategy):
                 continue  # nobody has both sides in this round: the hypernetworks stay as they are
             for target, source in pairs.items():
                 network = self.hypernetworks[target]
-                samples = [
-                    (self._inputs(upload, network, source), self._in_units(target, upload.tensors[target]))
-                    for upload in deep
-                ]
+                wanted = [upload.tensors[target] for upload in deep]
+                if p.guess == "change":
+                    wanted = [self._change(target).in_units(value) for value in wanted]
+                samples = [(self._inputs(u, network, source), value) for u, value in zip(deep, wanted, strict=True)]
                 before = {name: value.clone() for name, value in network.state_dict().items()}
                 fit(network, samples, epochs=p.epochs, learning_rate=p.learning_rate)
                 if all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
@@ -176,7 +184,7 @@ class HypeMeFed(SubModelStrategy):
                     network = self.hypernetworks[target]
                     guess = generate(network, self._inputs(upload, network, source))
                     if self.params.guess == "change":
-                        guess = self.weights[target] + self.units[target] * guess
+                        guess = self._change(target).guessed(guess)
                     upload.tensors[target] = guessed[target] = guess
         return guessed
 
@@ -184,18 +192,17 @@ class HypeMeFed(SubModelStrategy):
         """Take the units of changes from this round's devices; tensors that nobody changed keep theirs."""
         if self.params.guess == "weight":
             return
-        squares: dict[str, list[Tensor]] = defaultdict(list)
+        values: dict[str, list[Tensor]] = defaultdict(list)
         for upload in self.uploads:
             for name, value in upload.tensors.items():
-                squares[name].append((value - self.weights[name]).square().mean())
-        units = {name: float(torch.stack(found).mean().sqrt()) for name, found in squares.items()}
-        self.units |= {name: unit for name, unit in units.items() if unit or name not in self.units}
+                values[name].append(value)
+        for name, found in values.items():
+            unit = unit_of_changes(self.weights[name], found)
+            if unit or name not in self.units:
+                self.units[name] = unit
 
-    def _in_units(self, target: str, value: Tensor) -> Tensor:
-        """What a hypernetwork is to guess where a device has trained the tensor itself."""
-        if self.params.guess == "weight":
-            return value
-        return (value - self.weights[target]) / (self.units[target] or 1.0)
+    def _change(self, name: str) -> Change:
+        return Change(self.weights[name], self.units[name])
 
     def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Inputs:
         """What a hypernetwork reads of a device's tensor; made once for all that read it."""
@@ -204,16 +211,11 @@ class HypeMeFed(SubModelStrategy):
             if self.params.guess == "weight":
                 upload.inputs[source] = network.prepare(value)
             else:
-                upload.inputs[source] = self._bases_of(source, network).factors(value.to(network.device))
+                if source not in self._bases:
+                    begun = self.weights[source].to(network.device)
+                    self._bases[source] = Change(begun, self.units[source]).bases(network.rank)
+                upload.inputs[source] = self._bases[source].factors(value.to(network.device))
         return upload.inputs[source]
-
-    def _bases_of(self, source: Source, network: LowRankHypernetwork) -> Bases:
-        if source not in self._bases:
-            begun, unit = self.weights[source].to(network.device), self.units[source]
-            size = float(begun.square().mean().sqrt())
-            # The change is made as large as the weight itself.
-            self._bases[source] = Bases(begun, network.rank, gain=size / unit if size and unit else 1.0)
-        return self._bases[source]
 
     def _add(self, placement: Placement, weights: Mapping[str, Tensor], weight: int) -> None:
         """Add some tensors of one device to the running means."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -80,13 +81,41 @@ class Bases:
         self._begun, self._gain = as_matrix(begun).float(), gain
         self._u, s, self._vt = _top_triples(begun, rank)
         # What changes in directions in which the weight hardly has anything would be read as huge.
-        self._root = s.clamp_min(SMALLEST_SINGULAR_VALUE * float(s[0]) or 1.0).sqrt()
+        self._root = s.clamp_min(SMALLEST_SINGULAR_VALUE * float(s[0]) or 1.0).sqrt().unsqueeze(1)
 
     def factors(self, weight: Tensor) -> Factors:
         """(rank, rows) and (rank, columns) of a device's weight."""
         matrix = self._begun + self._gain * (as_matrix(weight).float() - self._begun)
-        root = self._root.unsqueeze(1)
-        return self._vt @ matrix.T / root, self._u.T @ matrix / root
+        return self._vt @ matrix.T / self._root, self._u.T @ matrix / self._root
+
+
+@dataclass(frozen=True)
+class Change:
+    """How devices changed a tensor in a round, in units of the root mean square of their changes.
+
+    begun: what they were sent. unit: of their changes; 0 where they changed nothing.
+    """
+
+    begun: Tensor
+    unit: float
+
+    def in_units(self, value: Tensor) -> Tensor:
+        """What a device changed: what a hypernetwork is to guess of it."""
+        return (value - self.begun) / (self.unit or 1.0)
+
+    def guessed(self, output: Tensor) -> Tensor:
+        """The tensor that a hypernetwork's output stands for."""
+        return self.begun + self.unit * output
+
+    def bases(self, rank: int) -> Bases:
+        """How hypernetworks read the tensor: what a device changed is made as large as the tensor itself."""
+        size = float(self.begun.square().mean().sqrt())
+        return Bases(self.begun, rank, gain=size / self.unit if size and self.unit else 1.0)
+
+
+def unit_of_changes(begun: Tensor, values: Iterable[Tensor]) -> float:
+    """The root mean square of what devices changed of a tensor; all of its values and all devices count alike."""
+    return float(torch.stack([(value - begun).square().mean() for value in values]).mean().sqrt())
 
 
 class LowRankHypernetwork(nn.Module):

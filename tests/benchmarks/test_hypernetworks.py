@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.hypemefed import hypernetworks
-from benchmarks.hypemefed.hypernetworks import compared, figures, measure, whole_factors
+from benchmarks.hypemefed.hypernetworks import Reader, compared, figures, measure
 from models.vgg import Vgg
 from strategies.submodel import initial_weights
 from tasks.data import Data, make_data_set
@@ -24,35 +24,57 @@ LOW = {
 }
 
 
-def weights():
-    """Three devices, the last two of which are withheld: all alike but for the last, which has 0.5 more everywhere."""
+def two_rounds():
+    """Four devices, the last two of which are withheld: they change all by 0.1, 0.3, 0.2 and 0.25."""
     first = {name: value for name, value in initial_weights(FAMILY, 1).items() if value.dim() == 4}
-    return [first, first, {name: value + 0.5 for name, value in first.items()}]
+
+    def plus(value):
+        return {name: weight + value for name, weight in first.items()}
+
+    return [(plus(begun), [plus(begun + 0.1 * share) for share in (1, 3, 2, 2.5)]) for begun in (0.0, 0.2)]
 
 
 def test_layers_that_do_not_fit_have_sizes_only(monkeypatch):
     needed = 16 * NAIVE["block1.conv1.weight"]
     monkeypatch.setattr(hypernetworks.psutil, "virtual_memory", lambda: SimpleNamespace(available=2 * needed))
-    devices = weights()
-    factors = whole_factors(FAMILY, devices)
-    naive = measure(FAMILY, devices, factors, None, epochs=1)
+    naive = measure(FAMILY, two_rounds(), "weight", None, epochs=1)
     assert {target: layer["parameters"] for target, layer in naive.items()} == NAIVE
     assert "seconds_per_epoch" in naive["block1.conv1.weight"]
     assert "seconds_per_epoch" not in naive["block1.conv2.weight"]
-    assert figures(naive)[3:] == ["does not fit", "", "", ""]
-    low = measure(FAMILY, devices, factors, 100, epochs=1)
+    assert figures(naive)[3:] == ["does not fit", "", *[""] * 5]
+    low = measure(FAMILY, two_rounds(), "change", 100, epochs=1)
+    assert {target: layer["parameters"] for target, layer in low.items()} == LOW
     assert [row[0] for row in compared(naive, low)] == ["block1.conv1.weight"]
 
 
-def test_errors_are_those_of_the_withheld_devices():
-    """The mean of the others is right for one of them and 0.5 off for the other."""
-    devices = weights()
-    layers = measure(FAMILY, devices, whole_factors(FAMILY, devices), 100, epochs=1)
-    assert [layer["mean_absolute_error"]["mean_of_others"] for layer in layers.values()] == pytest.approx([0.25, 0.25])
-    random = initial_weights(FAMILY, 2)
+@pytest.mark.parametrize("guess", ["change", "weight"])
+def test_errors_are_those_of_the_withheld_devices(guess):
+    """In the last round they change all by 0.2 and 0.25; the mean of the others is 0.2."""
+    rounds = two_rounds()
+    layers = measure(FAMILY, rounds, guess, 100, epochs=1)
     target = "block1.conv2.weight"
-    expected = sum((random[target] - devices[device][target]).abs().mean() for device in (1, 2)) / 2
-    assert layers[target]["mean_absolute_error"]["random"] == pytest.approx(float(expected))
+    errors = layers[target]["mean_absolute_error"]
+    assert errors["mean_of_others"] == pytest.approx(0.025)
+    assert errors["sent"] == pytest.approx(0.225)
+    models = rounds[-1][1][2:]
+    assert errors["zeros"] == pytest.approx(sum(float(model[target].abs().mean()) for model in models) / 2)
+    random = initial_weights(FAMILY, 2)[target]
+    assert errors["random"] == pytest.approx(sum(float((random - model[target]).abs().mean()) for model in models) / 2)
+
+
+def test_changes_that_follow_from_each_other_are_learned():
+    """All layers change alike, so that what is right for a withheld device is what its first layer says."""
+    layers = measure(FAMILY, two_rounds() * 5, "change", 100, epochs=50)
+    for layer in layers.values():
+        assert layer["mean_absolute_error"]["generated"] < 0.02
+
+
+def test_a_naive_hypernetwork_reads_and_guesses_weights():
+    network = hypernetworks.FullHypernetwork((2, 1, 3, 3), (3, 2, 3, 3), 4)
+    reader = Reader(network, "weight", {}, [], "a", "b")
+    weight = torch.arange(18.0).reshape(2, 1, 3, 3)
+    assert torch.equal(reader.read(weight), torch.arange(18.0))
+    assert reader.wanted(weight) is reader.guessed(weight) is weight
 
 
 def test_figures_of_several_layers_by_hand():
@@ -63,12 +85,13 @@ def test_figures_of_several_layers_by_hand():
         return {
             "parameters": parameters,
             "entries": entries,
+            "seconds_to_read": 2 * seconds,
             "seconds_per_epoch": seconds,
             "mean_absolute_error": errors,
         }
 
     layers = {"a": layer(1_000_000, 2, 0.5, 0.1), "b": layer(2_000_000, 6, 1.0, 0.5)}
-    assert figures(layers) == ["3,000,000", "12", "48", "1.50", "0.40000", "0.40000", "0.40000"]
+    assert figures(layers) == ["3,000,000", "12", "48", "3.00", "1.50", *["0.40000"] * 5]
     fast = {"a": layer(10_000, 2, 0.1, 0.2)}
     assert compared({"a": layers["a"]}, fast) == [
         [
@@ -76,6 +99,7 @@ def test_figures_of_several_layers_by_hand():
             "1,000,000 / 10,000",
             "4 / 0",
             "16 / 0",
+            "1.00 / 0.20",
             "0.50 / 0.10",
             "0.10000 / 0.20000",
             "99.00 %",
