@@ -11,7 +11,7 @@ import json
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app import worker
+from client_app import ending, worker
 from messages.error import MessageError
 from messages.records import make_records, read_records, release
 
@@ -43,8 +43,12 @@ def _answer(kind: str, message: Message, context: Context) -> Message:
 
         reply = work.do(kind, text, arrays, context.node_config)
     else:
+        if ending.is_messenger():
+            ending.watch_signals()
         release(message.content)  # the weights are then in `arrays` alone, which the worker's side empties
         reply = worker.ask(kind, text, arrays, context.node_config)
+        if ending.is_messenger():
+            ending.leave_soon()
     return Message(make_records(*reply), reply_to=message)
 
 

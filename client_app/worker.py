@@ -110,6 +110,9 @@ def ask(kind: str, text: str, arrays: list[bytes], config: Mapping[str, object])
     arrays.clear()
     with link:
         try:
+            # Python's signal handlers wait while a call does: who asks this process to end is heard within a second.
+            while not select.select([link], [], [], 1.0)[0]:
+                pass
             answer, out = receive(link)
         except (OSError, EOFError) as error:
             raise WorkerError(f"the device's worker was lost while it worked: {error}") from error
