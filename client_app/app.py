@@ -43,12 +43,9 @@ def _answer(kind: str, message: Message, context: Context) -> Message:
 
         reply = work.do(kind, text, arrays, context.node_config)
     else:
-        if ending.is_messenger():
-            ending.watch_signals()
         release(message.content)  # the weights are then in `arrays` alone, which the worker's side empties
-        reply = worker.ask(kind, text, arrays, context.node_config)
-        if ending.is_messenger():
-            ending.leave_soon()
+        with ending.ends_for_sure():
+            reply = worker.ask(kind, text, arrays, context.node_config)
     return Message(make_records(*reply), reply_to=message)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,23 +25,27 @@ def is_messenger() -> bool:
     return Path(sys.argv[0]).name == "flwr-clientapp"
 
 
-def watch_signals() -> None:
-    """From now on a signal that asks this process to end ends it within `LEAVE_SECONDS`; called by the main thread.
+@contextmanager
+def ends_for_sure() -> Iterator[None]:
+    """Around the work of a message: its process does not outlive the answer, or the exception, by much.
 
-    The kernel does it (SIGALRM), so that no lock can be in the way.
+    From the beginning on a signal that asks the process to end ends it within `LEAVE_SECONDS`. The kernel does it
+    (SIGALRM), so that no lock can be in the way. To be called by the main thread; other processes are left alone.
     """
+    if not is_messenger():
+        yield
+        return
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         handler = signal.getsignal(number)
         if callable(handler):
             signal.signal(number, partial(_leave, handler))
+    try:
+        yield
+    finally:
+        signal.alarm(ANSWERED_SECONDS)
 
 
 def _leave(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
     signal.alarm(LEAVE_SECONDS)
     handler(number, frame)
-
-
-def leave_soon() -> None:
-    """The answer is made: what is left to do takes seconds."""
-    signal.alarm(ANSWERED_SECONDS)

@@ -14,30 +14,37 @@ assert ending.is_messenger()
 ending.LEAVE_SECONDS = ending.ANSWERED_SECONDS = 1
 lock = threading.Lock()
 signal.signal(signal.SIGINT, lambda *_: lock.acquire())
-ending.watch_signals()
 """
 STOPPED = """
-with lock:
+with ending.ends_for_sure(), lock:
     threading.Thread(target=signal.raise_signal, args=(signal.SIGINT,)).start()
     while True:
         time.sleep(0.01)
 """
 ANSWERED = """
-ending.leave_soon()
+with ending.ends_for_sure():
+    lock.acquire()
 lock.acquire()
-lock.acquire()
+"""
+FAILED = """
+try:
+    with ending.ends_for_sure():
+        raise RuntimeError("the work failed")
+except RuntimeError:
+    lock.acquire()
+    lock.acquire()
 """
 
 
-@pytest.mark.parametrize("then", [STOPPED, ANSWERED], ids=["stopped", "answered"])
+@pytest.mark.parametrize("then", [STOPPED, ANSWERED, FAILED], ids=["stopped", "answered", "failed"])
 def test_a_process_that_hangs_is_ended(then):
     done = subprocess.run([sys.executable, "-c", HANGS + then], timeout=60)
     assert done.returncode == -signal.SIGALRM
 
 
 def test_a_handler_that_ends_the_process_does_so_as_before():
-    ends = "signal.signal(signal.SIGINT, lambda *_: sys.exit(7))\nending.watch_signals()\n"
-    done = subprocess.run([sys.executable, "-c", f"{HANGS}\n{ends}signal.raise_signal(signal.SIGINT)"], timeout=60)
+    ends = "signal.signal(signal.SIGINT, lambda *_: sys.exit(7))\nwith ending.ends_for_sure():\n"
+    done = subprocess.run([sys.executable, "-c", f"{HANGS}\n{ends}    signal.raise_signal(signal.SIGINT)"], timeout=60)
     assert done.returncode == 7
 
 
@@ -45,3 +52,6 @@ def test_another_process_is_none_of_a_message():
     from client_app import ending
 
     assert not ending.is_messenger()
+    with ending.ends_for_sure():
+        pass
+    assert signal.alarm(0) == 0
