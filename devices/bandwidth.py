@@ -21,11 +21,12 @@ from typing import Any
 
 import grpc
 
+from devices.links import LEAST_PROBE_BYTES
 from devices.validation import check_number, check_whole, json_object
 
 CHUNK_BYTES = 16 * 1024  # the most; 16 chunks of the smallest stream that is used are enough to see a slow link
 CHUNKS = 16
-LEAST_BYTES, MOST_BYTES = 64 * 1024, 8 * 2**20  # of one stream
+LEAST_BYTES, MOST_BYTES = LEAST_PROBE_BYTES, 8 * 2**20  # of one stream
 MOST_SECONDS = 5.0  # of one stream
 MOST_STREAMS = 8  # at once; the next one is told to come again
 MOST_CONNECTION_SECONDS = 60.0  # idle, or in all
@@ -61,7 +62,7 @@ class Arrivals:
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
         self._received_bytes = self._mark_bytes = 0
-        self._started_seconds = self._now_seconds = time.perf_counter()
+        self._now_seconds = 0.0
         self._mark_seconds: float | None = None
 
     def add(self, nbytes: int) -> None:
