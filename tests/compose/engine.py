@@ -14,6 +14,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -117,13 +118,15 @@ def build_images(folder: Path) -> str:
     """Build all images; returns the prefix of their names."""
     if prefix := os.environ.get("WILDFLOWER_IMAGES"):
         return prefix
-    base = os.environ.get("BASE_IMAGE") or _debian_base(folder, "wildflower-test/base")
     context = _context(folder / "context")
     wheels = context / "wheelhouse"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", wheels, "--constraint", "constraints.txt"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    run(*pip, *project["project"]["dependencies"], *project["build-system"]["requires"], "wheel")
-    run(*pip, "scikit-learn", "tensorboard")
+    with ThreadPoolExecutor() as pool:
+        made = pool.submit(lambda: os.environ.get("BASE_IMAGE") or _debian_base(folder, "wildflower-test/base"))
+        run(*pip, *project["project"]["dependencies"], *project["build-system"]["requires"], "wheel")
+        run(*pip, "scikit-learn", "tensorboard")
+        base = made.result()
     for target in ("device", "server", "gate", "shaper"):
         _build(context, target, f"wildflower-test-{target}", f"BASE_IMAGE={base}", "PIP_NO_INDEX=1")
     return "wildflower-test"

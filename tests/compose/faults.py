@@ -91,7 +91,8 @@ def shaped(deployment):
     finally:
         if process.poll() is None:
             deployment.stop_run(process, "shaped")
-        deployment.compose("rm", "--stop", "--force", "shape-node-3")
+        deployment.compose("--profile", "shaping", "stop", "shape-node-3")
+        assert deployment.state("shape-node-3")["ExitCode"] == 0, "the link is not as before"
 
 
 def wait_for_round(deployment: Deployment, name: str, number: int, process: subprocess.Popen, seconds: float) -> None:
