@@ -305,7 +305,7 @@ def _own_device(config: NodeConfig) -> int:
     if type(number) is not int or number < 0:
         raise ValueError(
             f"node config partition-id = {number!r}: a whole number from 0 says which device this node carries "
-            '(flower-supernode --node-config "partition-id=0 num-partitions=4")'
+            '(wildflower-node --node-config "partition-id=0 num-partitions=4")'
         )
     return number
 

@@ -51,7 +51,7 @@ class Deployment:
         words = [f"partition-id={device}", f"num-partitions={of}", *(f'{key}="{value}"' for key, value in own.items())]
         process = self._start(
             f"node-{device}.log",
-            "flower-supernode --insecure --isolation subprocess",
+            "wildflower-node --insecure --isolation subprocess",
             *("--superlink", self.address, "--host", "127.0.0.1", "--port", str(port)),
             *("--node-config", " ".join(words)),
         )

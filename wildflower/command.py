@@ -158,7 +158,7 @@ def nodes(
 @app.command()
 def probe(
     node_config: Annotated[
-        str, typer.Option(metavar="'KEY=VALUE ...'", help="As for flower-supernode, such as 'down-mbit-per-s=20'.")
+        str, typer.Option(metavar="'KEY=VALUE ...'", help="As for wildflower-node, such as 'down-mbit-per-s=20'.")
     ] = "",
     state_dir: Annotated[
         Path | None, typer.Option(help="Where the node keeps its state; default: ~/.local/state/wildflower.")

@@ -15,7 +15,7 @@ PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")  # Flower takes no notice o
 
 
 def own_report(node_config: str, state_dir: Path | None) -> DeviceReport:
-    """The report of this machine under a node config as flower-supernode takes it. Raises ValueError."""
+    """The report of this machine under a node config as wildflower-node takes it. Raises ValueError."""
     config = read_node_config(node_config)
     if state_dir is not None:
         config["state-dir"] = str(state_dir)

@@ -26,7 +26,7 @@ def deployment(tmp_path_factory):
         finally:
             for service in ("superlink", "node-0", "node-3"):
                 print(found.compose("logs", "--tail", "15", service, check=False))
-            found.keep_runs()
+            found.keep_logs_and_runs()
             found.down()
 
 

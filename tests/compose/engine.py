@@ -250,8 +250,11 @@ class Deployment:
         process.wait(60)
         assert "Stopped" in self.output(name), self.output(name)[-3000:]
 
-    def keep_runs(self) -> None:
-        """Copy the folder of runs out of its volume, for whoever looks into a test that failed."""
+    def keep_logs_and_runs(self) -> None:
+        """Copy what services said, and the folder of runs out of its volume, for whoever looks into a failed test."""
+        for service in ("superlink", "gate", "bandwidth", *NODES):
+            log = run("docker", "logs", "--timestamps", self.container(service), check=False)
+            (self._folder / f"{service}.log").write_text(log)
         run("docker", "cp", f"{self.container('superlink')}:/runs", self._folder / "runs", check=False)
 
     def finish(self, process: subprocess.Popen[bytes], name: str, seconds: float) -> None:

@@ -72,9 +72,7 @@ def deployment(tmp_path_factory):
             found.up()
             yield found
         finally:
-            for service in ("superlink", "gate", *NODES):
-                print(found.compose("logs", "--tail", "15", service, check=False))
-            found.keep_runs()
+            found.keep_logs_and_runs()
             found.down()
 
 
@@ -183,7 +181,7 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
 
     def node(certificate, private_key, superlink="gate:8000", network=NETWORK):
         mounts = ["--volume", f"{certificate}:/ca.crt:ro"]
-        command = ["flower-supernode", "--superlink", superlink, "--root-certificates", "/ca.crt", "--max-retries", "1"]
+        command = ["wildflower-node", "--superlink", superlink, "--root-certificates", "/ca.crt", "--max-retries", "1"]
         if private_key is not None:
             mounts += ["--volume", f"{private_key}:/key:ro"]
             command += ["--auth-supernode-private-key", "/key"]

@@ -115,8 +115,8 @@ def test_what_is_wrong_is_said_and_nothing_is_written(tmp_path, arguments, words
 @pytest.mark.parametrize(
     ("board", "command"),
     [
-        ("raspberry-pi", "/opt/wildflower/bin/flower-supernode"),
-        ("jetson", "wildflower-device flower-supernode"),
+        ("raspberry-pi", "/opt/wildflower/bin/wildflower-node"),
+        ("jetson", "wildflower-device wildflower-node"),
     ],
 )
 def test_a_dry_run_shows_the_service_and_changes_nothing(secrets, board, command):

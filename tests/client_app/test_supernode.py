@@ -1,0 +1,67 @@
+import pytest
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.common.constant import Status
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.start_client_internal import RunNotRunningException, _pull_and_store_message
+
+from client_app.supernode import letting_go
+
+RUN = 7
+
+
+def order(monkeypatch):
+    for name, value in {"_run_id": RUN, "_task_id": 1, "_node_id": 2}.items():
+        monkeypatch.setattr(TaskIdentity, name, value)
+    message = Message(RecordDict({"weights": ArrayRecord()}), dst_node_id=1, message_type="train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
+@pytest.fixture
+def node():
+    store = ObjectStoreFactory().store()
+    state = NodeStateFactory(ObjectStoreFactory()).state()
+    state.set_node_id(1)
+    state.store_run(Run.create_empty(RUN))
+    return state, store
+
+
+def pull(function, node, message):
+    """Pull a message whose run ends before its contents have come."""
+
+    def pull_object(run_id, object_id):
+        raise RunNotRunningException
+
+    state, store = node
+    return function(
+        state=state,
+        object_store=store,
+        node_config={},
+        receive=lambda: (message, get_object_tree(message)),
+        get_run=None,
+        get_fab=None,
+        pull_object=pull_object,
+        confirm_message_received=lambda run_id, message_id: None,
+        trusted_entities=None,
+    )
+
+
+def test_flower_keeps_a_message_whose_run_ended_while_it_came(node, monkeypatch):
+    """If this fails, Flower has mended it, and `wildflower-node` need not."""
+    assert pull(_pull_and_store_message, node, order(monkeypatch)) is None
+    state, store = node
+    assert len(state.msg_store) == 1
+    assert len(store) > 0
+    assert [task.status.status for task in state.task_store.values()] == [Status.PENDING]
+
+
+def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
+    assert pull(letting_go(_pull_and_store_message), node, order(monkeypatch)) is None
+    state, store = node
+    assert state.msg_store == {}
+    assert len(store) == 0
+    assert [task.status.status for task in state.task_store.values()] == [Status.FINISHED]
