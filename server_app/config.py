@@ -171,7 +171,7 @@ class RunConfig(BaseModel):
     model_search__statistics_devices: Annotated[int, Field(ge=0)] = 0
     hypemefed__rank: Count = 100
     hypemefed__hidden: Count = 512
-    hypemefed__epochs: Count = 25
+    hypemefed__epochs: Count = 5
     hypemefed__learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-4
     hypemefed__guess: Literal["change", "weight"] = "change"
     hypemefed__fill: Literal["hypernetwork", "owners", "stale"] = "hypernetwork"

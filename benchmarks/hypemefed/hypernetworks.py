@@ -40,6 +40,7 @@ from strategies.hypemefed.hypernetwork import (
     LowRankHypernetwork,
     fit,
     generate,
+    shortfall,
     unit_of_changes,
 )
 from strategies.submodel import initial_weights
@@ -154,8 +155,9 @@ def measure(family: Family, rounds: list[Round], guess: str, rank: int | None, e
         layers[target]["seconds_per_epoch"] = learning / len(rounds) / epochs
         mean = torch.stack([model[target] for model in models[:-WITHHELD]]).mean(dim=0)
         errors = dict.fromkeys(ERRORS, 0.0)
+        shift = shortfall(network, samples, [1.0] * len(samples)) if guess == "change" else 0.0
         for model in models[-WITHHELD:]:
-            guessed = layer.guessed(generate(network, layer.read(model[source])))
+            guessed = layer.guessed(generate(network, layer.read(model[source])) + shift)
             known = (guessed, mean, sent[target], torch.zeros_like(mean), random[target])
             for name, value in zip(ERRORS, known, strict=True):
                 errors[name] += (value - model[target]).abs().mean().item() / WITHHELD

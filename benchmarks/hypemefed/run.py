@@ -15,7 +15,7 @@ PRELIMINARY = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=exclusive", ONE_EXIT],
     "exits and hypernetworks": ["strategy=hypemefed"],
-    "exits and hypernetworks, as printed": ["strategy=hypemefed", "hypemefed.guess=weight"],
+    "exits and hypernetworks, as printed": ["strategy=hypemefed", "hypemefed.guess=weight", "hypemefed.epochs=25"],
     "exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "hypernetworks": ["strategy=hypemefed", "hypemefed.exits=false"],
     "neither": ["strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"],

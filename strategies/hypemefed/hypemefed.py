@@ -27,6 +27,7 @@ from strategies.hypemefed.hypernetwork import (
     LowRankHypernetwork,
     fit,
     generate,
+    shortfall,
     unit_of_changes,
 )
 from strategies.submodel import SubModelStrategy, by_exit, require_exits
@@ -39,20 +40,21 @@ Source = str  # the tensor that a deeper one is guessed from
 class HypeMeFedParams:
     """rank: k, singular vectors of a weight that its hypernetwork sees, or as many as it has; hidden: of its two MLPs.
 
-    epochs, learning_rate: of the hypernetworks' Adam, anew in every round.
+    epochs, learning_rate: of the hypernetworks' Adam, anew in every round (the paper has 25 epochs).
     fill: what a device that stops at an early exit adds to what lies behind it: "hypernetwork", what the hypernetworks
         guess from its own; "owners", nothing, so that it is the mean over the devices that have it; "stale", all of it
         with the global weights of the round before (what the published code comes down to).
     generate: what is guessed: "layers", the weights of convolutions and linear layers between the exits; "all", also
         their biases, the norms' scales and shifts, and the heads (the paper's Figure 10).
     guess: what hypernetworks learn: "change", from what a device's training changed in the shallower layer since it was
-        sent, what it changed in the deeper one (ours); "weight", from the one layer's weight the other's (the paper).
+        sent, what it changed in the deeper one, where guesses are shifted so that those of the owners are right in the
+        mean (ours); "weight", from the one layer's weight the other's (the paper).
     exits: devices train the sum of all their exits' losses; False: their deepest exit alone.
     """
 
     rank: int = 100
     hidden: int = 512
-    epochs: int = 25
+    epochs: int = 5
     learning_rate: float = 5e-4
     fill: Literal["hypernetwork", "owners", "stale"] = "hypernetwork"
     generate: Literal["layers", "all"] = "layers"
@@ -99,6 +101,7 @@ class HypeMeFed(SubModelStrategy):
         self.trained: set[str] = set()  # targets whose hypernetworks have learned from some round
         self.units: dict[str, float] = {}  # root mean square change of a tensor, in the last round where devices had it
         self._bases: dict[Source, Bases] = {}  # of this round's global weights
+        self._shortfalls: dict[str, Tensor] = {}  # by target, in units, in this round
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.hypernetworks: dict[str, LowRankHypernetwork] = {}
         with torch.random.fork_rng(devices=[]):
@@ -138,7 +141,7 @@ class HypeMeFed(SubModelStrategy):
                 except MessageError as error:  # a guess too large to be added up
                     text = "Round %s: what stands for the layers that device %s lacks is left out: %s"
                     log(WARNING, text, self.round, upload.device, error)
-        self.uploads, self._bases = [], {}
+        self.uploads, self._bases, self._shortfalls = [], {}, {}
         super().finish_round()
 
     def _train(self) -> None:
@@ -160,6 +163,8 @@ class HypeMeFed(SubModelStrategy):
                 else:
                     network.load_state_dict(before)
                     log(WARNING, "Round %s: the hypernetwork of %s diverged and is as before", self.round, target)
+                if p.guess == "change" and target in self.trained:
+                    self._shortfalls[target] = shortfall(network, samples, [upload.weight for upload in deep])
 
     def _deep(self, exit: int) -> list[Upload]:
         """The uploads of the round that reach an exit."""
@@ -184,7 +189,7 @@ class HypeMeFed(SubModelStrategy):
                     network = self.hypernetworks[target]
                     guess = generate(network, self._inputs(upload, network, source))
                     if self.params.guess == "change":
-                        guess = self._change(target).guessed(guess)
+                        guess = self._change(target).guessed(guess + self._shortfalls.get(target, 0.0))
                     upload.tensors[target] = guessed[target] = guess
         return guessed
 

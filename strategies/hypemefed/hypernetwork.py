@@ -209,6 +209,17 @@ def generate(network: Hypernetwork, inputs: Inputs) -> Tensor:
     return guess.cpu()
 
 
+def shortfall(network: Hypernetwork, samples: Sequence[tuple[Inputs, Tensor]], weights: Sequence[float]) -> Tensor:
+    """What guesses for devices that have the target lack of it, in the weighted mean over them.
+
+    Added to a guess for a device that has it not, it makes of all guesses what survey sampling calls the difference
+    estimator: the owners' mean, and how much more or less than for them is guessed for this device. A hypernetwork that
+    guesses the same of everybody then adds nothing, where by itself it would pull the mean to what it guesses.
+    """
+    lacks = [target.cpu() - generate(network, inputs) for inputs, target in samples]
+    return torch.stack([w * lack for w, lack in zip(weights, lacks, strict=True)]).sum(dim=0) / sum(weights)
+
+
 def _where(network: nn.Module) -> torch.device:
     return next(network.parameters()).device
 

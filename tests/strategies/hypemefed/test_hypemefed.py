@@ -246,9 +246,10 @@ def changed(family, exit, share, device, examples=1):
 def test_changes_are_guessed_by_hand(tmp_path, monkeypatch):
     """Deep devices add 1 and 0.5 times the same: hypernetworks learn that in units of its root mean square.
 
-    Block 1's changes are 3 and 1.5, their unit is ((9 + 2.25) / 2)^1/2 = 2.372, so that they are 1.265 and 0.632;
-    block 2's are -5 and -2.5, that is -1.265 and -0.632. Where all guesses are 2, exit 1's device gets -7 + 2 * 2.372
-    in block 1, and -7 + 2 * 3.953 in block 2.
+    Block 1's changes are 3 and 1.5, their unit is ((9 + 2.25) / 2)^1/2 = 2.3717, so that they are 1.2649 and 0.6325;
+    block 2's are -5 and -2.5, in their unit of 3.9528 -1.2649 and -0.6325. 2 and 1 are guessed for these devices, which
+    have 3 examples and 1: guesses lack (3 * -0.7351 - 0.3675) / 4 = -0.6432 in block 1, and
+    (3 * -3.2649 - 1.6325) / 4 = -2.8568 in block 2. For exit 1's device 4 is guessed, and so much more.
     """
     samples = {}
     monkeypatch.setattr(
@@ -257,17 +258,22 @@ def test_changes_are_guessed_by_hand(tmp_path, monkeypatch):
             samples.update({network.target: [p[1].unique().item() for p in pairs]}) or 0.0
         ),
     )
-    monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.generate", lambda network, inputs: torch.full(network.target, 2.0)
-    )
+    monkeypatch.setattr(HypeMeFed, "_inputs", lambda self, upload, network, source: upload.device)
+    guesses = {0: 2.0, 1: 1.0, 2: 4.0}
+    for module in ("hypemefed", "hypernetwork"):
+        monkeypatch.setattr(
+            f"strategies.hypemefed.{module}.generate",
+            lambda network, device: torch.full(network.target, guesses[device]),
+        )
     strategy = hypemefed(tmp_path, guess="change")
-    updates = [changed(VGG, 3, 1.0, 0), changed(VGG, 3, 0.5, 1), changed(VGG, 1, 1.0, 2, examples=2)]
+    updates = [changed(VGG, 3, 1.0, 0, examples=3), changed(VGG, 3, 0.5, 1), changed(VGG, 1, 1.0, 2, examples=2)]
     weights = after(strategy, *updates)
     assert samples[(3, 2, 3, 3)] == pytest.approx([1.2649, 0.6325], abs=1e-4)
     assert samples[(4, 3, 3, 3)] == pytest.approx([-1.2649, -0.6325], abs=1e-4)
-    assert weights["block1.conv1.weight"] == pytest.approx([(-4 - 5.5 + 2 * (-7 + 2 * 2.3717)) / 4], abs=1e-4)
-    assert weights["block2.conv1.weight"] == pytest.approx([(-12 - 9.5 + 2 * (-7 + 2 * 3.9528)) / 4], abs=1e-4)
-    assert weights["block2.norm1.weight"] == [-10.75]
+    first, second = -7 + 2.3717 * (4 - 0.6432), -7 + 3.9528 * (4 - 2.8568)
+    assert weights["block1.conv1.weight"] == pytest.approx([(3 * -4 - 5.5 + 2 * first) / 6], abs=1e-3)
+    assert weights["block2.conv1.weight"] == pytest.approx([(3 * -12 - 9.5 + 2 * second) / 6], abs=1e-3)
+    assert weights["block2.norm1.weight"] == [(3 * -12 - 9.5) / 4]
 
 
 def test_what_is_read_of_a_change_is_as_large_as_the_weight(tmp_path, monkeypatch):
@@ -283,11 +289,18 @@ def test_what_is_read_of_a_change_is_as_large_as_the_weight(tmp_path, monkeypatc
     assert read[0] == pytest.approx([g * g / -7 for g in gained], abs=1e-3)
 
 
-def test_before_a_step_a_change_is_guessed_to_be_none(tmp_path):
+def test_before_a_step_all_devices_are_guessed_to_change_as_the_mean_of_the_owners(tmp_path):
     strategy = hypemefed(tmp_path, guess="change", learning_rate=1e-30)
-    weights = after(strategy, changed(VGG, 3, 1.0, 0), changed(VGG, 1, 1.0, 1))
-    assert weights["block1.conv1.weight"] == pytest.approx([-5.5])  # (-4 - 7) / 2
-    assert weights["block2.conv1.weight"] == pytest.approx([-9.5])
+    weights = after(strategy, changed(VGG, 3, 1.0, 0), changed(VGG, 3, 0.5, 1), changed(VGG, 1, 1.0, 2))
+    assert weights["block1.conv1.weight"] == pytest.approx([-4.75])  # -7 + (3 + 1.5) / 2
+    assert weights["block2.conv1.weight"] == pytest.approx([-10.75])
+
+
+def test_without_an_owner_in_a_round_guesses_are_not_shifted(tmp_path):
+    strategy = hypemefed(tmp_path, guess="change", learning_rate=1e-30)
+    after(strategy, changed(VGG, 3, 1.0, 0), changed(VGG, 1, 1.0, 2))
+    weights = after(strategy, changed(VGG, 1, 0.5, 2))
+    assert weights["block1.conv1.weight"] == pytest.approx([-4.0])  # as after the first round, where 0 was guessed
 
 
 def test_hypernetworks_learn_how_the_change_of_one_layer_follows_from_anothers(tmp_path):
