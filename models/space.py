@@ -236,6 +236,13 @@ class Space:
             tuple(widths[group] for group in self.family.groups), tuple(side for (side,) in values[len(self.choices) :])
         )
 
+    def keeps_enough(self, picks: Sequence[int]) -> bool:
+        """Whether as many layers stay as the floors say."""
+        return all(
+            sum(any(self.options[decision][picks[decision]]) for decision in decisions) >= floor.least
+            for floor, decisions in self.floor_decisions.items()
+        )
+
     def smallest(self) -> Architecture:
         """Return the architecture of all first options, but for layers that must stay: those of fewest channels do."""
         picks = [0] * len(self.options)

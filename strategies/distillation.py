@@ -39,9 +39,10 @@ def distill(
 ) -> tuple[Weights, float]:
     """Distill the global model into its own sub-models, and average them back into it.
 
-    For every student i, cut out of W: T_SKD steps of Adam on KL(softmax W(x) || softmax W_i(x)), with x ~ N(0, 1) in
-    place of images, or of token embeddings. The teacher is the W that came in, frozen. Then every coordinate that
-    students have becomes the mean over them; the others keep their value.
+    For every student i, cut out of W: T_SKD steps of Adam on KL(softmax W(x) || softmax W_i(x)), with normal x in place
+    of images, or of token embeddings (`Noise`). The teacher is the W that came in, frozen. Then every coordinate that
+    students have becomes the mean over them; the others keep their value. A student that is the whole says what the
+    teacher says and stays as it is: Adam would make steps of full size of what rounding leaves of its gradient.
 
     Both sides run in evaluation mode, without dropout; running statistics of batch norms are used and left as
     they are; static batch norms normalize by the batch, as they always do.
@@ -64,20 +65,24 @@ def distill(
     generator = torch.Generator().manual_seed(seed)
     place = family.place(whole)
     teacher = with_weights(family, whole, place.gather(weights)).to(device).eval().requires_grad_(False)
-    teach = on_noise(teacher, place)
-    shape = noise_shape(family)
+    noise = Noise(family, weights)
+    teach = noise.reader(teacher, place)
     totals = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in weights.items()}
     counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
     started = time.perf_counter()
     for architecture, placement in students:
+        if architecture == whole:
+            placement.add_to(totals, {name: value.double() for name, value in placement.gather(weights).items()})
+            placement.add_weight(counts, 1)
+            continue
         student = with_weights(family, architecture, placement.gather(weights)).to(device).eval()
-        learn = on_noise(student, placement)
+        learn = noise.reader(student, placement)
         optimizer = torch.optim.Adam(student.parameters(), lr=settings.learning_rate)
         for _ in range(settings.steps):
-            noise = torch.randn(settings.batch_size, *shape, generator=generator).to(device)
+            inputs = noise.draw(settings.batch_size, generator).to(device)
             with torch.no_grad():
-                target = teach(noise).log_softmax(dim=1)
-            loss = F.kl_div(learn(noise).log_softmax(dim=1), target, reduction="batchmean", log_target=True)
+                target = teach(inputs).log_softmax(dim=1)
+            loss = F.kl_div(learn(inputs).log_softmax(dim=1), target, reduction="batchmean", log_target=True)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -95,29 +100,39 @@ def distill(
     return result, settings.steps * len(students) / seconds
 
 
-def on_noise(model: nn.Module, placement: Placement) -> Callable[[Tensor], Tensor]:
-    """How a (sub-)model computes on noise: as images, or in place of what its token embedding would give.
+class Noise:
+    """Normal inputs of a family: images of N(0, 1), or what stands in place of token embeddings.
 
-    The noise has all channels of the global embedding; a sub-model reads those that it has.
+    Channels of the latter have the mean and the spread that the global model's embeddings have over all tokens: learned
+    embeddings are small beside N(0, 1), and so are those of positions, which are added to them.
     """
-    embeddings = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
-    if not embeddings:
-        return model
-    [(name, embedding)] = embeddings
-    channels = placement.coordinates[f"{name}.weight"][1]
 
-    def compute(noise: Tensor) -> Tensor:
-        hook = embedding.register_forward_hook(lambda *_: noise[..., channels])
-        try:
-            return model(torch.zeros(noise.shape[:2], dtype=torch.int64, device=noise.device))
-        finally:
-            hook.remove()
+    def __init__(self, family: Family, weights: Weights) -> None:
+        with torch.device("meta"):
+            modules = family.build(family.full()).named_modules()
+        self._embedding = next((name for name, module in modules if isinstance(module, nn.Embedding)), None)
+        self._shape, self._mean, self._spread = family.input_shape, torch.zeros(()), torch.ones(())
+        if self._embedding is not None:
+            table = weights[f"{self._embedding}.weight"]
+            self._shape = (*self._shape, table.shape[1])
+            self._mean, self._spread = table.mean(dim=0), table.std(dim=0)
 
-    return compute
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Of (count, *an image's shape), or (count, positions, channels of the whole embedding)."""
+        return self._mean + self._spread * torch.randn(count, *self._shape, generator=generator)
 
+    def reader(self, model: nn.Module, placement: Placement) -> Callable[[Tensor], Tensor]:
+        """How a (sub-)model computes on it; of embeddings it reads the channels that it has."""
+        if self._embedding is None:
+            return model
+        embedding = model.get_submodule(self._embedding)
+        channels = placement.coordinates[f"{self._embedding}.weight"][1]
 
-def noise_shape(family: Family) -> tuple[int, ...]:
-    """Of one noise input: an image, or all channels of its token embeddings."""
-    return (
-        family.input_shape if family.input_dtype.is_floating_point else (*family.input_shape, family.groups["stream"])
-    )
+        def compute(noise: Tensor) -> Tensor:
+            hook = embedding.register_forward_hook(lambda *_: noise[..., channels])
+            try:
+                return model(torch.zeros(noise.shape[:2], dtype=torch.int64, device=noise.device))
+            finally:
+                hook.remove()
+
+        return compute

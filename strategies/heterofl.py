@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from logging import WARNING
+from typing import Any
 
 import torch
 from flwr.common import log
@@ -42,13 +43,18 @@ class HeteroFLParams:
 class HeteroFL(SubModelStrategy):
     """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept."""
 
-    family_options = {"norm": "static", "scaler": True}  # noqa: RUF012
+    family_options = {"norm": "static"}  # noqa: RUF012
     merge = Merge(weighting="uniform", present_classes=True)
 
     def __init__(self, setup: Setup, params: HeteroFLParams, candidates: list[Architecture] | None = None) -> None:
         super().__init__(setup, candidates)
         self.hetero = params
         self.scored: Family = replace(setup.family, norm="batch")
+
+    @classmethod
+    def family_defaults(cls, params: Any) -> dict[str, Any]:
+        """With the scaler, which `family-arguments` may take away."""
+        return {"scaler": True}
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The widest candidate that fits, or in dynamic mode any of those that fit."""

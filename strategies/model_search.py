@@ -53,7 +53,8 @@ class ModelSearch(HeteroFL):
     """Every device gets the largest sub-model, layer by layer, that its memory and its link allow in this round.
 
     Element-wise aggregation: W[j] <- mean over the devices that have coordinate j, else W[j] stays. Sub-models are
-    leading cuts; local training and scoring are HeteroFL's, so that the two differ in the search alone.
+    leading cuts; local training and scoring are HeteroFL's but for the scaler, which is made for one width everywhere:
+    behind a layer of few channels that reads many it would make too much of them.
     """
 
     def __init__(self, setup: Setup, params: ModelSearchParams) -> None:
@@ -73,9 +74,9 @@ class ModelSearch(HeteroFL):
 
     @classmethod
     def family_defaults(cls, params: ModelSearchParams) -> dict[str, Any]:
-        """Where layers may be left out, what passes through their place is bounded, as in the paper."""
+        """No scaler. Where layers may be left out, what passes through their place is bounded, as in the paper."""
         shares = (*params.shares, *(share for own in layer_shares(params.layer_shares).values() for share in own))
-        return {"activation": "relu6"} if 0 in shares else {}
+        return {"scaler": False, **({"activation": "relu6"} if 0 in shares else {})}
 
     @cached_property
     def searcher(self) -> ExactSearch | PoolSearch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +24,8 @@ SEGMENT = 1024
 """Labels whose least memory is known beforehand, so that most of the frontier need not be looked at."""
 ATTEMPTS = 8
 """Random choices that are tried until one fits; with exchanged layers it may need a little more memory."""
-
-
-class Searcher(Protocol):
-    """What finds an architecture for a budget."""
-
-    def find(self, budget: Budget, rng: np.random.Generator) -> Architecture | None:
-        """Return an architecture that fits the budget; None where the searcher knows of none."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what later answers depend on, as JSON."""
-
-    def load_state_dict(self, state: object) -> None:
-        """Restore `state_dict`; ValueError for anything else."""
+CHANGES = 16
+"""Random changes of one pick each that are tried on what was chosen."""
 
 
 class PoolSearch:
@@ -115,7 +104,9 @@ class ExactSearch:
     The choice is uniform among the frontier's labels that fit and have at least (1 - tolerance) of the optimum's
     parameters. As the frontier keeps one of many equal ends, picks of interchangeable layers are then exchanged at
     random, so that over the rounds all layers are trained; what needs too much memory that way is drawn again, and
-    after `ATTEMPTS` draws the last label is taken as it is.
+    after `ATTEMPTS` draws the last label is taken as it is. Of all architectures of as many parameters the frontier has
+    the leanest, also where memory is not what binds; `CHANGES` random changes, of which those are made that fit and
+    stay within the tolerance, lead away from it.
 
     Args:
         space: Where to search.
@@ -130,6 +121,7 @@ class ExactSearch:
         self.space = space
         self.tolerance = tolerance
         self.frontier = Frontier(space, batch_size=batch_size, optimizer=optimizer)
+        self._open = [number for number, options in enumerate(space.options) if len(options) > 1]
         starts = np.arange(0, len(self.frontier.parameters), SEGMENT)
         self._least_memory_bytes = np.minimum.reduceat(self.frontier.memory_bytes, starts)
         self._least_payload_bytes = np.minimum.reduceat(self.frontier.payload_bytes, starts)
@@ -162,8 +154,24 @@ class ExactSearch:
                 for decision, other in zip(decisions, order, strict=True):
                     exchanged[decision] = picks[decisions[other]]
             if frontier.total(exchanged).peak_training_memory_bytes <= budget.memory_bytes:
-                return self.space.architecture(exchanged)
-        return self.space.architecture(picks)
+                picks = exchanged
+                break
+        return self.space.architecture(self._changed(picks, least, budget, rng))
+
+    def _changed(self, picks: list[int], least: int, budget: Budget, rng: np.random.Generator) -> list[int]:
+        """Other picks that fit and have at least as many parameters as `least`."""
+        found = picks
+        for _ in range(CHANGES if self._open else 0):
+            decision = self._open[int(rng.integers(len(self._open)))]
+            other = int(rng.integers(len(self.space.options[decision]) - 1))
+            tried = [*found[:decision], other + (other >= found[decision]), *found[decision + 1 :]]
+            if self.space.keeps_enough(tried):
+                total = self.frontier.total(tried)
+                within_link = budget.payload_bytes is None or total.payload_bytes <= budget.payload_bytes
+                within_memory = total.peak_training_memory_bytes <= budget.memory_bytes
+                if within_link and within_memory and total.parameters >= least:
+                    found = tried
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: the frontier follows from the space."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from logging import INFO, WARNING
 
 import numpy as np
@@ -84,7 +85,13 @@ class SubModelStrategy(CandidateStrategy):
                 self._distill(self.distillation)
 
     def _distill(self, settings: Distillation) -> None:
-        """In-place distillation of as many sub-models as a round has devices: the smallest, and random ones."""
+        """In-place distillation of as many sub-models as a round has devices: the smallest, and random ones.
+
+        Its learning rate falls with that of local training, or late rounds could not mend what distillation moves.
+        """
+        training = self.settings.training
+        factor = self.settings.training_in(self.round).learning_rate / training.learning_rate
+        settings = replace(settings, learning_rate=settings.learning_rate * factor)
         rng = self.rng(5)
         subnets = [self.smallest, *(self.subnet(rng) for _ in range(self.settings.devices_per_round - 1))]
         students = [(a, self.family.place(a, self.scored_selection(a).select)) for a in subnets]

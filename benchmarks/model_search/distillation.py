@@ -23,7 +23,7 @@ from benchmarks.tables import markdown, write_between
 from models.architecture import Architecture
 from models.base import Family, with_weights
 from models.placement import Placement
-from strategies.distillation import Distillation, distill, noise_shape, on_noise
+from strategies.distillation import Distillation, Noise, distill
 from strategies.work import Weights
 from tasks.task import TaskSpec, load_task
 
@@ -40,11 +40,11 @@ Cut = tuple[Architecture, Placement]
 
 
 @torch.no_grad()
-def says(family: Family, weights: Weights, cut: Cut, inputs: Tensor, noise: bool = False) -> Tensor:
+def says(family: Family, weights: Weights, cut: Cut, inputs: Tensor, noise: Noise | None = None) -> Tensor:
     """Log-probabilities (examples, classes) of a sub-model in evaluation mode."""
     architecture, placement = cut
     model = with_weights(family, architecture, placement.gather(weights)).eval()
-    compute = on_noise(model, placement) if noise else model
+    compute = noise.reader(model, placement) if noise else model
     return torch.cat([compute(part) for part in inputs.split(250)]).log_softmax(dim=1)
 
 
@@ -60,13 +60,14 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
     task = load_task(TaskSpec.from_json(strategy.settings.task))
     inputs = task.prepare(task.test.inputs[:examples], augment=None)
     labels = task.test.labels[:examples]
-    noise = torch.randn(examples, *noise_shape(family), generator=torch.Generator().manual_seed(1))
+    normal = Noise(family, before)
+    noise = normal.draw(examples, torch.Generator().manual_seed(1))
     rng = strategy.rng(5)
     architectures = [strategy.smallest, *(strategy.subnet(rng) for _ in range(9))]
     students = [(a, family.place(a, strategy.scored_selection(a).select)) for a in architectures]
     whole = (strategy.scored_architecture, family.place(strategy.scored_architecture))
     on_inputs = says(family, before, whole, inputs)
-    on_noises = says(family, before, whole, noise, noise=True)
+    on_noises = says(family, before, whole, noise, normal)
 
     def figures(weights: Weights) -> dict[str, float]:
         def accuracy(found: Sequence[Tensor]) -> float:
@@ -75,7 +76,7 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
         said = [says(family, weights, student, inputs) for student in students]
         return {
             "divergence_on_noise": statistics.mean(
-                divergence(on_noises, says(family, weights, student, noise, noise=True)) for student in students
+                divergence(on_noises, says(family, weights, student, noise, normal)) for student in students
             ),
             "divergence_on_inputs": statistics.mean(divergence(on_inputs, found) for found in said),
             "accuracy_of_sub_models": accuracy(said),

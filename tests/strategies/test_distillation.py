@@ -11,7 +11,7 @@ from models.cnn import Cnn3
 from models.layers import Block, Channels, Linear
 from models.lenet import LeNet5
 from models.resnet import ResNet18
-from strategies.distillation import Distillation, distill, on_noise
+from strategies.distillation import Distillation, Noise, distill
 from strategies.submodel import initial_weights
 
 
@@ -147,16 +147,27 @@ def test_a_distillation_that_diverges_says_so():
         distill(family, weights, family.full(), students(family, family.width(0.5)), Distillation(3, 8, 1e30), seed=9)
 
 
+def test_the_whole_as_a_student_stays_as_it_is_and_counts_in_the_mean():
+    """Of (1, 2) a student has the 1 and moves it; with the whole beside it the mean moves half as far."""
+    family = LeNet5(input_shape=(1, 8, 8))
+    weights = initial_weights(family, 1)
+    whole, half, settings = family.full(), family.width(0.5), Distillation(2, 8)
+    alone, _ = distill(family, weights, whole, students(family, whole), settings, seed=9)
+    assert all(torch.equal(alone[name], weights[name]) for name in weights)
+    moved, _ = distill(family, weights, whole, students(family, half), settings, seed=9)
+    both, _ = distill(family, weights, whole, students(family, half, whole), settings, seed=9)
+    for name, old in weights.items():
+        torch.testing.assert_close(both[name] - old, (moved[name] - old) / 2, rtol=0, atol=1e-7)
+
+
 def test_noise_takes_the_place_of_token_embeddings():
     from models.bert import Bert
 
     family = Bert(input_shape=(6,), classes=11, hidden=8, depth=2, heads=2, mlp=16)
     model = family.build(family.full()).eval()
-    feed = on_noise(model, family.place(family.full()))
+    feed = Noise(family, model.state_dict()).reader(model, family.place(family.full()))
     with torch.no_grad():
-        noise = torch.randn(3, 6, 8)
-        logits = feed(noise)
-        assert logits.shape == (3, 11)
+        assert feed(torch.randn(3, 6, 8)).shape == (3, 11)
         tokens = torch.randint(11, (3, 6))
         # Fed with the embeddings that tokens have, it computes what it computes on the tokens.
         torch.testing.assert_close(feed(model.embedding.tokens.weight[tokens]), model(tokens))
@@ -164,3 +175,18 @@ def test_noise_takes_the_place_of_token_embeddings():
     result, _ = distill(family, weights, family.full(), students(family, family.width(0.5)), Distillation(2, 4), seed=1)
     assert torch.equal(result["embedding.tokens.weight"], weights["embedding.tokens.weight"])
     assert not torch.equal(result["head.classifier.bias"], weights["head.classifier.bias"])
+
+
+def test_noise_is_spread_as_the_embeddings_of_all_tokens():
+    from models.bert import Bert
+
+    family = Bert(input_shape=(6,), classes=3, hidden=2, depth=1, heads=1, mlp=4)
+    table = torch.tensor([[1.0, 10.0], [2.0, 10.0], [3.0, 40.0]])  # means 2 and 20, deviations 1 and 300^1/2
+    noise = Noise(family, initial_weights(family, 1) | {"embedding.tokens.weight": table})
+    drawn = noise.draw(20_000, torch.Generator().manual_seed(1))
+    assert drawn.shape == (20_000, 6, 2)
+    assert drawn.mean(dim=(0, 1)).tolist() == pytest.approx([2.0, 20.0], rel=0.01)
+    assert drawn.std(dim=(0, 1)).tolist() == pytest.approx([1.0, 300**0.5], rel=0.01)
+    images = Noise(LeNet5(input_shape=(1, 8, 8)), {}).draw(500, torch.Generator().manual_seed(1))
+    assert images.shape == (500, 1, 8, 8)
+    assert images.std().item() == pytest.approx(1.0, rel=0.02)

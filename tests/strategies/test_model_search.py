@@ -62,6 +62,26 @@ def search(folder, **changes):
     return ModelSearch(setup(folder, family), params)
 
 
+def test_the_mean_is_over_devices_or_over_examples(tmp_path):
+    assert search(tmp_path).merge.weighting == "uniform"
+    assert search(tmp_path, weighting="examples").merge.weighting == "examples"
+    assert not search(tmp_path, masked_loss=False).merge.present_classes
+
+
+def test_heterofl_divides_by_the_width_and_the_search_does_not(tmp_path):
+    families = {
+        method: started(small_config(tmp_path, strategy=method, **{"run-name": method}))[0].family
+        for method in ("heterofl", "fedrolex", "model-search")
+    }
+    assert {method: family.scaler for method, family in families.items()} == {
+        "heterofl": True,
+        "fedrolex": True,
+        "model-search": False,
+    }
+    without = {"strategy": "heterofl", "family-arguments": "scaler = false", "run-name": "without"}
+    assert not started(small_config(tmp_path, **without))[0].family.scaler
+
+
 def priced(strategy, arch):
     return cost(strategy.family, arch, batch_size=2, optimizer=strategy.settings.optimizer)
 

@@ -187,6 +187,22 @@ def test_all_blocks_get_their_turn():
     assert kept == {layer: {True, False} for layer in VIT.removable}
 
 
+def test_layers_that_need_much_memory_stay_where_the_link_binds():
+    """The frontier has the leanest of many of equal parameters, which lack the block of the largest maps most often.
+
+    Of the architectures that qualify here three quarters have it (642 of 60,000 random ones, one by one); of the
+    frontier's labels less than half.
+    """
+    family = make_family({"name": "resnet18", "input_shape": [1, 28, 28], "first_channels": 16, "norm": "static"})
+    searcher = ExactSearch(Space.of(family, (0, 0.25, 0.5, 1)), 32, "sgd-momentum")
+    rng = np.random.default_rng(0)
+    found = [searcher.find(Budget(39_600_000, 1_176_000, None), rng) for _ in range(300)]
+    block = list(family.groups).index(family.removable["stage1_1"][0])
+    assert sum(arch.widths[block] > 0 for arch in found) / len(found) > 0.6
+    stays = family.removable["stage4_1"][0]
+    assert sum(arch.widths[list(family.groups).index(stays)] > 0 for arch in found) / len(found) > 0.8
+
+
 def test_the_same_generator_gives_the_same_architecture_and_others_differ():
     searcher = exact_search("resnet18", 64, "sgd-momentum")
     costs = all_costs("resnet18", 64, "sgd-momentum")

@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from strategies import submodel
+from tests.rounds import simulated_grid, small_config, started
+
+DISTILLED = {
+    "distillation.steps": 1,
+    "distillation.batch-size": 2,
+    "distillation.learning-rate": 0.5,
+    "decay-rounds": "1",
+    "decay-factor": 0.1,
+}
+
+
+@pytest.mark.parametrize("method", ["heterofl", "model-search", "anycostfl"])
+def test_what_is_distilled_takes_the_place_of_the_mean(method, tmp_path, monkeypatch):
+    """As many sub-models as a round has devices, the smallest first; the rate falls with that of local training."""
+    asked = []
+
+    def distill(family, weights, whole, students, settings, seed):
+        asked.append((weights, whole, [architecture for architecture, _ in students], settings))
+        for architecture, placement in students:  # which channels they have may follow from the mean
+            found, select = placement.gather(weights), strategy.scored_selection(architecture).select
+            expected = strategy.family.place(architecture, select).gather(weights)
+            assert all(torch.equal(expected[name], value) for name, value in found.items())
+        return {name: value + 1 for name, value in weights.items()}, 7.0
+
+    strategy, scorer = started(small_config(tmp_path, strategy=method, **DISTILLED))
+    monkeypatch.setattr(submodel, "distill", distill)
+    grid = simulated_grid()
+    for number in (1, 2):
+        strategy.run_round(grid, number, scorer)
+        mean, whole, students, settings = asked[-1]
+        assert all(torch.equal(strategy.weights[name], value + 1) for name, value in mean.items())
+        assert whole == strategy.scored_architecture
+        assert len(students) == strategy.settings.devices_per_round
+        assert students[0] == strategy.smallest
+        assert settings.learning_rate == pytest.approx(0.5 if number == 1 else 0.05)
+
+
+def test_a_distillation_that_diverges_leaves_the_mean(tmp_path, monkeypatch, caplog):
+    means = []
+
+    def distill(family, weights, *others):
+        means.append(weights)
+        raise FloatingPointError("in-place distillation diverged in fc: lower its learning rate")
+
+    strategy, scorer = started(small_config(tmp_path, strategy="heterofl", **DISTILLED))
+    monkeypatch.setattr(submodel, "distill", distill)
+    with caplog.at_level("WARNING", "flwr"):
+        strategy.run_round(simulated_grid(), 1, scorer)
+    assert strategy.weights is means[0]
+    assert "Round 1: in-place distillation diverged in fc: lower its learning rate" in caplog.text
+    assert "the round's weights stay undistilled" in caplog.text
