@@ -6,6 +6,7 @@ Needs the link traces in ../shared/traces, beside the project's folder.
 """
 
 import sys
+import tomllib
 from pathlib import Path
 
 from benchmarks.method_table import Study, main
@@ -32,20 +33,39 @@ METHODS = {
     # of FedAvg does without, and what to the search.
     "smallest-as-heterofl": ["strategy=heterofl", "widths=0.25"],
     "search-plain": ["strategy=model-search", "model-search.masked-loss=false"],
-    "fjord-distilled": ["strategy=fjord", "fjord.distillation=true"],
+    "fjord-self-distilled": ["strategy=fjord", "fjord.distillation=true"],
 }
-# Of the cheapest twin only: the paper's 100 steps, 25 s a round, and smaller steps.
-LONG = {
-    "search-distilled-100": ["strategy=model-search", "distillation.steps=100", "distillation.batch-size=16"],
-    "search-distilled-1e-4": [*METHODS["search-distilled"], "distillation.learning-rate=1e-4"],
-    "search-distilled-1e-5": [*METHODS["search-distilled"], "distillation.learning-rate=1e-5"],
+# Of one twin only. ViT, the cheapest: as many steps as the paper's, 25 s a round, and smaller ones. ResNet: searches
+# that give devices fewer different sub-models.
+OF = {
+    "vit": {
+        "search-distilled-100": ["strategy=model-search", "distillation.steps=100", "distillation.batch-size=16"],
+        "search-distilled-1e-4": [*METHODS["search-distilled"], "distillation.learning-rate=1e-4"],
+    },
+    "bert": {},
+    "resnet": {
+        "search-optimum": ["strategy=model-search", "model-search.tolerance=0"],
+        "search-all-blocks": ["strategy=model-search", "model-search.least-blocks=2"],
+        "search-two-shares": ["strategy=model-search", "model-search.shares=0.25, 1"],
+    },
 }
-ONCE = ("search-pool", "smallest-as-heterofl", "search-plain", "fjord-distilled", *LONG)  # with the first seed only
+NO_SCALER = "heterofl-without-scaler"  # for which the family's arguments are needed
+# With the first seed only.
+ONCE = (
+    "search-pool",
+    "smallest-as-heterofl",
+    "search-plain",
+    "fjord-self-distilled",
+    NO_SCALER,
+    *(name for rows in OF.values() for name in rows),
+)
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in TWINS:
         sys.exit(__doc__)
     twin = sys.argv.pop(1)
     fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
-    methods = {name: [fleet, *settings] for name, settings in (METHODS | (LONG if twin == "vit" else {})).items()}
+    arguments = tomllib.loads((HERE / f"{twin}.toml").read_text())["family-arguments"]
+    rows = METHODS | {NO_SCALER: [*METHODS["heterofl"], f"family-arguments={arguments}, scaler = false"]} | OF[twin]
+    methods = {name: [fleet, *settings] for name, settings in rows.items()}
     main(Study(HERE / f"{twin}.toml", methods, target="smallest", once=ONCE), __doc__ or "")
