@@ -89,8 +89,13 @@ def shaped(deployment):
     finally:
         if process.poll() is None:
             deployment.stop_run(process, "shaped")
-        deployment.compose("--profile", "shaping", "stop", "shape-node-3")
-        assert deployment.state("shape-node-3")["ExitCode"] == 0, "the link is not as before"
+        unshape(deployment)
+
+
+def unshape(deployment: Deployment) -> None:
+    """Stop the shaper, which leaves the link as it was."""
+    deployment.compose("--profile", "shaping", "stop", "shape-node-3")
+    assert deployment.state("shape-node-3")["ExitCode"] == 0, "the link is not as before"
 
 
 def wait_for_round(deployment: Deployment, name: str, number: int, process: subprocess.Popen, seconds: float) -> None:
@@ -303,6 +308,7 @@ def test_a_link_at_2_mbit_per_s_is_seen_and_makes_a_smaller_model(deployment, sh
     # Of the run's own reports: what a stopped run leaves behind goes on to use the link for a while.
     (report,) = (n["report"] for n in json.loads(deployment.read("shaped/nodes.json")) if n["device"] == 3)
     deployment.stop_run(shaped, "shaped")
+    unshape(deployment)  # the last that wants a slow link
     assert 1.5 <= report["down_mbit_per_s"] <= 2.5
     assert 1.5 <= report["up_mbit_per_s"] <= 2.5
     assert after["budget"]["payload_bytes"] >= 1.5e6 / 8 * 20
