@@ -5,12 +5,14 @@
 From the checkpoint of a finished run without distillation, one distillation of ten sub-models with several settings.
 Measured before and after it: the mean divergence KL(whole before it || sub-model) on noise, which distillation makes
 small, and on test inputs, which it is for, and the accuracies of the whole model and of the sub-models. Scored without
-training statistics: a static batch norm takes those of the batch. Writes distillation.json and the table in README.md.
+training statistics: a static batch norm takes those of the batch. And what a distillation as long as the paper's takes,
+beside the run's rounds. Writes distillation.json and the tables in README.md.
 """
 
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,6 +91,24 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
     return {case: figures(after(settings)) for case, settings in CASES.items()}
 
 
+def seconds(run: Path) -> dict[str, float]:
+    """Of a round of the run without its evaluation, and of distilling ten sub-models by 100 steps of 64 inputs."""
+    strategy, _ = trained_strategy(run)
+    rng = strategy.rng(5)
+    architectures = [strategy.smallest, *(strategy.subnet(rng) for _ in range(9))]
+    students = [(a, strategy.family.place(a, strategy.scored_selection(a).select)) for a in architectures]
+    tenth = Distillation(steps=10, batch_size=64)
+    started = time.perf_counter()
+    distill(strategy.family, strategy.weights, strategy.scored_architecture, students, tenth, seed=1)
+    distilling = 10 * (time.perf_counter() - started)
+    rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    return {
+        "distillation": distilling,
+        "round": statistics.median(r["wall_seconds"] - r["server_seconds"]["evaluate"] for r in rounds),
+        "search": statistics.median(r["server_seconds"]["assign"] for r in rounds),
+    }
+
+
 def main() -> None:
     """Measure every run, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,7 +119,7 @@ def main() -> None:
     results = json.loads(FILE.read_text()) if FILE.exists() else {}
     for run in arguments.runs:
         name = f"{run.resolve().parent.name.removeprefix('model_search_')}, {run.name}"
-        results[name] = measure(run, arguments.inputs)
+        results[name] = {"cases": measure(run, arguments.inputs), "seconds": seconds(run)}
         FILE.write_text(json.dumps(results, indent=1) + "\n")
     heads = ["run", "distillation", "divergence on noise", "on test inputs", "accuracy of sub-models", "of the whole"]
     rows = [
@@ -109,10 +129,28 @@ def main() -> None:
             *(f"{r[key]:.3f}" for key in ("divergence_on_noise", "divergence_on_inputs")),
             *(f"{100 * r[key]:.1f}" for key in ("accuracy_of_sub_models", "accuracy_of_whole")),
         ]
-        for name, cases in results.items()
-        for case, r in cases.items()
+        for name, result in results.items()
+        for case, r in result["cases"].items()
     ]
     print(write_between(HERE / "README.md", "distillation", markdown(heads, rows)))
+    heads = [
+        "run",
+        "s per round",
+        "s to assign",
+        "s to distill, 10 x 100 steps of 64",
+        "share of assigning and distilling",
+    ]
+    rows = [
+        [
+            name,
+            f"{s['round']:.1f}",
+            f"{s['search']:.3f}",
+            f"{s['distillation']:.1f}",
+            f"{100 * (s['search'] + s['distillation']) / (s['round'] + s['distillation']):.0f} %",
+        ]
+        for name, s in ((name, result["seconds"]) for name, result in results.items())
+    ]
+    print(write_between(HERE / "README.md", "distillation seconds", markdown(heads, rows)))
 
 
 if __name__ == "__main__":
