@@ -24,8 +24,6 @@ def deployment(tmp_path_factory):
             found.up(600)
             yield found
         finally:
-            for service in ("superlink", "node-0", "node-3"):
-                print(found.compose("logs", "--tail", "15", service, check=False))
             found.keep_logs_and_runs()
             found.down()
 
