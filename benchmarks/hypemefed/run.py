@@ -47,6 +47,7 @@ HAPT = {
     for how, partition in PARTITIONS.items()
     for method, sets in ON_HAPT.items()
 }
+ONCE = ("exits-and-hypernetworks-as-printed",)  # with the first seed only
 STUDIES = {"preliminary": PRELIMINARY, "ten-exits": TEN, "hapt": HAPT}
 
 if __name__ == "__main__":
@@ -55,4 +56,4 @@ if __name__ == "__main__":
     name = sys.argv.pop(1)
     fleet = f"fleet={HERE / f'{name}-fleet.toml'}"
     methods = {method.replace(" ", "-").replace(",", ""): [fleet, *sets] for method, sets in STUDIES[name].items()}
-    main(Study(HERE / f"{name}.toml", methods), __doc__ or "")
+    main(Study(HERE / f"{name}.toml", methods, once=ONCE), __doc__ or "")
