@@ -151,14 +151,17 @@ class Frontier:
             {picks: None if piece is None else profile(piece, batch_size) for picks, piece in link.pieces.items()}
             for link in self.chain.links
         ]
+        self._places = [
+            [place for place, link in enumerate(self.chain.links) if decision in link.decisions]
+            for decision in range(len(space.options))
+        ]
         # A layer that must be counted is so at the last block that depends on it, the first that is looked at.
         self._counted: list[list[tuple[int, int]]] = [[] for _ in self.chain.links]
         fixed = []
         for number, decisions in enumerate(space.floor_decisions.values()):
             fixed.append(sum(len(space.options[d]) == 1 and any(space.options[d][0]) for d in decisions))
             for decision in decisions:
-                places = [place for place, link in enumerate(self.chain.links) if decision in link.decisions]
-                if places:
+                if places := self._places[decision]:
                     self._counted[places[-1]].append((number, decision))
         self._least: Staying = tuple(floor.least for floor in space.floors)
         self._always = tuple(map(min, fixed, self._least))
@@ -183,6 +186,17 @@ class Frontier:
             for link, table in zip(self.chain.links, self._profiles, strict=True)
         )
         return total((block for block in found if block is not None), self.frame)
+
+    def parameters_more(self, picks: Sequence[int], decision: int, pick: int) -> int:
+        """Return how many more parameters there are with another pick in one decision; far quicker than `total`."""
+        changed = [*picks[:decision], pick, *picks[decision + 1 :]]
+        return sum(
+            self._parameters(place, changed) - self._parameters(place, picks) for place in self._places[decision]
+        )
+
+    def _parameters(self, place: int, picks: Sequence[int]) -> int:
+        found = self._profiles[place][tuple([picks[decision] for decision in self.chain.links[place].decisions])]
+        return 0 if found is None else found.parameters
 
     def _interchangeable(self) -> list[list[int]]:
         alike: dict[object, list[int]] = defaultdict(list)

@@ -273,10 +273,7 @@ class Space:
     def enumerate(self) -> Iterator[Architecture]:
         """Yield all architectures; only a small space has an end that can be waited for."""
         for picks in itertools.product(*(range(len(options)) for options in self.options)):
-            if all(
-                sum(any(self.options[decision][picks[decision]]) for decision in decisions) >= floor.least
-                for floor, decisions in self.floor_decisions.items()
-            ):
+            if self.keeps_enough(picks):
                 yield self.architecture(picks)
 
 

@@ -34,7 +34,7 @@ class AnycostFL(HeteroFL):
     The selection follows from the global weights alone: all devices of a round share it, and so does a resumed run.
     """
 
-    family_options = {"norm": "static", "scaler": False}  # noqa: RUF012
+    family_options = {"norm": "static"}  # noqa: RUF012
     merge = Merge(weighting="examples")
 
     def __init__(self, setup: Setup, params: AnycostFLParams) -> None:

@@ -104,7 +104,7 @@ class Strategy(FlowerStrategy):
     """Base of all methods. State that a resumed run needs is in `state_dict`; all else follows from (seed, round).
 
     Class attributes that a method sets:
-        family_options: how the method wants its family built, such as HeteroFL's scaler and static batch norm.
+        family_options: how the method wants its family built, such as HeteroFL's static batch norm.
         merge: how updates add up, or None where the method wants each device's weights by themselves.
         keeps_models: devices train models of their own, and no weights travel.
         keeps_statistics: batch norm's running statistics stay on the devices, from one training to the next.

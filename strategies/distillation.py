@@ -36,13 +36,13 @@ def distill(
     students: Sequence[tuple[Architecture, Placement]],
     settings: Distillation,
     seed: int,
-) -> tuple[Weights, float]:
+) -> tuple[Weights, float | None]:
     """Distill the global model into its own sub-models, and average them back into it.
 
     For every student i, cut out of W: T_SKD steps of Adam on KL(softmax W(x) || softmax W_i(x)), with normal x in place
     of images, or of token embeddings (`Noise`). The teacher is the W that came in, frozen. Then every coordinate that
-    students have becomes the mean over them; the others keep their value. A student that is the whole says what the
-    teacher says and stays as it is: Adam would make steps of full size of what rounding leaves of its gradient.
+    students have becomes the mean over them; the others keep their value. A student that equals the teacher stays as it
+    is: Adam would make steps of full size of what rounding leaves of its gradient.
 
     Both sides run in evaluation mode, without dropout; running statistics of batch norms are used and left as
     they are; static batch norms normalize by the batch, as they always do.
@@ -56,7 +56,7 @@ def distill(
         seed: what the inputs follow from.
 
     Returns:
-        The new global weights, and Adam's steps per second.
+        The new global weights, and Adam's steps per second; None where every student equals the teacher.
 
     Raises:
         FloatingPointError: the distillation diverged; names the tensor.
@@ -70,12 +70,16 @@ def distill(
     totals = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in weights.items()}
     counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
     started = time.perf_counter()
+    taught = place.gather(weights)
+    steps = 0
     for architecture, placement in students:
-        if architecture == whole:
-            placement.add_to(totals, {name: value.double() for name, value in placement.gather(weights).items()})
+        before = placement.gather(weights)
+        if architecture == whole and all(torch.equal(before[name], value) for name, value in taught.items()):
+            placement.add_to(totals, {name: value.double() for name, value in before.items()})
             placement.add_weight(counts, 1)
             continue
-        student = with_weights(family, architecture, placement.gather(weights)).to(device).eval()
+        student = with_weights(family, architecture, before).to(device).eval()
+        steps += settings.steps
         learn = noise.reader(student, placement)
         optimizer = torch.optim.Adam(student.parameters(), lr=settings.learning_rate)
         for _ in range(settings.steps):
@@ -97,7 +101,7 @@ def distill(
         name: torch.where(counts[name] > 0, (totals[name] / counts[name].clamp(min=1)).to(old.dtype), old)
         for name, old in weights.items()
     }
-    return result, settings.steps * len(students) / seconds
+    return result, steps / seconds if steps else None
 
 
 class Noise:

@@ -39,7 +39,7 @@ class FjORDParams:
 class FjORD(HeteroFL):
     """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p."""
 
-    family_options = {"norm": "static", "scaler": False}  # noqa: RUF012
+    family_options = {"norm": "static"}  # noqa: RUF012
     merge = Merge(weighting="examples")
 
     def __init__(self, setup: Setup, params: FjORDParams) -> None:

@@ -24,8 +24,8 @@ SEGMENT = 1024
 """Labels whose least memory is known beforehand, so that most of the frontier need not be looked at."""
 ATTEMPTS = 8
 """Random choices that are tried until one fits; with exchanged layers it may need a little more memory."""
-CHANGES = 16
-"""Random changes of one pick each that are tried on what was chosen."""
+CHANGES, PRICED = 16, 4
+"""Random changes of one pick each that are drawn for what was chosen, and how many of them are priced at most."""
 
 
 class PoolSearch:
@@ -105,8 +105,8 @@ class ExactSearch:
     parameters. As the frontier keeps one of many equal ends, picks of interchangeable layers are then exchanged at
     random, so that over the rounds all layers are trained; what needs too much memory that way is drawn again, and
     after `ATTEMPTS` draws the last label is taken as it is. Of all architectures of as many parameters the frontier has
-    the leanest, also where memory is not what binds; `CHANGES` random changes, of which those are made that fit and
-    stay within the tolerance, lead away from it.
+    the leanest, also where memory is not what binds; random changes, of which those are made that fit and stay within
+    the tolerance, lead away from it.
 
     Args:
         space: Where to search.
@@ -156,21 +156,28 @@ class ExactSearch:
             if frontier.total(exchanged).peak_training_memory_bytes <= budget.memory_bytes:
                 picks = exchanged
                 break
-        return self.space.architecture(self._changed(picks, least, budget, rng))
+        most = int(frontier.parameters[best])
+        return self.space.architecture(self._changed(picks, least, most, budget, rng))
 
-    def _changed(self, picks: list[int], least: int, budget: Budget, rng: np.random.Generator) -> list[int]:
-        """Other picks that fit and have at least as many parameters as `least`."""
-        found = picks
+    def _changed(self, picks: list[int], least: int, most: int, budget: Budget, rng: np.random.Generator) -> list[int]:
+        """Other picks that fit and have `least` to `most` parameters."""
+        found, parameters, priced = picks, self.frontier.total(picks).parameters, 0
         for _ in range(CHANGES if self._open else 0):
             decision = self._open[int(rng.integers(len(self._open)))]
-            other = int(rng.integers(len(self.space.options[decision]) - 1))
-            tried = [*found[:decision], other + (other >= found[decision]), *found[decision + 1 :]]
+            pick = int(rng.integers(len(self.space.options[decision]) - 1))
+            pick += pick >= found[decision]
+            if priced == PRICED:
+                break
+            # Most changes end here; to price one takes ten times as long.
+            if not least <= parameters + self.frontier.parameters_more(found, decision, pick) <= most:
+                continue
+            tried = [*found[:decision], pick, *found[decision + 1 :]]
             if self.space.keeps_enough(tried):
+                priced += 1
                 total = self.frontier.total(tried)
                 within_link = budget.payload_bytes is None or total.payload_bytes <= budget.payload_bytes
-                within_memory = total.peak_training_memory_bytes <= budget.memory_bytes
-                if within_link and within_memory and total.parameters >= least:
-                    found = tried
+                if within_link and total.peak_training_memory_bytes <= budget.memory_bytes:
+                    found, parameters = tried, total.parameters
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class SubModelStrategy(CandidateStrategy):
             "Round %s: %s sub-models distilled, %.1f steps/s",
             self.round,
             len(students),
-            self.distillation_steps_per_second,
+            self.distillation_steps_per_second or 0.0,
         )
 
     def subnet(self, rng: np.random.Generator) -> Architecture:

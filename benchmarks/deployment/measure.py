@@ -99,8 +99,10 @@ def measure(folder: Path) -> dict[str, Any]:
             run("docker", "stop", *(deployment.container(node) for node in NODES[:3]))
             found["models"] = [train(deployment, channels) for channels in CHANNELS]
         finally:
-            deployment.keep_runs()
-            deployment.down()
+            try:
+                deployment.keep_logs_and_runs()
+            finally:
+                deployment.down()
         found["load"] = os.getloadavg()
     return found
 

@@ -116,6 +116,8 @@ def errors(rounds: list[Round], epochs: int) -> dict[str, dict[str, float]]:
         known = {way: {name: [model[name] for model in models] for name in sent} for way in WAYS}
         for target, (source, exit) in PAIRS.items():
             network, owners = networks[target], [i for i, tier in enumerate(tiers) if tier >= exit]
+            if not owners:
+                break
             change = _change(sent, models, tiers, target)
             bases = _change(sent, models, tiers, source).bases(network.rank)
             real = [change.in_units(model[target]) for model in models]

@@ -14,8 +14,7 @@ from benchmarks.method_table import Study, main
 HERE = Path(__file__).resolve().parent
 TWINS = ("resnet", "vit", "bert")
 
-# The paper distills for 100 steps of 64 inputs on a GPU. Five steps of 16 add about a third to a round on a CPU; the
-# row of 100 steps tells what is lost by that.
+# The paper distills for 100 steps of 64 inputs on a GPU. Five steps of 16 add about a third to a round on a CPU.
 DISTILLED = ["distillation.steps=5", "distillation.batch-size=16"]
 METHODS = {
     "largest": ["strategy=fedavg", "fedavg.use=all-large"],
@@ -29,8 +28,7 @@ METHODS = {
     "search-distilled": ["strategy=model-search", *DISTILLED],
     "heterofl-distilled": ["strategy=heterofl", *DISTILLED],
     "search-pool": ["strategy=model-search", "model-search.searcher=pool"],
-    # What is due to HeteroFL's way to train (masked cross-entropy, static batch norm, scaler), which the smallest model
-    # of FedAvg does without, and what to the search.
+    # What is due to HeteroFL's way to train, masked cross-entropy and static batch norm, and what to the search.
     "smallest-as-heterofl": ["strategy=heterofl", "widths=0.25"],
     "search-plain": ["strategy=model-search", "model-search.masked-loss=false"],
     "fjord-self-distilled": ["strategy=fjord", "fjord.distillation=true"],
@@ -60,12 +58,17 @@ ONCE = (
     *(name for rows in OF.values() for name in rows),
 )
 
+
+def methods_of(twin: str) -> dict[str, list[str]]:
+    """The rows of a twin's table."""
+    arguments = tomllib.loads((HERE / f"{twin}.toml").read_text())["family-arguments"]
+    return METHODS | {NO_SCALER: [*METHODS["heterofl"], f"family-arguments={arguments}, scaler = false"]} | OF[twin]
+
+
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in TWINS:
         sys.exit(__doc__)
     twin = sys.argv.pop(1)
     fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
-    arguments = tomllib.loads((HERE / f"{twin}.toml").read_text())["family-arguments"]
-    rows = METHODS | {NO_SCALER: [*METHODS["heterofl"], f"family-arguments={arguments}, scaler = false"]} | OF[twin]
-    methods = {name: [fleet, *settings] for name, settings in rows.items()}
+    methods = {name: [fleet, *settings] for name, settings in methods_of(twin).items()}
     main(Study(HERE / f"{twin}.toml", methods, target="smallest", once=ONCE), __doc__ or "")

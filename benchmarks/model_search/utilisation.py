@@ -24,7 +24,7 @@ from strategies.search import ExactSearch, PoolSearch
 from strategies.work import fits
 
 HERE = Path(__file__).resolve().parent
-FAMILY = VitTiny(norm="static", scaler=True)
+FAMILY = VitTiny(norm="static")
 ROUNDS, DEVICES_PER_ROUND, ROUND_SECONDS = 100, 120, 60.0
 SPACES = {"{0, 1}": (0.0, 1.0), "{0, 1/4, 1/2, 3/4, 1}": (0.0, 0.25, 0.5, 0.75, 1.0)}
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)

@@ -24,7 +24,7 @@ STUDIES = {
     },
     **{
         model_search.HERE / f"{twin}.toml": (
-            model_search.METHODS | model_search.OF[twin],
+            model_search.methods_of(twin),
             None,  # of traces that are not part of the project
         )
         for twin in model_search.TWINS

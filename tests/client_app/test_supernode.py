@@ -1,3 +1,8 @@
+import importlib
+import os
+import re
+from pathlib import Path
+
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common.constant import Status
@@ -5,9 +10,11 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import RunNotRunningException, _pull_and_store_message
 
+from client_app import supernode
 from client_app.supernode import letting_go
 
 RUN = 7
@@ -51,7 +58,7 @@ def pull(function, node, message):
 
 
 def test_flower_keeps_a_message_whose_run_ended_while_it_came(node, monkeypatch):
-    """If this fails, Flower has mended it, and `wildflower-node` need not."""
+    """If this fails, Flower has mended it, and `letting_go` can go."""
     assert pull(_pull_and_store_message, node, order(monkeypatch)) is None
     state, store = node
     assert len(state.msg_store) == 1
@@ -65,3 +72,25 @@ def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
     assert state.msg_store == {}
     assert len(store) == 0
     assert [task.status.status for task in state.task_store.values()] == [Status.FINISHED]
+
+
+def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(monkeypatch):
+    started = []
+
+    def flower_supernode():
+        assert start_client_internal._pull_and_store_message is not _pull_and_store_message
+        started.append(os.environ["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"])
+
+    # The package has the function under the module's name.
+    command = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    monkeypatch.setattr(command, "flower_supernode", flower_supernode)
+    monkeypatch.setattr(start_client_internal, "_pull_and_store_message", _pull_and_store_message)
+    monkeypatch.setenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", "")
+    monkeypatch.delenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE")
+    supernode.main()
+    assert started == [str(supernode.PIECE_BYTES)]
+
+
+def test_images_send_pieces_of_the_same_size():
+    dockerfile = (Path(__file__).parents[2] / "deploy/Dockerfile").read_text()
+    assert re.findall(r"FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE=(\d+)", dockerfile) == [str(supernode.PIECE_BYTES)]

@@ -24,8 +24,10 @@ def deployment(tmp_path_factory):
             found.up(600)
             yield found
         finally:
-            found.keep_logs_and_runs()
-            found.down()
+            try:
+                found.keep_logs_and_runs()
+            finally:
+                found.down()
 
 
 def test_an_arm64_node_trains_among_the_others(deployment):

@@ -217,12 +217,16 @@ class Deployment:
 
     def container(self, service: str) -> str:
         """The id of a service's newest container, stopped ones included."""
+        found = self._newest(service)
+        assert found, f"{service} has no container"
+        return found
+
+    def _newest(self, service: str) -> str | None:
         # Docker itself answers sooner than compose, and some faults have to come within seconds.
         labels = (f"com.docker.compose.project={PROJECT}", f"com.docker.compose.service={service}")
         filters = [part for label in labels for part in ("--filter", f"label={label}")]
         found = run("docker", "ps", "--all", "--quiet", "--no-trunc", *filters).split()
-        assert found, f"{service} has no container"
-        return found[0]
+        return found[0] if found else None
 
     def state(self, service: str) -> dict[str, Any]:
         """What Docker says of a service's container: State and RestartCount."""
@@ -253,9 +257,11 @@ class Deployment:
     def keep_logs_and_runs(self) -> None:
         """Copy what services said, and the folder of runs out of its volume, for whoever looks into a failed test."""
         for service in ("superlink", "gate", "bandwidth", *NODES):
-            log = run("docker", "logs", "--timestamps", self.container(service), check=False)
-            (self._folder / f"{service}.log").write_text(log)
-        run("docker", "cp", f"{self.container('superlink')}:/runs", self._folder / "runs", check=False)
+            if container := self._newest(service):
+                with (self._folder / f"{service}.log").open("wb") as log:
+                    subprocess.run(["docker", "logs", "--timestamps", container], stdout=log, stderr=log, check=False)
+        if superlink := self._newest("superlink"):
+            run("docker", "cp", f"{superlink}:/runs", self._folder / "runs", check=False)
 
     def finish(self, process: subprocess.Popen[bytes], name: str, seconds: float) -> None:
         """Wait until a run has ended, and well."""

@@ -72,8 +72,10 @@ def deployment(tmp_path_factory):
             found.up()
             yield found
         finally:
-            found.keep_logs_and_runs()
-            found.down()
+            try:
+                found.keep_logs_and_runs()
+            finally:
+                found.down()
 
 
 @pytest.fixture(scope="module")
