@@ -24,7 +24,7 @@ SEGMENT = 1024
 """Labels whose least memory is known beforehand, so that most of the frontier need not be looked at."""
 ATTEMPTS = 8
 """Random choices that are tried until one fits; with exchanged layers it may need a little more memory."""
-CHANGES, PRICED = 16, 4
+CHANGES, PRICED = 32, 6
 """Random changes of one pick each that are drawn for what was chosen, and how many of them are priced at most."""
 
 
