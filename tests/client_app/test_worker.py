@@ -384,7 +384,7 @@ def test_a_worker_that_nobody_asks_ends(tmp_path, monkeypatch):
         listener.listen()
         before = time.monotonic()
         worker.serve(listener, os.getpid(), idle_seconds=0.05)
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 60  # a loaded machine is slow, and a worker that stays would stay for ever
         gone = subprocess.Popen(["true"])
         gone.wait()
         worker.serve(listener, gone.pid, idle_seconds=1e9)
