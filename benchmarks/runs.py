@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+from torch import Tensor
+
 from server_app import checkpoint
 from server_app.app import build
 from server_app.config import RunConfig
 from strategies.submodel import SubModelStrategy
+from tasks.task import TaskSpec, load_task
 
 
 def trained_strategy(run: Path) -> tuple[SubModelStrategy, RunConfig]:
@@ -23,3 +26,9 @@ def trained_strategy(run: Path) -> tuple[SubModelStrategy, RunConfig]:
     strategy.load_state_dict(saved.state)
     strategy.round = saved.round
     return strategy, config
+
+
+def from_test_set(strategy: SubModelStrategy, count: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of the first `count` examples of a run's test set, as a model takes them."""
+    task = load_task(TaskSpec.from_json(strategy.settings.task))
+    return task.prepare(task.test.inputs[:count], augment=None), task.test.labels[:count]

@@ -223,7 +223,7 @@ class Space:
                 raise ValueError(f"space: pick of {name} must be 0 to {len(options) - 1}, not {pick}")
             values.append(options[pick])
         for floor, decisions in self.floor_decisions.items():
-            if (stay := sum(any(values[decision]) for decision in decisions)) < floor.least:
+            if (stay := self._staying(picks, decisions)) < floor.least:
                 raise ValueError(
                     f"space: {floor.least} of the removable layers of {floor.name} must stay, these picks keep {stay}"
                 )
@@ -238,10 +238,10 @@ class Space:
 
     def keeps_enough(self, picks: Sequence[int]) -> bool:
         """Whether as many layers stay as the floors say."""
-        return all(
-            sum(any(self.options[decision][picks[decision]]) for decision in decisions) >= floor.least
-            for floor, decisions in self.floor_decisions.items()
-        )
+        return all(self._staying(picks, found) >= floor.least for floor, found in self.floor_decisions.items())
+
+    def _staying(self, picks: Sequence[int], decisions: Sequence[int]) -> int:
+        return sum(any(self.options[decision][picks[decision]]) for decision in decisions)
 
     def smallest(self) -> Architecture:
         """Return the architecture of all first options, but for layers that must stay: those of fewest channels do."""

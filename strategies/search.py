@@ -147,7 +147,8 @@ class ExactSearch:
         low = int(np.searchsorted(frontier.parameters, least))
         candidates = low + np.flatnonzero(self._fit(low, best + 1, budget))
         for _ in range(ATTEMPTS):
-            picks = frontier.picks(int(rng.choice(candidates)))
+            label = int(rng.choice(candidates))
+            picks = frontier.picks(label)
             exchanged = picks.copy()
             for decisions in frontier.interchangeable:
                 order = rng.permutation(len(decisions))
@@ -156,18 +157,20 @@ class ExactSearch:
             if frontier.total(exchanged).peak_training_memory_bytes <= budget.memory_bytes:
                 picks = exchanged
                 break
-        most = int(frontier.parameters[best])
-        return self.space.architecture(self._changed(picks, least, most, budget, rng))
+        has, most = int(frontier.parameters[label]), int(frontier.parameters[best])
+        return self.space.architecture(self._changed(picks, has, (least, most), budget, rng))
 
-    def _changed(self, picks: list[int], least: int, most: int, budget: Budget, rng: np.random.Generator) -> list[int]:
-        """Other picks that fit and have `least` to `most` parameters."""
-        found, parameters, priced = picks, self.frontier.total(picks).parameters, 0
+    def _changed(
+        self, picks: list[int], parameters: int, bounds: tuple[int, int], budget: Budget, rng: np.random.Generator
+    ) -> list[int]:
+        """Other picks that fit and whose number of parameters is within bounds; `parameters` is that of `picks`."""
+        found, (least, most), priced = picks, bounds, 0
         for _ in range(CHANGES if self._open else 0):
+            if priced == PRICED:
+                break
             decision = self._open[int(rng.integers(len(self._open)))]
             pick = int(rng.integers(len(self.space.options[decision]) - 1))
             pick += pick >= found[decision]
-            if priced == PRICED:
-                break
             # Most changes end here; to price one takes ten times as long.
             if not least <= parameters + self.frontier.parameters_more(found, decision, pick) <= most:
                 continue

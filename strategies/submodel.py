@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from devices.budget import Budget
 from models.architecture import Architecture
 from models.family import Family
+from models.placement import Placement
 from strategies.aggregation import CoordinateMean
 from strategies.base import Model, Setup, State, Strategy
 from strategies.distillation import Distillation, distill
@@ -89,12 +90,10 @@ class SubModelStrategy(CandidateStrategy):
 
         Its learning rate falls with that of local training, or late rounds could not mend what distillation moves.
         """
-        training = self.settings.training
-        factor = self.settings.training_in(self.round).learning_rate / training.learning_rate
-        settings = replace(settings, learning_rate=settings.learning_rate * factor)
+        rate = settings.learning_rate * self.settings.rate_factor_in(self.round)
+        settings = replace(settings, learning_rate=rate)
         rng = self.rng(5)
-        subnets = [self.smallest, *(self.subnet(rng) for _ in range(self.settings.devices_per_round - 1))]
-        students = [(a, self.family.place(a, self.scored_selection(a).select)) for a in subnets]
+        students = self.students(rng)
         seed = int(rng.integers(2**63))
         try:
             self.weights, self.distillation_steps_per_second = distill(
@@ -110,6 +109,11 @@ class SubModelStrategy(CandidateStrategy):
             len(students),
             self.distillation_steps_per_second or 0.0,
         )
+
+    def students(self, rng: np.random.Generator) -> list[tuple[Architecture, Placement]]:
+        """The sub-models of one distillation, as many as a round has devices, and where they lie."""
+        subnets = [self.smallest, *(self.subnet(rng) for _ in range(self.settings.devices_per_round - 1))]
+        return [(a, self.family.place(a, self.scored_selection(a).select)) for a in subnets]
 
     def subnet(self, rng: np.random.Generator) -> Architecture:
         """A random candidate, for distillation."""

@@ -54,13 +54,16 @@ class RoundSettings:
     state_dir: str = ""
     norm_bound: float = 0.0
 
-    def training_in(self, round_number: int) -> LocalTraining:
-        """The local training of one round: its learning rate falls at every decay round passed, or along a cosine."""
-        passed = sum(round_number > r for r in self.decay_rounds)
-        factor = self.decay_factor**passed
+    def rate_factor_in(self, round_number: int) -> float:
+        """What is left of learning rates in one round: they fall at every decay round passed, or along a cosine."""
         if self.schedule == "cosine":
-            factor = (1 + math.cos(math.pi * (round_number - 1) / self.rounds)) / 2
-        rate = self.training.learning_rate * factor
+            return (1 + math.cos(math.pi * (round_number - 1) / self.rounds)) / 2
+        passed = sum(round_number > r for r in self.decay_rounds)
+        return float(self.decay_factor**passed)
+
+    def training_in(self, round_number: int) -> LocalTraining:
+        """The local training of one round, with its learning rate."""
+        rate = self.training.learning_rate * self.rate_factor_in(round_number)
         return self.training.model_copy(update={"learning_rate": rate})
 
     def personal_in(self, round_number: int) -> bool:

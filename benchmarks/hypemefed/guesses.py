@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.hypemefed.local import train_locally
+from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
-from client_app.state import DeviceState
-from messages.orders import LocalTraining, Objective
+from messages.orders import LocalTraining
 from models.cnn import Cnn3
 from strategies.hypemefed.hypemefed import follow
 from strategies.hypemefed.hypernetwork import (
@@ -67,23 +66,7 @@ def rounds_of(partition: str, alpha: float, count: int) -> list[Round]:
     with TemporaryDirectory() as folder:
         for number in range(1, count + 1):
             devices = torch.randperm(DEVICES, generator=generator)[:PER_ROUND].tolist()
-            models: list[Weights] = [
-                dict(
-                    train_locally(
-                        FAMILY,
-                        FAMILY.full(),
-                        weights,
-                        Objective(kind="sum of exits"),
-                        training,
-                        task,
-                        DeviceState(folder, "guesses", device),
-                        device=device,
-                        round_number=number,
-                        seed=1000 * number + device,
-                    ).state_dict()
-                )
-                for device in devices
-            ]
+            models = train_all_exits(FAMILY, weights, devices, training, task, folder, number)
             tiers = [1 + device % TIERS for device in devices]
             found.append((_kept(weights), [_kept(model) for model in models], tiers))
             mean: Weights = {}

@@ -24,10 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.hypemefed.local import train_locally
+from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
-from client_app.state import DeviceState
-from messages.orders import LocalTraining, Objective
+from messages.orders import LocalTraining
 from models.base import Family
 from models.resnet import ResNet18
 from models.vgg import Vgg
@@ -93,23 +92,7 @@ def trained(family: Family, count: int, rounds: int, steps: int) -> list[Round]:
     found: list[Round] = []
     with TemporaryDirectory() as folder:
         for number in range(1, rounds + 1):
-            models: list[Weights] = [
-                dict(
-                    train_locally(
-                        family,
-                        family.full(),
-                        weights,
-                        Objective(kind="sum of exits"),
-                        training,
-                        task,
-                        DeviceState(folder, "hypernetworks", device),
-                        device=device,
-                        round_number=number,
-                        seed=1000 * number + device,
-                    ).state_dict()
-                )
-                for device in range(count)
-            ]
+            models = train_all_exits(family, weights, range(count), training, task, folder, number)
             print(f"round {number} of {rounds}: {count} devices have trained", flush=True)
             found.append((_convolutions(weights), [_convolutions(model) for model in models]))
             weights = {name: torch.stack([model[name] for model in models]).mean(dim=0) for name in weights}

@@ -1,6 +1,6 @@
 """What a device of a run does in its round, done here and now."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from messages.packing import pack
 from models.architecture import Architecture
 from models.base import Family
 from models.layers import Network
+from strategies.work import Weights
 from tasks.task import Task
 
 
@@ -42,3 +43,32 @@ def train_locally(
     data = pack(dict(weights), sent_layout(family, architecture))
     cpu = torch.device("cpu")
     return train(order, round_number, training, family, task, data, state, cpu, None, keep=False).model
+
+
+def train_all_exits(
+    family: Family,
+    weights: Weights,
+    devices: Sequence[int],
+    training: LocalTraining,
+    task: Task,
+    folder: str,
+    round_number: int,
+) -> list[Weights]:
+    """What devices return of a round in which each trains the whole network with all of its exits."""
+    return [
+        dict(
+            train_locally(
+                family,
+                family.full(),
+                weights,
+                Objective(kind="sum of exits"),
+                training,
+                task,
+                DeviceState(folder, "all exits", device),
+                device=device,
+                round_number=round_number,
+                seed=1000 * round_number + device,
+            ).state_dict()
+        )
+        for device in devices
+    ]

@@ -20,14 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.runs import trained_strategy
+from benchmarks.runs import from_test_set, trained_strategy
 from benchmarks.tables import markdown, write_between
 from models.architecture import Architecture
 from models.base import Family, with_weights
 from models.placement import Placement
 from strategies.distillation import Distillation, Noise, distill
 from strategies.work import Weights
-from tasks.task import TaskSpec, load_task
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "distillation.json"
@@ -59,14 +58,10 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
     """The figures of every case, from the checkpoint of a run."""
     strategy, _ = trained_strategy(run)
     family, before = strategy.family, strategy.weights
-    task = load_task(TaskSpec.from_json(strategy.settings.task))
-    inputs = task.prepare(task.test.inputs[:examples], augment=None)
-    labels = task.test.labels[:examples]
+    inputs, labels = from_test_set(strategy, examples)
     normal = Noise(family, before)
     noise = normal.draw(examples, torch.Generator().manual_seed(1))
-    rng = strategy.rng(5)
-    architectures = [strategy.smallest, *(strategy.subnet(rng) for _ in range(9))]
-    students = [(a, family.place(a, strategy.scored_selection(a).select)) for a in architectures]
+    students = strategy.students(strategy.rng(5))
     whole = (strategy.scored_architecture, family.place(strategy.scored_architecture))
     on_inputs = says(family, before, whole, inputs)
     on_noises = says(family, before, whole, noise, normal)
@@ -94,9 +89,7 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
 def seconds(run: Path) -> dict[str, float]:
     """Of a round of the run without its evaluation, and of distilling ten sub-models by 100 steps of 64 inputs."""
     strategy, _ = trained_strategy(run)
-    rng = strategy.rng(5)
-    architectures = [strategy.smallest, *(strategy.subnet(rng) for _ in range(9))]
-    students = [(a, strategy.family.place(a, strategy.scored_selection(a).select)) for a in architectures]
+    students = strategy.students(strategy.rng(5))
     tenth = Distillation(steps=10, batch_size=64)
     started = time.perf_counter()
     distill(strategy.family, strategy.weights, strategy.scored_architecture, students, tenth, seed=1)

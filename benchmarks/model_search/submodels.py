@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.model_search.distillation import says
-from benchmarks.runs import trained_strategy
+from benchmarks.runs import from_test_set, trained_strategy
 from benchmarks.tables import markdown, write_between
 from models.architecture import Architecture
-from tasks.task import TaskSpec, load_task
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "submodels.json"
@@ -31,9 +30,7 @@ def measure(run: Path, examples: int) -> dict[str, Any]:
     """The figures of one run."""
     strategy, _ = trained_strategy(run)
     family = strategy.family
-    task = load_task(TaskSpec.from_json(strategy.settings.task))
-    inputs = task.prepare(task.test.inputs[:examples], augment=None)
-    labels = task.test.labels[:examples]
+    inputs, labels = from_test_set(strategy, examples)
     lines = (json.loads(line) for line in (run / "devices.jsonl").read_text().splitlines())
     trained = [Architecture.from_json(line["architecture"]) for line in lines if line["outcome"] == "trained"]
     known: dict[Architecture, float] = {}
