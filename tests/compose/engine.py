@@ -127,8 +127,16 @@ def build_images(folder: Path) -> str:
         run(*pip, *project["project"]["dependencies"], *project["build-system"]["requires"], "wheel")
         run(*pip, "scikit-learn", "tensorboard")
         base = made.result()
-    for target in ("device", "server", "gate", "shaper"):
-        _build(context, target, f"wildflower-test-{target}", f"BASE_IMAGE={base}", "PIP_NO_INDEX=1")
+
+        def build(target: str) -> None:
+            _build(context, target, f"wildflower-test-{target}", f"BASE_IMAGE={base}", "PIP_NO_INDEX=1")
+
+        # The two small images mostly wait for their packages; the server's begins with what the device's made.
+        small = [pool.submit(build, target) for target in ("gate", "shaper")]
+        build("device")
+        build("server")
+        for image in small:
+            image.result()
     return "wildflower-test"
 
 
@@ -209,7 +217,9 @@ class Deployment:
 
     def down(self) -> None:
         """Remove containers, networks and volumes."""
-        self.compose("--profile", "run", "--profile", "shaping", "down", "--volumes", "--remove-orphans", check=False)
+        # Nobody is given time to end well: what matters was copied, and volumes go too.
+        options = ("--volumes", "--remove-orphans", "--timeout", "1")
+        self.compose("--profile", "run", "--profile", "shaping", "down", *options, check=False)
 
     def compose(self, *arguments: str, check: bool = True, timeout: float = 600.0) -> str:
         """Run a compose command."""
