@@ -7,6 +7,7 @@ results.json and the table in README.md beside the study from all finished runs.
 import argparse
 import json
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ class Study:
     target: the method whose final accuracy the others are timed to reach.
     general: whether accuracies on the task's test set are shown; they are not comparable where a method has no model
         for all devices.
+    tiers: whether every tier of the fleet has a column.
     """
 
     experiment: Path
@@ -37,6 +39,7 @@ class Study:
     once: tuple[str, ...] = ()
     target: str = ""
     general: bool = True
+    tiers: bool = True
 
     @property
     def name(self) -> str:
@@ -120,8 +123,8 @@ def accuracy(values: list[float]) -> str:
 def table(study: Study, results: dict[str, Figures]) -> str:
     """The results in Markdown, accuracies in percent as mean ± standard deviation over seeds."""
     tiers = sorted({t for seeds in results.values() for f in seeds.values() for t in f["accuracy_by_tier"]})
-    tiers.sort(key=width)  # stable, so that tiers without a width stay in order of name
-    tiers = tiers if len(tiers) > 1 and study.general else []
+    tiers.sort(key=in_order)
+    tiers = tiers if len(tiers) > 1 and study.general and study.tiers else []
     level = None
     if study.target in results:
         level = statistics.mean(f["final_accuracy"] for f in results[study.target].values())
@@ -162,10 +165,11 @@ def times_to(level: float, runs: list[dict]) -> list[str]:
     return [f"{statistics.mean(first for first in firsts if first):.0f}", f"{statistics.mean(hours):.2f}"]
 
 
-def width(tier: str) -> float:
-    """The width that a tier of the five-widths fleet is named after, for sorting; 0 for other tiers."""
+def in_order(tier: str) -> tuple[float, list[tuple[int, str]]]:
+    """For sorting: by the width that a tier of the five-widths fleet is named after, then by name, numbers by value."""
     top, _, bottom = tier.removeprefix("width-").partition("/")
-    return -int(top) / int(bottom or 1) if top.isdigit() else 0
+    width = -int(top) / int(bottom or 1) if top.isdigit() else 0
+    return width, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", tier)]
 
 
 def main(study: Study, description: str) -> None:

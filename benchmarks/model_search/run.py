@@ -71,4 +71,4 @@ if __name__ == "__main__":
     twin = sys.argv.pop(1)
     fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
     methods = {name: [fleet, *settings] for name, settings in methods_of(twin).items()}
-    main(Study(HERE / f"{twin}.toml", methods, target="smallest", once=ONCE), __doc__ or "")
+    main(Study(HERE / f"{twin}.toml", methods, target="smallest", once=ONCE, tiers=False), __doc__ or "")

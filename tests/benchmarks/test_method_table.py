@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from benchmarks.method_table import KEYS, figures
+from benchmarks.method_table import KEYS, figures, in_order
 
 
 def test_the_servers_share_of_a_round_is_without_its_evaluation(tmp_path):
@@ -18,3 +18,8 @@ def test_the_servers_share_of_a_round_is_without_its_evaluation(tmp_path):
     found = figures(tmp_path)
     assert found["assign_and_finish_share"] == pytest.approx((2 / 10 + 4 / 10) / 2)
     assert found["simulated_hours"] == 2
+
+
+def test_tiers_are_in_order_of_width_then_of_name_with_numbers_as_numbers():
+    names = ["width-1/8", "exit 10", "exit 2", "width-1", "width-1/2", "big"]
+    assert sorted(names, key=in_order) == ["width-1", "width-1/2", "width-1/8", "big", "exit 2", "exit 10"]
