@@ -43,7 +43,9 @@ def ends_for_sure() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.alarm(ANSWERED_SECONDS)
+        left_seconds = signal.alarm(ANSWERED_SECONDS)
+        if left_seconds:  # the process has been asked to end, which this exception may come from
+            signal.alarm(left_seconds)
 
 
 def _leave(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:

@@ -135,8 +135,11 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         # in this process, which is about to end.
         traffic_bytes = sum(map(len, arrays)) + sum(map(len, out))
         left_bytes = max(0, own_bytes() - before_bytes) if device.type == "cpu" else 0
-        report = device_report(config, traffic_bytes, left_bytes=left_bytes).to_json()
-        updates = [update.model_copy(update={"report": report}) for update in updates]
+        try:
+            report = device_report(config, traffic_bytes, left_bytes=left_bytes).to_json()
+            updates = [update.model_copy(update={"report": report}) for update in updates]
+        except (OSError, ValueError) as error:  # the work is done: the server goes on with the report it has
+            log.error("This device's report could not be made: %s", error)
     return Reply(run=batch.run, round=batch.round, updates=updates, sums=headers).model_dump_json(), out
 
 
@@ -206,14 +209,6 @@ def _no(order: WorkOrder, outcome: str, started: float, *, overrun: bool = False
         seconds=time.perf_counter() - started,
         overrun=overrun,
     )
-
-
-def lost(text: str, why: str, *, overrun: bool) -> str:
-    """The reply to a train message whose work was ended from outside."""
-    batch = parse(Batch, text)
-    outcome = f"{'refused' if overrun else 'failed'}: {why}"
-    updates = [Update(order=o.order, device=o.device, outcome=outcome, overrun=overrun) for o in batch.orders]
-    return Reply(run=batch.run, round=batch.round, updates=updates).model_dump_json()
 
 
 def _evaluate(batch: EvaluationBatch, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:

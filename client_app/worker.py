@@ -6,16 +6,18 @@ folder, or starts it, and waits. The worker (`serve`) forks; the child works und
 (`client_app.memory`), answers and ends, so that all memory is given back. A child that dies takes neither the worker
 nor the SuperNode with it, and the worker knows how it ended.
 
-The worker ends with the SuperExec that its first messenger came from, or when nobody has asked for long; on a device
-short of memory the kernel may end it at any time. It says when it has a message whole and begins, so that a messenger
-knows whether it may ask another worker. Messages are JSON and bytes with their lengths in front. The folder is the
-user's alone, and the worker answers no other user.
+The worker ends with the SuperExec that its first messenger came from, when nobody has asked for long, or when a worker
+of another version of the app takes its place; on a device short of memory the kernel may end it at any time. It says
+when it has a message whole and begins, so that a messenger knows whether it may ask another worker. Messages are JSON
+and bytes with their lengths in front. The folder is the user's alone, and the worker answers no other user.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import math
 import os
 import resource
 import select
@@ -39,6 +41,9 @@ IDLE_SECONDS = 900.0
 LOOK_SECONDS = 1.0
 MOST_HEADER_BYTES = 2**26
 MOST_ARRAYS_BYTES = 2**33
+LEAVE_SECONDS = 10.0  # that another version's worker has to end
+END = "end"  # the kind of a message that asks a worker to
+PR_SET_PDEATHSIG = 1
 LONGEST_PATH = 100  # of a socket: the system allows 104 to 108
 LENGTH = struct.Struct("<Q")
 # How a process ends whose libraries took it for granted that they get memory.
@@ -95,30 +100,60 @@ def ask(kind: str, text: str, arrays: list[bytes], config: Mapping[str, object])
     that is lost before is replaced, once.
 
     Raises:
-        WorkerError: the worker cannot be started, raised an exception, or was lost with the work.
+        WorkerError: the worker cannot be started, raised an exception, or was lost with the work. Where the kernel
+            killed something for memory meanwhile, a lost training is answered: as one that outgrew its budget.
     """
+    kills = oom_kills()
     for last in (False, True):
         link = _connect(config)
         try:
             send(link, {"kind": kind, "text": text, "config": dict(config)}, arrays)
-            receive(link)  # it begins
+            _await(link)  # it begins
             break
         except (OSError, EOFError) as error:
             link.close()
             if last:
-                raise WorkerError(f"the device's worker was lost twice before it began: {error}") from error
+                why = f"the device's worker was lost twice before it began: {error}"
+                return _without_worker(kind, text, why, kills), []
     arrays.clear()
     with link:
         try:
-            # Python's signal handlers wait while a call does: who asks this process to end is heard within a second.
-            while not select.select([link], [], [], 1.0)[0]:
-                pass
-            answer, out = receive(link)
+            answer, out = _await(link)
         except (OSError, EOFError) as error:
-            raise WorkerError(f"the device's worker was lost while it worked: {error}") from error
+            return _without_worker(kind, text, f"the device's worker was lost while it worked: {error}", kills), []
     if "error" in answer:
         raise WorkerError(str(answer["error"]))
     return str(answer["text"]), out
+
+
+def _await(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
+    """`receive`, as soon as something comes."""
+    # Python's signal handlers wait while a call does: who asks this process to end is heard within a second.
+    while not select.select([link], [], [], 1.0)[0]:
+        pass
+    return receive(link)
+
+
+def _without_worker(kind: str, text: str, why: str, kills: int | None) -> str:
+    """The answer to a training whose worker was lost to the kernel's want of memory; WorkerError for all else.
+
+    `kills` are those of before. Where another process was killed meanwhile and the worker lost for another reason,
+    memory was short all the same.
+    """
+    now = oom_kills()
+    if kind != "train" or kills is None or now is None or now == kills:
+        raise WorkerError(why)
+    return lost(text, f"{why}; the kernel killed a process because this device's memory was used up", overrun=True)
+
+
+def lost(text: str, why: str, *, overrun: bool) -> str:
+    """The reply to a train message whose work was ended from outside."""
+    from messages.orders import Batch, Reply, Update, parse  # pydantic takes a while, and is rarely needed here
+
+    batch = parse(Batch, text)
+    outcome = f"{'refused' if overrun else 'failed'}: {why}"
+    updates = [Update(order=o.order, device=o.device, outcome=outcome, overrun=overrun) for o in batch.orders]
+    return Reply(run=batch.run, round=batch.round, updates=updates).model_dump_json()
 
 
 def _connect(config: Mapping[str, object]) -> socket.socket:
@@ -127,21 +162,34 @@ def _connect(config: Mapping[str, object]) -> socket.socket:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     # Two nodes of one machine may have one state folder.
-    name = hashlib.sha256(f"{ROOT} {config.get('partition-id')}".encode()).hexdigest()[:16] + ".sock"
+    node, version = (hashlib.sha256(str(what).encode()).hexdigest()[:8] for what in (config.get("partition-id"), ROOT))
+    path = folder / f"{node}-{version}.sock"
     handle = os.open(folder, os.O_RDONLY)
     try:
-        path = folder / name
-        short = path if len(os.fsencode(path)) <= LONGEST_PATH else Path(f"/proc/self/fd/{handle}/{name}")
+        # A socket's name must be short.
+        place = folder if len(os.fsencode(path)) <= LONGEST_PATH else Path(f"/proc/self/fd/{handle}")
         link = socket.socket(socket.AF_UNIX)
         try:
-            link.connect(str(short))
+            link.connect(str(place / path.name))
         except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
-            _start(short)
-            link.connect(str(short))
+            for other in folder.glob(f"{node}-*.sock"):
+                _dismiss(place / other.name)
+                other.unlink(missing_ok=True)
+            _start(place / path.name)
+            link.connect(str(place / path.name))
         return link
     finally:
         os.close(handle)
+
+
+def _dismiss(path: Path) -> None:
+    """Ask the worker of another version to end, and wait for that: a small device has no room for two."""
+    with socket.socket(socket.AF_UNIX) as link, suppress(OSError):  # it is gone, or does not listen
+        link.settimeout(LEAVE_SECONDS)
+        link.connect(str(path))
+        send(link, {"kind": END, "text": "", "config": {}}, [])
+        link.recv(1)
 
 
 def _start(path: Path) -> None:
@@ -180,13 +228,13 @@ def serve(listener: socket.socket, parent: int, idle_seconds: float = IDLE_SECON
         if select.select([listener], [], [], LOOK_SECONDS)[0]:
             link, _ = listener.accept()
             with link:
-                if _is_own_user(link):
-                    _answer(link, listener)
+                if _is_own_user(link) and not _answer(link, listener):
+                    return
             idle_since = time.monotonic()
 
 
-def _answer(link: socket.socket, listener: socket.socket) -> None:
-    """Let a child answer a message, and answer in its place if it dies before it could."""
+def _answer(link: socket.socket, listener: socket.socket) -> bool:
+    """Let a child answer a message, and answer in its place if it dies before it could; False if asked to end."""
     from client_app import work
 
     try:
@@ -194,11 +242,13 @@ def _answer(link: socket.socket, listener: socket.socket) -> None:
         kind, text, config = str(header["kind"]), str(header["text"]), dict(header["config"])
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         print(f"The worker was sent something that is no message: {error!r}", file=sys.stderr, flush=True)
-        return
+        return True
+    if kind == END:
+        return False
     try:
         send(link, {"begun": True}, [])
     except OSError:
-        return  # nobody waits
+        return True  # nobody waits
     with suppress(Exception):  # the child meets the same trouble, and tells it
         work.preload(kind, text, config)
     kills = oom_kills()
@@ -225,11 +275,12 @@ def _answer(link: socket.socket, listener: socket.socket) -> None:
         now = oom_kills()
         meanwhile = None if now is None or kills is None else now - kills
         why, overrun = epitaph(os.waitstatus_to_exitcode(status), meanwhile, limited)
-        told = {"text": work.lost(text, why, overrun=overrun)} if kind == "train" else {"error": why}
+        told = {"text": lost(text, why, overrun=overrun)} if kind == "train" else {"error": why}
         try:
             send(link, told, [])
         except OSError as error:
             print(f"Nobody waits for this any more: {why} ({error})", file=sys.stderr, flush=True)
+    return True
 
 
 def _wait(link: socket.socket, announced: int) -> tuple[bool, bool]:
@@ -254,12 +305,14 @@ def _work(
     from client_app import work
     from devices.probe import probe_machine
 
-    # Where memory runs out, the kernel is to end this process and no other.
-    with suppress(OSError):  # not on Linux
+    # Where memory runs out, the kernel is to end this process and no other; and it ends with its worker, which alone
+    # knows whether anybody still waits.
+    with suppress(OSError, AttributeError):  # not on Linux
         Path("/proc/self/oom_score_adj").write_text("1000")
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     out: list[bytes] = []
     try:
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or probe_machine().cpu_count))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or math.ceil(probe_machine().cpus)))
         reply, out = work.do(kind, text, arrays, config)
         answer = {"text": reply}
     except Exception as error:

@@ -29,14 +29,14 @@ CHUNKS = 16
 LEAST_BYTES, MOST_BYTES = LEAST_PROBE_BYTES, 8 * 2**20  # of one stream
 MOST_SECONDS = 5.0  # of one stream
 MOST_STREAMS = 8  # at once; the next one is told to come again
-MOST_CONNECTION_SECONDS = 60.0  # idle, or in all
+MOST_CONNECTION_SECONDS = 60.0  # idle, or in all, until it takes no new streams
 LEAST_TOKEN_BYTES = 16
 CONNECT_SECONDS = 3.0
 SERVICE = "wildflower.Bandwidth"
 
 
 class BandwidthError(RuntimeError):
-    """A link that could not be measured; the text says why. `spent_bytes` is the most that has travelled for it."""
+    """A link that could not be measured; the text says why. `spent_bytes` have travelled for it."""
 
     def __init__(self, text: str, spent_bytes: int = 0) -> None:
         super().__init__(text)
@@ -61,16 +61,16 @@ class Arrivals:
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
-        self._received_bytes = self._mark_bytes = 0
+        self.received_bytes = self._mark_bytes = 0
         self._now_seconds = 0.0
         self._mark_seconds: float | None = None
 
     def add(self, nbytes: int) -> None:
         """So many bytes have come now."""
         self._now_seconds = time.perf_counter()
-        self._received_bytes += nbytes
-        if self._mark_seconds is None and self._received_bytes * 4 >= self._total_bytes:
-            self._mark_bytes, self._mark_seconds = self._received_bytes, self._now_seconds
+        self.received_bytes += nbytes
+        if self._mark_seconds is None and self.received_bytes * 4 >= self._total_bytes:
+            self._mark_bytes, self._mark_seconds = self.received_bytes, self._now_seconds
 
     def measured(self, over_seconds: float | None = None) -> Measured | None:
         """The link's speed; None where the stream has ended within its first quarter, or came all at one moment.
@@ -79,13 +79,13 @@ class Arrivals:
             over_seconds: the stream has not ended, but its time, which was so long. A link that has not let a quarter
                 pass by then is as slow as all that came in all the time, or a smallest chunk where nothing did.
         """
-        if self._mark_seconds is not None and self._received_bytes > self._mark_bytes:
+        if self._mark_seconds is not None and self.received_bytes > self._mark_bytes:
             if self._now_seconds <= self._mark_seconds:
                 return None
-            return Measured(self._received_bytes - self._mark_bytes, self._now_seconds - self._mark_seconds)
+            return Measured(self.received_bytes - self._mark_bytes, self._now_seconds - self._mark_seconds)
         if over_seconds is None:
             return None
-        return Measured(max(self._received_bytes, LEAST_BYTES // CHUNKS), over_seconds)
+        return Measured(max(self.received_bytes, LEAST_BYTES // CHUNKS), over_seconds)
 
 
 def chunk_bytes(nbytes: int) -> int:
@@ -135,12 +135,14 @@ def make_server(
             ("grpc.max_metadata_size", 4096),
             ("grpc.max_connection_idle_ms", int(MOST_CONNECTION_SECONDS * 1000)),
             ("grpc.max_connection_age_ms", int(MOST_CONNECTION_SECONDS * 1000)),
+            ("grpc.max_connection_age_grace_ms", int(2000 * MOST_SECONDS)),  # then streams under way end with it
             ("grpc.so_reuseport", 0),
         ],
     )
     service = _Service(token, most_seconds)
     handlers = {
-        "Down": grpc.unary_stream_rpc_method_handler(service.down),
+        # A stream of one request: of a call with a single one gRPC waits for it by itself, for ever.
+        "Down": grpc.stream_stream_rpc_method_handler(service.down),
         "Up": grpc.stream_unary_rpc_method_handler(service.up),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -158,10 +160,10 @@ class _Service:
     def __init__(self, token: str, most_seconds: float) -> None:
         self._token, self._most_seconds = f"Bearer {token}".encode(), most_seconds
 
-    def down(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """{"bytes": n} -> that many random bytes."""
+    def down(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """A message {"bytes": n} -> that many random bytes."""
         with self._bounded(context):
-            nbytes = _asked(request, context)
+            nbytes = _asked(next(stream, b""), context)
             yield from random_chunks(nbytes, time.monotonic() + self._most_seconds)
 
     def up(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
@@ -250,6 +252,7 @@ def measure_links(
     )
     metadata = (("authorization", f"Bearer {token}"),)
     request = json.dumps({"bytes": nbytes}).encode()
+    came, went = Arrivals(nbytes), Arrivals(nbytes)
     with channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
@@ -257,44 +260,46 @@ def measure_links(
             tls = "without TLS" if ca is None else "with the TLS certificate it was given"
             raise BandwidthError(f"{address} did not answer {tls} within {CONNECT_SECONDS:g} s") from None
         try:
-            down = _download(channel, request, metadata, nbytes, seconds)
-            up = _upload(channel, request, metadata, nbytes, seconds)
-        except grpc.RpcError as error:
-            raise BandwidthError(f"{address}: {error.code().name}: {error.details()}", 2 * nbytes) from None
-        except ValueError as error:
-            raise BandwidthError(f"{address}: {error}", 2 * nbytes) from None
+            down = _download(channel, request, metadata, came, seconds)
+            up = _upload(channel, request, metadata, nbytes, went, seconds)
+        except (grpc.RpcError, ValueError) as error:
+            why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else error
+            raise BandwidthError(f"{address}: {why}", came.received_bytes + went.received_bytes) from None
     return down, up
 
 
 def _download(
-    channel: grpc.Channel, request: bytes, metadata: tuple[tuple[str, str], ...], nbytes: int, seconds: float
+    channel: grpc.Channel, request: bytes, metadata: tuple[tuple[str, str], ...], came: Arrivals, seconds: float
 ) -> Measured:
     """Measure the link down; ValueError where the stream ended before it could be measured."""
-    arrivals, over_seconds = Arrivals(nbytes), None
+    over_seconds = None
     try:
-        for chunk in channel.unary_stream(f"/{SERVICE}/Down")(request, metadata=metadata, timeout=seconds):
-            arrivals.add(len(chunk))
+        for chunk in channel.stream_stream(f"/{SERVICE}/Down")(iter([request]), metadata=metadata, timeout=seconds):
+            came.add(len(chunk))
     except grpc.RpcError as error:
         if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
             raise
         over_seconds = seconds
-    result = arrivals.measured(over_seconds)
+    result = came.measured(over_seconds)
     if result is None:
-        raise ValueError(f"the {nbytes} bytes did not come, or all at one moment")
+        raise ValueError("too few bytes came, or all at one moment")
     return result
 
 
 def _upload(
-    channel: grpc.Channel, request: bytes, metadata: tuple[tuple[str, str], ...], nbytes: int, seconds: float
+    channel: grpc.Channel,
+    request: bytes,
+    metadata: tuple[tuple[str, str], ...],
+    nbytes: int,
+    went: Arrivals,
+    seconds: float,
 ) -> Measured:
     """Measure the link up, by the server's answer; ValueError where it sends nonsense."""
-    taken_bytes = 0
 
     def stream() -> Iterator[bytes]:
-        nonlocal taken_bytes
         yield request
         for chunk in random_chunks(nbytes, time.monotonic() + seconds):
-            taken_bytes += len(chunk)
+            went.add(len(chunk))
             yield chunk
 
     longest_seconds = MOST_SECONDS + CONNECT_SECONDS
@@ -304,7 +309,7 @@ def _upload(
         if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
             raise
         # Not even the answer came, behind what was still on its way: no faster than all that the link has taken.
-        return Measured(max(taken_bytes, LEAST_BYTES // CHUNKS), longest_seconds)
+        return Measured(max(went.received_bytes, LEAST_BYTES // CHUNKS), longest_seconds)
     return _answered(answer)
 
 

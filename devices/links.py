@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.report import MOST_MBIT_PER_S, DeviceReport
-from devices.validation import check_number, check_text, check_whole, json_object
+from devices.validation import check_number, check_text, check_whole, json_object, nearest
 
 LEAST_PROBE_BYTES = 64 * 1024  # of one direction, and what the service serves at least
 MOST_PROBE_BYTES = 2**20
@@ -22,6 +22,7 @@ RETRY_SECONDS = 60.0  # after a probe that failed
 ANOTHER_LINK = 2.0  # a figure that is off by this factor is of another link, and not averaged with the old one's
 SHARE = 0.01
 FILE = "links.json"
+BANDWIDTH_KEYS = tuple(f"bandwidth-{key}" for key in ("address", "ca", "insecure", "token-file", "share"))
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class LinkSettings:
 
     Attributes:
         address: "host:port" of the bandwidth service; None: there is no probe.
-        ca_file: certificate of the authority that signed the service's; None: without TLS.
+        ca_file: certificate of the authority that signed the service's; None: without TLS, as the owner asked.
         token_file: holds the service's token.
         share: the probe may spend this share of the weights' traffic.
         down_mbit_per_s: what is taken where nothing was measured; None: unknown.
@@ -46,7 +47,7 @@ class LinkSettings:
 
     @classmethod
     def from_node_config(cls, config: Mapping[str, object]) -> "LinkSettings":
-        """Read `bandwidth-address`, `-ca`, `-token-file`, `-share`, `down-mbit-per-s` and `up-mbit-per-s`.
+        """Read `bandwidth-address`, `-ca`, `-insecure`, `-token-file`, `-share`, `down-mbit-per-s`, `up-mbit-per-s`.
 
         Raises ValueError, which names the key.
         """
@@ -63,6 +64,17 @@ class LinkSettings:
             return None if value is None else check_number(value, f"node config {key}", maximum=MOST_MBIT_PER_S)
 
         share = check_number(config.get("bandwidth-share", SHARE), "node config bandwidth-share", maximum=1.0)
+        for key in config:
+            if key.startswith("bandwidth-") and key not in BANDWIDTH_KEYS:
+                raise ValueError(f"node config {key}: {nearest(key, BANDWIDTH_KEYS)}")
+        insecure = config.get("bandwidth-insecure", False)
+        if not isinstance(insecure, bool):
+            raise ValueError(f"node config bandwidth-insecure = {insecure!r}: must be true or false")
+        if "bandwidth-address" in config and insecure == ("bandwidth-ca" in config):
+            raise ValueError(
+                "node config bandwidth-address: give either bandwidth-ca, the certificate of the service's authority, "
+                "or bandwidth-insecure=true"
+            )
         address, token_file = text("bandwidth-address"), path("bandwidth-token-file")
         if address is not None and token_file is None:
             raise ValueError("node config bandwidth-address without bandwidth-token-file: the service wants a token")
@@ -122,12 +134,15 @@ def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) ->
         return history
     now = time.time()
     credit = min(history.credit_bytes + int(settings.share * traffic_bytes), 2 * MOST_PROBE_BYTES)
-    history = replace(history, credit_bytes=credit)
+    before, history = history, replace(history, credit_bytes=credit)
     due = history.down_mbit_per_s is None or now - history.measured_at > OLDEST_SECONDS
     if (due or credit >= 2 * LEAST_PROBE_BYTES) and now - history.failed_at >= RETRY_SECONDS:
         history = _measure(settings, history, _probe_bytes(history), now)
-    if due or traffic_bytes:
-        history.save(folder)
+    if history != before:
+        try:
+            history.save(folder)
+        except OSError as error:  # a full disk must not cost the device its work
+            history = replace(history, problem=f"what is known of the links cannot be kept: {error}")
     return history
 
 
@@ -150,7 +165,7 @@ def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: flo
     except (BandwidthError, OSError, ValueError) as error:
         spent_bytes = error.spent_bytes if isinstance(error, BandwidthError) else 0
         problem = str(error) or type(error).__name__
-        return replace(history, failed_at=now, problem=problem, credit_bytes=history.credit_bytes - spent_bytes)
+        return replace(history, failed_at=now, problem=problem, credit_bytes=_less(history, spent_bytes))
     return replace(
         history,
         down_mbit_per_s=averaged(history.down_mbit_per_s, down.mbit_per_s),
@@ -158,8 +173,13 @@ def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: flo
         measured_at=now,
         failed_at=0.0,
         problem=None,
-        credit_bytes=history.credit_bytes - 2 * nbytes,
+        credit_bytes=_less(history, 2 * nbytes),
     )
+
+
+def _less(history: LinkHistory, spent_bytes: int) -> int:
+    """The credit that is left; a debt is bounded, so that a link is measured again soon after long trouble with it."""
+    return max(history.credit_bytes - spent_bytes, -2 * MOST_PROBE_BYTES)
 
 
 def averaged(before: float | None, now: float) -> float:

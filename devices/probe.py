@@ -1,6 +1,5 @@
 """What the machine we run on has to offer: RAM and CPUs within the limits of its container, CUDA, the kind of board."""
 
-import math
 import os
 import platform
 import re
@@ -54,7 +53,7 @@ def probe_machine(root: Path = Path("/")) -> DeviceReport:
         memory_available_bytes=max(0, min(available_bytes, total_bytes)),
         accelerator=None if cuda is None else cuda.name,
         memory_is_ram=cuda is None or cuda.shares_ram,
-        cpu_count=_cpus(root),
+        cpus=_cpus(root),
         temperature_celsius=_temperature(root),
         throttled=_throttled(root),
     )
@@ -158,10 +157,10 @@ def _reclaimable(folder: Path) -> int:
     return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
-def _cpus(root: Path) -> int:
-    """CPUs that this process may use, a started one counts."""
+def _cpus(root: Path) -> float:
+    """CPUs that this process may use."""
     # macOS has no affinities.
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
+    count: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
     for folder in control_groups(root, "cpu"):
         text = _read(folder / "cpu.max")  # version 2: "50000 100000" or "max 100000"
         if text is None:
@@ -174,7 +173,7 @@ def _cpus(root: Path) -> int:
             continue
         if len(words) != 2 or not all(word.isdecimal() and int(word) > 0 for word in words):
             raise ValueError(f"{folder}: CPU quota and period {text!r}: expected two numbers above 0")
-        count = min(count, math.ceil(int(words[0]) / int(words[1])))
+        count = min(count, int(words[0]) / int(words[1]))
     return count
 
 

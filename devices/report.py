@@ -9,6 +9,7 @@ from devices.validation import check_number, check_text, check_whole, json_objec
 MOST_MBIT_PER_S = 1e6
 MOST_FLOP_PER_S = 1e18
 MOST_CELSIUS = 1000.0
+MOST_CPUS = 1e5
 LINK_SOURCES = ("probe", "node config")
 
 
@@ -31,7 +32,7 @@ class DeviceReport:
         links_from: "probe" if the links were measured, "node config" if the owner wrote them down; None if unknown.
         links_problem: Why the probe could not be used; None if it could, or if there is none.
         accelerator: Name of the CUDA device; None if there is none.
-        cpu_count: CPUs that the process may use.
+        cpus: CPUs that the process may use; half a one is 0.5.
         flop_per_s: Floating point operations per second in training; None if nobody measured it.
         memory_limit_bytes: What the owner set apart for training. It replaces the fraction that a budget takes of the
             available memory. None: the owner set nothing.
@@ -47,7 +48,7 @@ class DeviceReport:
     down_mbit_per_s: float | None = None
     up_mbit_per_s: float | None = None
     accelerator: str | None = None
-    cpu_count: int = 1
+    cpus: float = 1.0
     flop_per_s: float | None = None
     memory_limit_bytes: int | None = None
     payload_limit_bytes: int | None = None
@@ -70,7 +71,7 @@ class DeviceReport:
             )
         if self.accelerator is not None:
             check_text(self.accelerator, "device report: accelerator")
-        check_whole(self.cpu_count, "device report: cpu_count", minimum=1)
+        check_number(self.cpus, "device report: cpus", positive=True, maximum=MOST_CPUS)
         if self.down_mbit_per_s is not None:
             check_number(self.down_mbit_per_s, "device report: down_mbit_per_s", maximum=MOST_MBIT_PER_S)
         if self.up_mbit_per_s is not None:

@@ -388,6 +388,11 @@ class ConnectedDevices(Population):
         except (ValueError, IndexError) as error:  # MessageError is a ValueError
             log(WARNING, "Node %s sent a report that is refused: %s", node, error)
             return
+        before = [device for device, nodes in self._owners.items() if node in nodes and device != answer.device]
+        if before:
+            text = "Node %s says it carries device %s, and said device %s before: refused"
+            log(WARNING, text, node, answer.device, before[0])
+            return
         first, last = self._owners.get(answer.device, (node, node))
         there = {first, last} & set(grid.get_node_ids())
         if node != first and there - {node}:

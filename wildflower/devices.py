@@ -58,7 +58,7 @@ def report_rows(report: DeviceReport) -> list[list[str]]:
         ["link up", link(report.up_mbit_per_s, report.up_age_seconds)],
         ["payload limit of the owner", megabytes(report.payload_limit_bytes)],
         ["accelerator", report.accelerator or "none"],
-        ["CPUs", str(report.cpu_count)],
+        ["CPUs", f"{report.cpus:g}"],
         ["temperature", temperature],
         ["throttled", throttled],
     ]

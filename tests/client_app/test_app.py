@@ -88,6 +88,15 @@ def test_on_hardware_a_device_sends_its_weights_its_classes_and_its_report():
     assert update.seconds > 0
 
 
+def test_a_report_that_cannot_be_made_costs_no_work(monkeypatch):
+    def no_space(config, traffic_bytes, left_bytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(client_module, "device_report", no_space)
+    reply, arrays = answers(batch(work_order(1), shared_process=False), partition_id=1)
+    assert (reply.updates[0].outcome, reply.updates[0].report, len(arrays)) == ("trained", None, 1)
+
+
 def test_a_device_that_is_not_this_nodes_is_refused():
     content = batch(work_order(1), work_order(2), shared_process=False)
     reply, arrays = answers(content, partition_id=2)

@@ -43,9 +43,18 @@ def test_a_process_that_hangs_is_ended(then):
 
 
 def test_a_handler_that_ends_the_process_does_so_as_before():
-    ends = "signal.signal(signal.SIGINT, lambda *_: sys.exit(7))\nwith ending.ends_for_sure():\n"
-    done = subprocess.run([sys.executable, "-c", f"{HANGS}\n{ends}    signal.raise_signal(signal.SIGINT)"], timeout=60)
+    ends = """
+ending.ANSWERED_SECONDS = 300
+signal.signal(signal.SIGINT, lambda *_: sys.exit(7))
+try:
+    with ending.ends_for_sure():
+        signal.raise_signal(signal.SIGINT)
+finally:
+    print(signal.alarm(0))
+"""
+    done = subprocess.run([sys.executable, "-c", HANGS + ends], timeout=60, capture_output=True)
     assert done.returncode == 7
+    assert int(done.stdout) == 1  # LEAVE_SECONDS are not made longer on the way out
 
 
 def test_another_process_is_none_of_a_message():

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client_app import work, worker
+from client_app import worker
 from client_app.app import app
 from client_app.worker import MOST_HEADER_BYTES, WorkerError, epitaph, oom_kills, receive, send
 from messages.orders import NodeReport, Reply, parse
@@ -114,12 +114,12 @@ def test_a_kernel_that_does_not_count_says_nothing(tmp_path):
 
 def test_work_that_was_lost_is_answered_for_every_order():
     text = batch(work_order(1), work_order(1, order=5), shared_process=False).model_dump_json()
-    killed = parse(Reply, work.lost(text, "killed", overrun=True))
+    killed = parse(Reply, worker.lost(text, "killed", overrun=True))
     assert [(u.order, u.device, u.outcome, u.overrun) for u in killed.updates] == [
         (1, 1, "refused: killed", True),
         (5, 1, "refused: killed", True),
     ]
-    assert parse(Reply, work.lost(text, "died", overrun=False)).updates[0].outcome == "failed: died"
+    assert parse(Reply, worker.lost(text, "died", overrun=False)).updates[0].outcome == "failed: died"
 
 
 # The worker itself
@@ -361,6 +361,52 @@ def test_work_that_has_begun_is_not_begun_again(monkeypatch):
     with pytest.raises(WorkerError, match="lost while it worked"):
         worker.ask("train", "", [b"old"], CONFIG)
     assert left == [answers_at_once]
+
+
+@pytest.mark.parametrize("scripts", [(dies, dies), (dies_at_work,)], ids=["before it began", "at work"])
+def test_a_worker_that_memory_took_is_work_that_outgrew_its_budget(monkeypatch, scripts):
+    for kind, kills in (("train", [3, 4]), ("train", [3, 3]), ("train", [None, None]), ("query", [3, 4])):
+        scripted(monkeypatch, *scripts)
+        monkeypatch.setattr(worker, "oom_kills", lambda counts=kills: counts.pop(0))
+        if (kind, kills) == ("train", [3, 4]):
+            reply, arrays = worker.ask("train", order(), [b"old"], CONFIG)
+            [update] = parse(Reply, reply).updates
+            assert update.outcome.startswith("refused: the device's worker was lost")
+            assert (update.overrun, arrays) == (True, [])
+        else:
+            with pytest.raises(WorkerError, match="worker was lost"):
+                worker.ask(kind, order(), [b"old"], CONFIG)
+
+
+def test_a_worker_of_another_version_takes_the_place_of_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker.os, "getppid", os.getpid)
+    config = CONFIG | {"state-dir": str(tmp_path)}
+    before = set(workers_of(os.getpid()))
+    worker.ask("query", "", [], config)
+    worker.ask("query", "", [], config | {"partition-id": 2})
+    first, second = sorted(set(workers_of(os.getpid())) - before, key=lambda process: process.create_time())
+    [old] = (path for path in (tmp_path / "worker").iterdir() if path.stat().st_ctime < second.create_time())
+    old.rename(old.with_name(f"{old.name.split('-')[0]}-another.sock"))
+    worker.ask("query", "", [], config)
+    first.wait(timeout=120)
+    assert second.is_running()  # another node's
+    assert len(list((tmp_path / "worker").iterdir())) == 2
+    for process in set(workers_of(os.getpid())) - before:
+        process.kill()
+
+
+def test_a_child_ends_with_its_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker.os, "getppid", os.getpid)
+    before = set(workers_of(os.getpid()))
+    worker.ask("query", "", [], CONFIG | {"state-dir": str(tmp_path)})
+    [process] = set(workers_of(os.getpid())) - before
+    link, child = begun(tmp_path, process)
+    path = f"/proc/{child.pid}/oom_score_adj"  # set at the same moment
+    while Path(path).read_text().strip() != "1000":
+        assert child.is_running()
+    process.kill()
+    with link:
+        child.wait(timeout=120)
 
 
 def test_a_killed_worker_is_replaced(tmp_path, monkeypatch):

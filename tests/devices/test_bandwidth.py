@@ -195,6 +195,23 @@ def test_a_sender_that_stops_is_cut_off_and_no_more_than_so_many_are_served(chan
     assert still_works(address)
 
 
+@pytest.mark.parametrize("metadata", [(), METADATA], ids=["no token", "token"])
+def test_calls_that_never_ask_for_anything_are_ended(address, metadata):
+    release = threading.Event()
+
+    def silent():
+        release.wait()
+        yield b""
+
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        down = channel.stream_stream(f"/{SERVICE}/Down")
+        calls = [down(silent(), metadata=metadata, timeout=30) for _ in range(MOST_STREAMS)]
+        codes = {call.code() for call in calls}
+        release.set()
+    assert codes == {grpc.StatusCode.CANCELLED if metadata else grpc.StatusCode.UNAUTHENTICATED}
+    assert still_works(address)
+
+
 def test_garbage_on_the_port_harms_nobody(address):
     host, port = address.split(":")
     for garbage in (
@@ -253,8 +270,9 @@ def test_tls_with_the_right_authority_and_no_other(tmp_path):
 
 
 def test_a_client_says_what_the_service_refused(address):
-    with pytest.raises(BandwidthError, match=r"UNAUTHENTICATED: wrong or missing token"):
+    with pytest.raises(BandwidthError, match=r"UNAUTHENTICATED: wrong or missing token") as caught:
         measure_links(address, TOKEN + "?", None, nbytes=4 * CHUNK_BYTES)
+    assert caught.value.spent_bytes == 0
 
 
 @pytest.mark.parametrize("answer", [b"{", b"{}", b'{"bytes": 0, "seconds": 1}', b'{"bytes": 5, "seconds": NaN}'])

@@ -164,6 +164,41 @@ def test_what_failed_with_many_bytes_is_tried_with_few_and_paid_for(settings, li
     assert link.sent == [LEAST_PROBE_BYTES, MOST_PROBE_BYTES, LEAST_PROBE_BYTES]
 
 
+def test_a_measurement_behind_a_query_is_kept_and_paid_for(settings, link, clock, tmp_path):
+    link.down = link.up = 2.0  # a second of it is less than what is saved up
+    update_links(settings, tmp_path, traffic_bytes=0)
+    update_links(settings, tmp_path, traffic_bytes=10**9)
+    link.sent.clear()
+    clock.now += 6000
+    credit_bytes = LinkHistory.load(tmp_path).credit_bytes
+    while (history := update_links(settings, tmp_path, traffic_bytes=0)).credit_bytes >= 2 * LEAST_PROBE_BYTES:
+        assert history.measured_at == clock.now
+        assert LinkHistory.load(tmp_path) == history
+    assert 0 < 2 * sum(link.sent) <= credit_bytes
+
+
+def test_long_trouble_leaves_a_debt_of_one_large_measurement(settings, link, clock, tmp_path):
+    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", 2 * LEAST_PROBE_BYTES
+    for _ in range(1000):
+        clock.now += RETRY_SECONDS
+        history = update_links(settings, tmp_path, traffic_bytes=0)
+    assert history.credit_bytes == -2 * MOST_PROBE_BYTES
+    link.problem, link.spent_bytes = "UNAUTHENTICATED", 0
+    (tmp_path / FILE).unlink()
+    clock.now += RETRY_SECONDS
+    assert update_links(settings, tmp_path, traffic_bytes=0).credit_bytes == 0
+
+
+def test_a_full_disk_is_told_and_costs_no_work(settings, link, tmp_path, monkeypatch):
+    def full(self, folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LinkHistory, "save", full)
+    report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
+    assert report.down_mbit_per_s == 100.0
+    assert "cannot be kept: [Errno 28] No space left" in report.links_problem
+
+
 def test_a_token_that_is_not_there_is_a_problem_and_no_crash(settings, link, tmp_path):
     settings.token_file.unlink()
     report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
@@ -233,4 +268,25 @@ def test_a_wrong_key_of_the_node_config_is_named(key, value):
 
 def test_a_probe_without_its_token_is_refused():
     with pytest.raises(ValueError, match="bandwidth-address without bandwidth-token-file"):
-        LinkSettings.from_node_config({"bandwidth-address": "superlink:9000"})
+        LinkSettings.from_node_config({"bandwidth-address": "superlink:9000", "bandwidth-ca": "/ca.crt"})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "give either bandwidth-ca"),
+        ({"bandwidth-insecure": False}, "give either bandwidth-ca"),
+        ({"bandwidth-insecure": True, "bandwidth-ca": "/ca.crt"}, "give either bandwidth-ca"),
+        ({"bandwidth-insecure": "yes"}, "must be true or false"),
+        ({"bandwidth-cert": "/ca.crt"}, "bandwidth-cert: did you mean 'bandwidth-ca'"),
+    ],
+)
+def test_a_link_without_tls_must_be_asked_for(config, words):
+    config |= {"bandwidth-address": "superlink:9000", "bandwidth-token-file": "/token"}
+    with pytest.raises(ValueError, match=words):
+        LinkSettings.from_node_config(config)
+
+
+def test_a_link_without_tls_may_be_asked_for():
+    config = {"bandwidth-address": "s:9000", "bandwidth-token-file": "/token", "bandwidth-insecure": True}
+    assert LinkSettings.from_node_config(config).ca_file is None

@@ -207,6 +207,25 @@ def test_the_second_node_that_claims_a_device_is_refused():
     assert population.nodes(grid, [2], [1.0]) == [2]
 
 
+def test_a_node_is_one_device_and_cannot_take_the_numbers_of_others(caplog):
+    numbers = {1: 0, 2: 1}
+
+    def handle(message, context):
+        return Message(to_records(NodeReport(device=numbers[context.node_id], report=GOOD)), reply_to=message)
+
+    grid, population = InProcessGrid(handle, 2, config), connected()
+    assert sample(population, grid) == [0, 1]
+    numbers[1] = 2
+    population.ask_again(0)
+    assert sample(population, grid) == [1]
+    assert "Node 1 says it carries device 2, and said device 0 before: refused" in caplog.text
+    resumed = connected()
+    resumed.load_state_dict(json.loads(json.dumps(population.state_dict())))
+    assert sample(resumed, grid) == [1]
+    numbers[1] = 0
+    assert sample(resumed, grid) == [0, 1]
+
+
 def test_a_device_whose_node_is_gone_is_another_nodes_until_the_first_is_back():
     grid, population = InProcessGrid(client, 3, lambda node: {"partition-id": min(node, 2)}), connected()
     assert sample(population, grid) == [1, 2]
