@@ -8,13 +8,17 @@ import re
 import socket
 import ssl
 import subprocess
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 from safetensors.torch import load
 
+from devices.bandwidth import SERVICE
 from tests.compose.engine import (
     BANDWIDTH_PORT,
     GATE_PORT,
@@ -83,7 +87,7 @@ def shaped(deployment):
     """A run whose node-3 has had a link of 2 Mbit/s since its first round, without a new report of it yet."""
     process = deployment.start_run("shaped", "rounds=100", "evaluate-every=100")
     wait_for_round(deployment, "shaped", 1, process, 600)
-    deployment.environment["RATE_MBIT_PER_S"] = "2"
+    deployment.environment["NODE_3_MBIT_PER_S"] = "2"
     deployment.compose("--profile", "shaping", "up", "--detach", "--no-deps", "shape-node-3")
     try:
         wait_for("the link is shaped", lambda: "2 Mbit/s" in deployment.compose("logs", "shape-node-3"), 60)
@@ -148,9 +152,11 @@ def test_four_unequal_nodes_train_four_unequal_models(deployment):
     for node, limit_bytes in zip(NODES, LIMITS_BYTES, strict=True):
         report = json.loads(run("docker", "exec", deployment.container(node), "wildflower", "probe", "--json"))
         assert report["memory_total_bytes"] == limit_bytes
-        assert report["cpu_count"] == 1
     process = deployment.start_run("unequal", "rounds=2", "evaluate-tiers=false")
     deployment.finish(process, "unequal", 600)
+    reports = {n["device"]: n["report"] for n in json.loads(deployment.read("unequal/nodes.json"))}
+    assert [reports[device]["memory_total_bytes"] for device in range(4)] == list(LIMITS_BYTES)
+    assert [reports[device]["cpus"] for device in range(4)] == [0.5, 0.5, 0.75, 1.0]
     rounds, devices = deployment.journal("unequal"), deployment.journal("unequal", "devices")
     assert [line["outcome"] for line in devices] == ["trained"] * 8
     first = {line["device"]: line for line in devices if line["round"] == 1}
@@ -176,13 +182,18 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
         *("-days", "-1", "-extfile", tmp_path / "names", "-out", expired / "server.crt"),
         input=run("openssl", "req", "-new", "-key", expired / "server.key", "-subj", "/CN=old-gate"),
     )
-    # A key that took part and is revoked, as docs/security.md says.
-    run("deploy/certs", "--out", deployment.secrets, "--add-node", "lost")
-    registered = re.search(r"lost: registered as node (\d+)", deployment.compose("run", "--rm", "-T", "enroll"))
+    # A key that took part and is revoked, as docs/security.md says, and one that is not.
+    for name in ("lost", "spare"):
+        run("deploy/certs", "--out", deployment.secrets, "--add-node", name)
+    enrolled = deployment.compose("run", "--rm", "-T", "enroll")
+    registered = re.search(r"lost: registered as node (\d+)", enrolled)
     assert registered
-    (deployment.secrets / "public/lost.pub").unlink()
+    assert "spare: registered as node" in enrolled
     enroll = ("run", "--rm", "-T", "enroll", "enroll", "superlink:8000", "/run/secrets/ca_certificate")
     deployment.compose(*enroll, "--revoke", registered[1])
+    # Its file may still lie there, at every start.
+    assert "lost: registered before" in deployment.compose("run", "--rm", "-T", "enroll")
+    (deployment.secrets / "public/lost.pub").unlink()
     run("chmod", "755", other, other / "nodes", expired, expired / "nodes")
     ca, key = deployment.secrets / "ca.crt", deployment.secrets / "nodes/node-0"
 
@@ -193,7 +204,7 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
             mounts += ["--volume", f"{private_key}:/key:ro"]
             command += ["--auth-supernode-private-key", "/key"]
         image = f"{deployment.images}-device"
-        docker = ["docker", "run", "--rm", "--network", network, "--tmpfs", "/tmp", *mounts, image, "timeout", "60"]
+        docker = ["docker", "run", "--rm", "--network", network, "--tmpfs", "/tmp", *mounts, image, "timeout", "30"]
         done = subprocess.run([*docker, *command], capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
@@ -213,10 +224,11 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
     gate = run(*server).strip()
     try:
         with ThreadPoolExecutor() as pool:
+            spare = pool.submit(node, ca, deployment.secrets / "nodes/spare")
             refused = {
-                pool.submit(node, ca, other / "nodes/node-0"): "305",
-                pool.submit(node, ca, None): "305",
-                pool.submit(node, ca, deployment.secrets / "nodes/lost"): "305",
+                pool.submit(node, ca, other / "nodes/node-0"): "401",
+                pool.submit(node, ca, None): "401",
+                pool.submit(node, ca, deployment.secrets / "nodes/lost"): "401",
                 pool.submit(node, other / "ca.crt", key): "ertificate",
                 pool.submit(node, expired / "ca.crt", key, "old-gate:8000"): "certificate has expired",
             }
@@ -224,8 +236,11 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
         run("docker", "stop", "--time", "1", gate)
     for attempt, words in refused.items():
         code, text = attempt.result()
-        assert code != 0, text
+        assert code == 1, text
         assert words in text, text
+    # What connects stays until it is stopped: the gate that refused the others was there.
+    code, text = spare.result()
+    assert code == 124, text
     assert [deployment.state(node)["StartedAt"] for node in NODES] == nodes_before
     assert shaped.poll() is None, deployment.output("shaped")[-3000:]
 
@@ -261,10 +276,14 @@ def test_garbage_oversized_requests_and_slow_senders_break_nothing(deployment, s
     pool = ThreadPoolExecutor()
     header = pool.submit(seconds_to_answer, b"POST /v1/fleet/push-object HTTP/1.1\r\nHost:")  # and never a word more
     body = pool.submit(seconds_to_answer, request("POST", "/v1/fleet/push-object", b"x", length=1000))
+    silent = [pool.submit(seconds_of_a_silent_call, deployment) for _ in range(4)]
     garbage = bytes(range(256)) * 64
-    for port in (GATE_PORT, BANDWIDTH_PORT):
-        assert b"200 OK" not in answer(garbage, port, tls=False)
-        assert b"200 OK" not in answer(garbage, port)
+    for tls in (False, True):
+        assert b"200 OK" not in answer(garbage, tls=tls)
+        answer(garbage, BANDWIDTH_PORT, tls=tls)
+    with bandwidth_channel(deployment) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.stream_unary(f"/{SERVICE}/Up")(iter([bytes(2**20)]), metadata=token_of(deployment), timeout=30)
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     # The control and the runtime API do not exist for devices, whatever way the path is written.
     for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/list-runs", "/health"):
         assert answer(request("POST", path)).startswith(b"HTTP/1.1 404")
@@ -275,6 +294,7 @@ def test_garbage_oversized_requests_and_slow_senders_break_nothing(deployment, s
     assert answer(request("POST", "/v1/fleet/push-object", length=10**9)).startswith(b"HTTP/1.1 413")
     assert header.result() < 30
     assert body.result() < 50
+    assert max(call.result() for call in silent) < 20
     pool.shutdown()
 
     run("docker", "run", "--rm", "--network", NETWORK, f"{deployment.images}-device", "python3", "-c",
@@ -285,6 +305,32 @@ def test_garbage_oversized_requests_and_slow_senders_break_nothing(deployment, s
     assert (report["links_from"], report["links_problem"]) == ("probe", None)
     assert {service: deployment.state(service)["StartedAt"] for service in services} == before
     assert shaped.poll() is None, deployment.output("shaped")[-3000:]
+
+
+def token_of(deployment: Deployment) -> tuple[tuple[str, str], ...]:
+    """What a call to the bandwidth service says of itself."""
+    return (("authorization", f"Bearer {(deployment.secrets / 'bandwidth.token').read_text().strip()}"),)
+
+
+def bandwidth_channel(deployment: Deployment) -> grpc.Channel:
+    """A connection to the bandwidth service."""
+    credentials = grpc.ssl_channel_credentials((deployment.secrets / "ca.crt").read_bytes())
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(f"localhost:{BANDWIDTH_PORT}", credentials, options)
+
+
+def seconds_of_a_silent_call(deployment: Deployment) -> float:
+    """How long somebody who knows the token, and asks for nothing, can hold one of the service's streams."""
+    release, started = threading.Event(), time.monotonic()
+
+    def nothing() -> Iterator[bytes]:
+        release.wait(60)
+        yield b""
+
+    with bandwidth_channel(deployment) as channel:
+        channel.stream_stream(f"/{SERVICE}/Down")(nothing(), metadata=token_of(deployment)).code()
+        release.set()
+    return time.monotonic() - started
 
 
 def measured_links(deployment: Deployment, node: str) -> dict[str, Any]:
