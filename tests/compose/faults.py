@@ -205,7 +205,7 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
             mounts += ["--volume", f"{private_key}:/key:ro"]
             node += ["--auth-supernode-private-key", "/key"]
         docker = ["docker", "run", "--rm", "--network", NETWORK, "--tmpfs", "/tmp", *options, *mounts]
-        return [*docker, f"{deployment.images}-device", "timeout", "60", *node]
+        return [*docker, f"{deployment.images}-device", "timeout", "200", *node]
 
     def node(*given):
         done = subprocess.run(command(*given), capture_output=True, text=True)
@@ -225,8 +225,8 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
     server += ["--volume", f"{expired / 'server.key'}:/run/secrets/server_key:ro"]
     server += ["--volume", f"{expired / 'ca.crt'}:/run/secrets/ca_certificate:ro", f"{deployment.images}-gate"]
     gate = run(*server).strip()
+    spare = run(*command(ca, deployment.secrets / "nodes/spare", "gate:8000", "--detach")).strip()
     try:
-        spare = run(*command(ca, deployment.secrets / "nodes/spare", "gate:8000", "--detach")).strip()
         with ThreadPoolExecutor() as pool:
             refused = {
                 pool.submit(node, ca, other / "nodes/node-0"): "305",
