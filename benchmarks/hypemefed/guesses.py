@@ -4,7 +4,8 @@
 
 Ten devices of the preliminary study train the whole network in every round, though only some of them may count: those
 whose tier has a layer are its owners. What the others would have changed of it is guessed, and compared with what they
-did change. FedAvg over owners goes on from round to round. Writes guesses.json and the table in README.md.
+did change. All devices count alike. FedAvg over owners goes on from round to round. Writes guesses.json and the table
+in README.md.
 """
 
 import argparse
@@ -24,9 +25,9 @@ from messages.orders import LocalTraining
 from models.cnn import Cnn3
 from strategies.hypemefed.hypemefed import follow
 from strategies.hypemefed.hypernetwork import (
-    Change,
     Inputs,
     LowRankHypernetwork,
+    Reading,
     fit,
     generate,
     shortfall,
@@ -97,34 +98,41 @@ def errors(rounds: list[Round], epochs: int) -> dict[str, dict[str, float]]:
     for number, (sent, models, tiers) in enumerate(rounds):
         # What devices have of each layer, real or guessed.
         known = {way: {name: [model[name] for model in models] for name in sent} for way in WAYS}
+        reading = Reading("change", sent, units_of(sent, models, tiers))
         for target, (source, exit) in PAIRS.items():
             network, owners = networks[target], [i for i, tier in enumerate(tiers) if tier >= exit]
             if not owners:
-                break
-            change = _change(sent, models, tiers, target)
-            bases = _change(sent, models, tiers, source).bases(network.rank)
-            real = [change.in_units(model[target]) for model in models]
-            samples: list[tuple[Inputs, Tensor]] = [(bases.factors(models[i][source]), real[i]) for i in owners]
+                break  # nor has anybody what is behind it: there is nothing to compare with
+            real = [reading.wanted(target, model[target]) for model in models]
+            samples: list[tuple[Inputs, Tensor]] = [
+                (reading.inputs(network, source, models[i][source]), real[i]) for i in owners
+            ]
             fit(network, samples, epochs=epochs, learning_rate=5e-4)
             shift = shortfall(network, samples, [1.0] * len(owners))
             true = torch.stack(real).mean(dim=0)
             lacking = torch.stack([real[i] for i in owners]).mean(dim=0) - true
             for way in WAYS:
                 guessed = [
-                    real[i] if i in owners else generate(network, bases.factors(value)) + (way == "shifted") * shift
+                    real[i]
+                    if i in owners
+                    else generate(network, reading.inputs(network, source, value)) + (way == "shifted") * shift
                     for i, value in enumerate(known[way][source])
                 ]
-                known[way][target] = [change.guessed(value) for value in guessed]
+                known[way][target] = [reading.guessed(target, value) for value in guessed]
                 if len(owners) < len(models) and number >= len(rounds) // 2:
                     error = torch.stack(guessed).mean(dim=0) - true
                     found[target][way].append(float(error.square().mean() / lacking.square().mean()))
     return {target: {way: statistics.mean(values) for way, values in ways.items()} for target, ways in found.items()}
 
 
-def _change(sent: Weights, models: list[Weights], tiers: list[int], name: str) -> Change:
-    exit = PAIRS[name][1] if name in PAIRS else 1
-    own = [model[name] for model, tier in zip(models, tiers, strict=True) if tier >= exit]
-    return Change(sent[name], unit_of_changes(sent[name], own))
+def units_of(sent: Weights, models: list[Weights], tiers: list[int]) -> dict[str, float]:
+    """Units of what a round's owners changed of each layer."""
+    units = {}
+    for name, begun in sent.items():
+        exit = PAIRS[name][1] if name in PAIRS else 1
+        own = [model[name] for model, tier in zip(models, tiers, strict=True) if tier >= exit]
+        units[name] = unit_of_changes(begun, own) if own else 0.0
+    return units
 
 
 def main() -> None:

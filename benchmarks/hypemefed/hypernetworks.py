@@ -17,12 +17,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
@@ -32,11 +31,10 @@ from models.resnet import ResNet18
 from models.vgg import Vgg
 from strategies.hypemefed.hypemefed import follow
 from strategies.hypemefed.hypernetwork import (
-    Change,
     FullHypernetwork,
     Hypernetwork,
-    Inputs,
     LowRankHypernetwork,
+    Reading,
     fit,
     generate,
     shortfall,
@@ -59,7 +57,7 @@ NETWORKS: dict[str, tuple[str, Family, int]] = {
     "resnet18": ("ResNet-18", ResNet18(input_shape=(1, 28, 28), exits=(1, 2, 3, 4)), 1),
 }
 # What is guessed, and from how many singular vectors; None: by a naive hypernetwork.
-KINDS: dict[str, tuple[str, int | None]] = {
+KINDS: dict[str, tuple[Literal["change", "weight"], int | None]] = {
     "25": ("change", 25),
     "50": ("change", 50),
     "100": ("change", 100),
@@ -68,6 +66,7 @@ KINDS: dict[str, tuple[str, int | None]] = {
     "100, weights": ("weight", 100),
     "naive": ("weight", None),
 }
+LIKE_NAIVE = "100, weights"  # guesses the same
 HIDDEN = 512
 STATES = 4  # weights, gradients and Adam's two moments
 WITHHELD = 2
@@ -103,7 +102,9 @@ def _convolutions(weights: Weights) -> Weights:
     return {name: value for name, value in weights.items() if value.dim() == 4}
 
 
-def measure(family: Family, rounds: list[Round], guess: str, rank: int | None, epochs: int) -> Layers:
+def measure(
+    family: Family, rounds: list[Round], guess: Literal["change", "weight"], rank: int | None, epochs: int
+) -> Layers:
     """Size of the hypernetwork of every layer; seconds and errors of those that fit into memory."""
     pairs = {target: source for exit in follow(family).values() for target, source in exit.items()}
     shapes = {name: spec.shape for name, spec in family.tensors(family.full()).items()}
@@ -119,7 +120,8 @@ def measure(family: Family, rounds: list[Round], guess: str, rank: int | None, e
     for target, source in pairs.items():
         with torch.device("meta"):
             parameters = sum(p.numel() for p in make(target).parameters())
-        layers[target] = {"parameters": parameters, "entries": math.prod(shapes[target])}
+            times = getattr(make(target), "times", 1)  # m
+        layers[target] = {"parameters": parameters, "times": times, "entries": math.prod(shapes[target])}
         if training_bytes(parameters) > psutil.virtual_memory().available / 2:
             print(f"{target}: {training_bytes(parameters) / 1e9:.1f} GB are too many", flush=True)
             continue
@@ -128,8 +130,12 @@ def measure(family: Family, rounds: list[Round], guess: str, rank: int | None, e
         reading = learning = 0.0
         for sent, models in rounds:
             started = time.perf_counter()
-            layer = Reader(network, guess, sent, models[:-WITHHELD], source, target)
-            samples = [(layer.read(model[source]), layer.wanted(model[target])) for model in models[:-WITHHELD]]
+            owners = models[:-WITHHELD]
+            units = {n: unit_of_changes(sent[n], [model[n] for model in owners]) for n in (source, target)}
+            layer = Reading(guess, sent, units)
+            samples = [
+                (layer.inputs(network, source, model[source]), layer.wanted(target, model[target])) for model in owners
+            ]
             reading += time.perf_counter() - started
             started = time.perf_counter()
             fit(network, samples, epochs=epochs, learning_rate=5e-4)
@@ -140,38 +146,12 @@ def measure(family: Family, rounds: list[Round], guess: str, rank: int | None, e
         errors = dict.fromkeys(ERRORS, 0.0)
         shift = shortfall(network, samples, [1.0] * len(samples)) if guess == "change" else 0.0
         for model in models[-WITHHELD:]:
-            guessed = layer.guessed(generate(network, layer.read(model[source])) + shift)
+            guessed = layer.guessed(target, generate(network, layer.inputs(network, source, model[source])) + shift)
             known = (guessed, mean, sent[target], torch.zeros_like(mean), random[target])
             for name, value in zip(ERRORS, known, strict=True):
                 errors[name] += (value - model[target]).abs().mean().item() / WITHHELD
         layers[target]["mean_absolute_error"] = errors
     return layers
-
-
-class Reader:
-    """How HypeMeFed reads one layer of a round's devices and guesses the next, by weights or by changes."""
-
-    def __init__(
-        self, network: Hypernetwork, guess: str, sent: Weights, models: list[Weights], source: str, target: str
-    ) -> None:
-        self._network, self._change, self._bases = network, None, None
-        if guess == "change":
-            unit, to_unit = (unit_of_changes(sent[n], [model[n] for model in models]) for n in (source, target))
-            assert isinstance(network, LowRankHypernetwork)
-            self._bases = Change(sent[source], unit).bases(network.rank)
-            self._change = Change(sent[target], to_unit)
-
-    def read(self, weight: Tensor) -> Inputs:
-        """What goes into the hypernetwork."""
-        return self._network.prepare(weight) if self._bases is None else self._bases.factors(weight)
-
-    def wanted(self, weight: Tensor) -> Tensor:
-        """What should come out of it."""
-        return weight if self._change is None else self._change.in_units(weight)
-
-    def guessed(self, output: Tensor) -> Tensor:
-        """The weight that its output stands for."""
-        return output if self._change is None else self._change.guessed(output)
 
 
 def training_bytes(parameters: int) -> int:
@@ -180,12 +160,14 @@ def training_bytes(parameters: int) -> int:
 
 
 def figures(layers: Layers) -> list[str]:
-    """Parameters, their MB, MB while training, seconds to read a round's devices and per epoch, mean absolute errors.
+    """Of some layers together: m, parameters, their MB, MB while training, seconds, mean absolute errors.
 
-    Of some layers together.
+    Seconds are those to read a round's devices, and those of an epoch.
     """
     parameters = sum(layer["parameters"] for layer in layers.values())
-    cells = [f"{parameters:,}", f"{4 * parameters / 1e6:,.0f}", f"{training_bytes(parameters) / 1e6:,.0f}"]
+    times = sorted({layer["times"] for layer in layers.values()})
+    cells = [" to ".join(str(m) for m in {times[0]: 0, times[-1]: 0})]
+    cells += [f"{parameters:,}", f"{4 * parameters / 1e6:,.0f}", f"{training_bytes(parameters) / 1e6:,.0f}"]
     if any("seconds_per_epoch" not in layer for layer in layers.values()):
         return [*cells, "does not fit", "", *("" for _ in ERRORS)]
     entries = sum(layer["entries"] for layer in layers.values())
@@ -202,7 +184,7 @@ def compared(naive: Layers, low_rank: Layers) -> list[list[str]]:
     rows = []
     for target in (target for target, layer in naive.items() if "seconds_per_epoch" in layer):
         first, second = ({target: layers[target]} for layers in (naive, low_rank))
-        both = zip(figures(first)[:6], figures(second)[:6], strict=True)
+        both = zip(figures(first)[1:7], figures(second)[1:7], strict=True)
         saved = 1 - low_rank[target]["parameters"] / naive[target]["parameters"]
         faster = naive[target]["seconds_per_epoch"] / low_rank[target]["seconds_per_epoch"]
         rows.append([target, *(f"{a} / {b}" for a, b in both), f"{100 * saved:.2f} %", f"{faster:.1f}"])
@@ -213,16 +195,16 @@ def write(cases: dict[str, dict[str, Any]]) -> None:
     """Write both tables."""
     costs = ["parameters", "MB", "MB while training", "s to read", "s per epoch"]
     known = ["the others' mean", "what was sent", "zeros", "random weights"]
-    heads = ["network", "k", *costs, "error", *(f"error of {name}" for name in known)]
+    heads = ["network", "k", "m", *costs, "error", *(f"error of {name}" for name in known)]
     found = [(key, rank) for key in NETWORKS for rank in KINDS if f"{key} {rank}" in cases]
     rows = [[NETWORKS[key][0], rank, *figures(cases[f"{key} {rank}"]["layers"])] for key, rank in found]
     print(write_between(README, "hypernetworks", markdown(heads, rows)))
     heads = ["network", "layer", *(f"{what}, naive / k = 100" for what in (*costs, "error")), "less memory", "faster"]
-    both = [key for key in NETWORKS if f"{key} naive" in cases and f"{key} 100" in cases]
+    both = [key for key in NETWORKS if f"{key} naive" in cases and f"{key} {LIKE_NAIVE}" in cases]
     rows = [
         [NETWORKS[key][0], *row]
         for key in both
-        for row in compared(cases[f"{key} naive"]["layers"], cases[f"{key} 100"]["layers"])
+        for row in compared(cases[f"{key} naive"]["layers"], cases[f"{key} {LIKE_NAIVE}"]["layers"])
     ]
     print(write_between(README, "naive hypernetworks", markdown(heads, rows)))
 

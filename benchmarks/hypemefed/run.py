@@ -10,14 +10,16 @@ from benchmarks.method_table import Study, main
 
 HERE = Path(__file__).resolve().parent
 ONE_EXIT = "family-arguments="
+WEIGHTS = ("hypemefed.guess=weight", "hypemefed.epochs=25")  # of weights from weights for 25 epochs, as in the paper
 PRELIMINARY = {
     "all-large": ["strategy=fedavg", ONE_EXIT],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=exclusive", ONE_EXIT],
     "exits and hypernetworks": ["strategy=hypemefed"],
-    "exits and hypernetworks, as printed": ["strategy=hypemefed", "hypemefed.guess=weight", "hypemefed.epochs=25"],
+    "exits and hypernetworks, weights": ["strategy=hypemefed", *WEIGHTS],
     "exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "hypernetworks": ["strategy=hypemefed", "hypemefed.exits=false"],
+    "hypernetworks, weights": ["strategy=hypemefed", "hypemefed.exits=false", *WEIGHTS],
     "neither": ["strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"],
     "exits, stale layers": ["strategy=hypemefed", "hypemefed.fill=stale"],
 }
@@ -47,7 +49,7 @@ HAPT = {
     for how, partition in PARTITIONS.items()
     for method, sets in ON_HAPT.items()
 }
-ONCE = ("exits-and-hypernetworks-as-printed",)  # with the first seed only
+ONCE = ("exits-and-hypernetworks-weights", "hypernetworks-weights")  # with the first seed only
 STUDIES = {"preliminary": PRELIMINARY, "ten-exits": TEN, "hapt": HAPT}
 
 if __name__ == "__main__":
@@ -56,4 +58,4 @@ if __name__ == "__main__":
     name = sys.argv.pop(1)
     fleet = f"fleet={HERE / f'{name}-fleet.toml'}"
     methods = {method.replace(" ", "-").replace(",", ""): [fleet, *sets] for method, sets in STUDIES[name].items()}
-    main(Study(HERE / f"{name}.toml", methods, once=ONCE), __doc__ or "")
+    main(Study(HERE / f"{name}.toml", methods, once=ONCE, part="hypernetworks"), __doc__ or "")

@@ -21,10 +21,9 @@ from models.base import Family
 from models.placement import Axis, Placement
 from strategies.base import Setup, State
 from strategies.hypemefed.hypernetwork import (
-    Bases,
-    Change,
     Inputs,
     LowRankHypernetwork,
+    Reading,
     fit,
     generate,
     shortfall,
@@ -34,6 +33,7 @@ from strategies.submodel import SubModelStrategy, by_exit, require_exits
 from strategies.work import Contribution, Weights
 
 Source = str  # the tensor that a deeper one is guessed from
+MOST_ERROR = 2.0  # of a hypernetwork that guesses, relative to guessing nothing; before it knows much it errs about 1
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class HypeMeFed(SubModelStrategy):
         self.uploads: list[Upload] = []
         self.trained: set[str] = set()  # targets whose hypernetworks have learned from some round
         self.units: dict[str, float] = {}  # root mean square change of a tensor, in the last round where devices had it
-        self._bases: dict[Source, Bases] = {}  # of this round's global weights
+        self._reading = self._read_round()
         self._shortfalls: dict[str, Tensor] = {}  # by target, in units, in this round
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.hypernetworks: dict[str, LowRankHypernetwork] = {}
@@ -124,7 +124,8 @@ class HypeMeFed(SubModelStrategy):
         untrained = () if self.params.exits else tuple(f"{head}." for head in list(self.family.segments)[: exit - 1])
         trained = {name: value for name, value in contribution.weights.items() if not name.startswith(untrained)}
         self._add(contribution.group.placement, trained, contribution.examples)
-        tensors = {name: trained[name] for name in self._read(exit)}
+        # Copies: the tensors of an update are views of the whole of it.
+        tensors = {name: trained[name].clone() for name in self._read(exit)}
         self.uploads.append(Upload(contribution.devices[0], exit, contribution.examples, tensors))
 
     def finish_round(self) -> None:
@@ -141,8 +142,9 @@ class HypeMeFed(SubModelStrategy):
                 except MessageError as error:  # a guess too large to be added up
                     text = "Round %s: what stands for the layers that device %s lacks is left out: %s"
                     log(WARNING, text, self.round, upload.device, error)
-        self.uploads, self._bases, self._shortfalls = [], {}, {}
+        self.uploads, self._shortfalls = [], {}
         super().finish_round()
+        self._reading = self._read_round()  # lets go of what devices were sent
 
     def _train(self) -> None:
         p = self.params
@@ -152,17 +154,20 @@ class HypeMeFed(SubModelStrategy):
                 continue  # nobody has both sides in this round: the hypernetworks stay as they are
             for target, source in pairs.items():
                 network = self.hypernetworks[target]
-                wanted = [upload.tensors[target] for upload in deep]
-                if p.guess == "change":
-                    wanted = [self._change(target).in_units(value) for value in wanted]
+                wanted = [self._reading.wanted(target, upload.tensors[target]) for upload in deep]
                 samples = [(self._inputs(u, network, source), value) for u, value in zip(deep, wanted, strict=True)]
                 before = {name: value.clone() for name, value in network.state_dict().items()}
-                fit(network, samples, epochs=p.epochs, learning_rate=p.learning_rate)
-                if all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
-                    self.trained.add(target)
-                else:
+                error = fit(network, samples, epochs=p.epochs, learning_rate=p.learning_rate)
+                of_nothing = float(torch.stack([value.square().mean() for value in wanted]).mean())
+                if not all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
                     network.load_state_dict(before)
                     log(WARNING, "Round %s: the hypernetwork of %s diverged and is as before", self.round, target)
+                elif error > MOST_ERROR * of_nothing:
+                    self.trained.discard(target)
+                    text = "Round %s: the hypernetwork of %s errs %.1f times as much as no guess, and is not asked"
+                    log(WARNING, text, self.round, target, error / of_nothing if of_nothing else float("inf"))
+                else:
+                    self.trained.add(target)
                 if p.guess == "change" and target in self.trained:
                     self._shortfalls[target] = shortfall(network, samples, [upload.weight for upload in deep])
 
@@ -187,16 +192,13 @@ class HypeMeFed(SubModelStrategy):
                     break
                 for target, source in self.sources[exit].items():
                     network = self.hypernetworks[target]
-                    guess = generate(network, self._inputs(upload, network, source))
-                    if self.params.guess == "change":
-                        guess = self._change(target).guessed(guess + self._shortfalls.get(target, 0.0))
-                    upload.tensors[target] = guessed[target] = guess
+                    output = generate(network, self._inputs(upload, network, source))
+                    output = output + self._shortfalls.get(target, 0.0)
+                    upload.tensors[target] = guessed[target] = self._reading.guessed(target, output)
         return guessed
 
     def _measure(self) -> None:
         """Take the units of changes from this round's devices; tensors that nobody changed keep theirs."""
-        if self.params.guess == "weight":
-            return
         values: dict[str, list[Tensor]] = defaultdict(list)
         for upload in self.uploads:
             for name, value in upload.tensors.items():
@@ -205,21 +207,15 @@ class HypeMeFed(SubModelStrategy):
             unit = unit_of_changes(self.weights[name], found)
             if unit or name not in self.units:
                 self.units[name] = unit
+        self._reading = self._read_round()
 
-    def _change(self, name: str) -> Change:
-        return Change(self.weights[name], self.units[name])
+    def _read_round(self) -> Reading:
+        return Reading(self.params.guess, self.weights, self.units)
 
     def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Inputs:
         """What a hypernetwork reads of a device's tensor; made once for all that read it."""
         if source not in upload.inputs:
-            value = upload.tensors[source]
-            if self.params.guess == "weight":
-                upload.inputs[source] = network.prepare(value)
-            else:
-                if source not in self._bases:
-                    begun = self.weights[source].to(network.device)
-                    self._bases[source] = Change(begun, self.units[source]).bases(network.rank)
-                upload.inputs[source] = self._bases[source].factors(value.to(network.device))
+            upload.inputs[source] = self._reading.inputs(network, source, upload.tensors[source])
         return upload.inputs[source]
 
     def _add(self, placement: Placement, weights: Mapping[str, Tensor], weight: int) -> None:
@@ -281,6 +277,10 @@ def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dic
     def of_head(name: str) -> bool:
         return name.startswith(tuple(f"{head}." for head in family.segments))
 
+    def kind_of(name: str) -> tuple[bool, int, str]:
+        """Whether it is a head's, of how many dimensions, and a weight or a bias: a norm's scale is no shift."""
+        return of_head(name), len(specs[name].shape), name.rpartition(".")[2]
+
     segments: list[tuple[list[str], list[str]]] = []  # layers, and all that is generated
     for head, groups in family.segments.items():
         axes = {name: specs[name].axes[0] for name in parameters if not of_head(name)}
@@ -300,12 +300,12 @@ def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dic
         for name in before:
             by_name[name.partition(".")[2]].append(name)
         for target in reversed(here):
-            path, kind = target.partition(".")[2], (of_head(target), len(specs[target].shape))
+            path, kind = target.partition(".")[2], kind_of(target)
             if path in by_name:
                 same = by_name[path]
                 found[exit][target] = same.pop() if len(same) > 1 else same[0]
             else:
-                alike = [name for name in before if (of_head(name), len(specs[name].shape)) == kind]
+                alike = [name for name in before if kind_of(name) == kind]
                 found[exit][target] = (alike or layers)[-1]
         found[exit] = {target: found[exit][target] for target in here}
     return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -72,9 +72,9 @@ class Bases:
     """Reads devices' weights in the singular vectors of the weight that they all began from.
 
     With that weight's U S V^T, a device's matrix W is read as (S^-1/2 V^T W^T, S^-1/2 U^T W), which is `factorize`
-    where the device changed nothing. A device's own singular vectors would tell little: those of near singular values
-    turn into one another, so that of devices which differ by 0.3 % of the mean square a third of the vectors had a
-    cosine below 0.7. `gain` multiplies what the device changed, which is small beside the weight.
+    where the device changed nothing, but for singular values under `SMALLEST_SINGULAR_VALUE`, whose place that takes. A
+    device's own singular vectors would tell little: those of near singular values turn into one another. `gain`
+    multiplies what the device changed, which is small beside the weight.
     """
 
     def __init__(self, begun: Tensor, rank: int, gain: float) -> None:
@@ -122,9 +122,9 @@ class LowRankHypernetwork(nn.Module):
     """W' = sum_r sum_m MLP_A(a_r)_m MLP_B(b_r)_m^T over the singular vectors (a_r, b_r) of the source weight.
 
     Each MLP has two layers and works on one vector at a time: rows -> hidden -> m times the target's rows, and columns
-    -> hidden -> m times its columns. m is 1 in the paper, and here wherever the source has as many singular vectors as
-    the target may have, up to k. A source with fewer, such as the first convolution of a gray image with its three,
-    could only make targets of that rank: there m makes up for it.
+    -> hidden -> m times its columns. m is 1 in the paper, and here wherever the source has about as many singular
+    vectors as the target may have, up to k. A source with far fewer, such as the first convolution of a gray image with
+    its three, could only make targets of that rank: there m, the nearest whole number, makes up for it.
 
     With `from_zero` all guesses are 0 before the first step.
     """
@@ -136,7 +136,7 @@ class LowRankHypernetwork(nn.Module):
         self.target = tuple(target)
         (rows, columns), (to_rows, to_columns) = matrix_shape(source), matrix_shape(target)
         self.rank = min(rank, rows, columns)
-        self.times = math.ceil(min(rank, to_rows, to_columns) / self.rank)  # m
+        self.times = max(1, round(min(rank, to_rows, to_columns) / self.rank))  # m
         self.left = _mlp(rows, hidden, self.times * to_rows)
         self.right = _mlp(columns, hidden, self.times * to_columns)
         if from_zero:
@@ -200,6 +200,41 @@ def fit(network: Hypernetwork, samples: Sequence[tuple[Inputs, Tensor]], *, epoc
             optimizer.step()
             total += error.detach()
     return total.item() / len(samples)
+
+
+@dataclass
+class Reading:
+    """How hypernetworks read and guess tensors of a round's devices.
+
+    guess: "change", what devices changed of what they were sent; "weight", what they have, whatever they were sent.
+    sent: to all devices. units: of what devices changed of each tensor (`unit_of_changes`).
+    """
+
+    guess: Literal["change", "weight"]
+    sent: Mapping[str, Tensor]
+    units: Mapping[str, float]
+    _bases: dict[tuple[str, int], Bases] = field(default_factory=dict)
+
+    def inputs(self, network: Hypernetwork, source: str, value: Tensor) -> Inputs:
+        """What a hypernetwork reads of a device's source tensor."""
+        if self.guess == "weight" or isinstance(network, FullHypernetwork):
+            return network.prepare(value)
+        key = source, network.rank
+        if key not in self._bases:
+            begun = self.sent[source].to(network.device)
+            self._bases[key] = Change(begun, self.units[source]).bases(network.rank)
+        return self._bases[key].factors(value.to(network.device))
+
+    def wanted(self, target: str, value: Tensor) -> Tensor:
+        """What a hypernetwork is to answer for a device that has the target."""
+        return value if self.guess == "weight" else self._change(target).in_units(value)
+
+    def guessed(self, target: str, output: Tensor) -> Tensor:
+        """The tensor that a hypernetwork's answer stands for."""
+        return output if self.guess == "weight" else self._change(target).guessed(output)
+
+    def _change(self, name: str) -> Change:
+        return Change(self.sent[name], self.units[name])
 
 
 @torch.no_grad()

