@@ -32,6 +32,8 @@ METHODS = {
     "smallest-as-heterofl": ["strategy=heterofl", "widths=0.25"],
     "search-plain": ["strategy=model-search", "model-search.masked-loss=false"],
     "fjord-self-distilled": ["strategy=fjord", "fjord.distillation=true"],
+    # Uniform widths nearer to what a device can afford: what the search gains by that alone.
+    "heterofl-fine-widths": ["strategy=heterofl", "widths=1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25"],
 }
 # Of one twin only. ViT, the cheapest: as many steps as the paper's, 25 s a round, and smaller ones. ResNet: searches
 # that give devices fewer different sub-models.
@@ -54,6 +56,7 @@ ONCE = (
     "smallest-as-heterofl",
     "search-plain",
     "fjord-self-distilled",
+    "heterofl-fine-widths",
     NO_SCALER,
     *(name for rows in OF.values() for name in rows),
 )
