@@ -383,9 +383,9 @@ def test_a_worker_of_another_version_takes_the_place_of_the_one_before(tmp_path,
     config = CONFIG | {"state-dir": str(tmp_path)}
     before = set(workers_of(os.getpid()))
     worker.ask("query", "", [], config)
+    [first], [old] = set(workers_of(os.getpid())) - before, (tmp_path / "worker").iterdir()
     worker.ask("query", "", [], config | {"partition-id": 2})
-    first, second = sorted(set(workers_of(os.getpid())) - before, key=lambda process: process.create_time())
-    [old] = (path for path in (tmp_path / "worker").iterdir() if path.stat().st_ctime < second.create_time())
+    [second] = set(workers_of(os.getpid())) - before - {first}
     old.rename(old.with_name(f"{old.name.split('-')[0]}-another.sock"))
     worker.ask("query", "", [], config)
     first.wait(timeout=120)
