@@ -1,16 +1,19 @@
 """Tables of methods: every method with every seed, as runs of `wildflower run`. What the studies in the folders share.
 
-Resumable: a run whose summary says finished is not run again, an unfinished one goes on from its checkpoint. Writes
-results.json and the table in README.md beside the study from all finished runs.
+Resumable: what results.json has is not run again unless its settings changed, nor is a run whose summary says finished;
+an unfinished one goes on from its checkpoint. Writes results.json and the table in README.md beside the study from all
+of them, so that a study can go on on another machine.
 """
 
 import argparse
+import hashlib
 import json
 import platform
 import re
 import statistics
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +64,20 @@ class Study:
         """Where its runs lie."""
         return self.experiment.parents[2] / "runs" / self.name
 
+    @property
+    def results(self) -> Path:
+        """The file of figures."""
+        name = "results" if self.experiment.stem == "table" else f"results-{self.experiment.stem}"
+        return self.experiment.parent / f"{name}.json"
+
+    def digest(self, method: str) -> str:
+        """Of a method's settings, with the contents of the files that they name: figures are of these settings only."""
+        settings = {"": tomllib.loads(self.experiment.read_text())}
+        for setting in self.methods[method]:
+            key, _, value = setting.partition("=")
+            settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
     def command(self, method: str, seed: int, resume: bool) -> list[str]:
         """The command line of one run."""
         settings = [*self.methods[method], f"seed={seed}", f"run-name={method}-{seed}", f"output-dir={self.runs}"]
@@ -72,7 +89,7 @@ class Study:
     def run_one(self, method: str, seed: int) -> str:
         """Run, or go on with, one experiment; returns a line about how it ended."""
         folder = self.runs / f"{method}-{seed}"
-        if finished(folder):
+        if str(seed) in self.known().get(method, {}) or finished(folder):
             return f"{folder.name}: was finished"
         self.runs.mkdir(parents=True, exist_ok=True)
         with (self.runs / f"{folder.name}.log").open("a") as log:
@@ -80,14 +97,23 @@ class Study:
             code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
         return f"{folder.name}: exit code {code}"
 
+    def known(self) -> dict[str, Figures]:
+        """The figures in results.json that are of today's settings: method -> seed -> figures."""
+        written = json.loads(self.results.read_text())["results"] if self.results.exists() else {}
+        return {
+            method: {seed: f for seed, f in written.get(method, {}).items() if f["settings"] == self.digest(method)}
+            for method in self.methods
+        }
+
     def collect(self) -> dict[str, Figures]:
-        """The figures of all finished runs: method -> seed -> figures."""
-        found: dict[str, Figures] = {}
-        for method in self.methods:
-            for folder in sorted(self.runs.glob(f"{method}-[0-9]*")):
-                if folder.name.removeprefix(f"{method}-").isdigit() and finished(folder):
-                    found.setdefault(method, {})[folder.name.rsplit("-", 1)[1]] = figures(folder)
-        return found
+        """The known figures and those of all finished runs: method -> seed -> figures."""
+        found = self.known()
+        for method, seeds in found.items():
+            for folder in self.runs.glob(f"{method}-[0-9]*"):
+                seed = folder.name.removeprefix(f"{method}-")
+                if seed.isdigit() and finished(folder):
+                    seeds[seed] = figures(folder) | {"settings": self.digest(method)}
+        return {method: dict(sorted(seeds.items())) for method, seeds in found.items() if seeds}
 
 
 def finished(folder: Path) -> bool:
@@ -213,8 +239,6 @@ def main(study: Study, description: str) -> None:
 def write(study: Study) -> None:
     """Write results.json, and the table between its marks in README.md."""
     results = study.collect()
-    here = study.experiment.parent
     content = {"machine": f"{platform.machine()}, one torch thread per run", "results": results}
-    name = "results" if study.experiment.stem == "table" else f"results-{study.experiment.stem}"
-    (here / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-    print(write_between(here / "README.md", study.name, table(study, results)))
+    study.results.write_text(json.dumps(content, indent=1) + "\n")
+    print(write_between(study.experiment.parent / "README.md", study.name, table(study, results)))

@@ -2,7 +2,56 @@ import json
 
 import pytest
 
-from benchmarks.method_table import KEYS, figures, in_order
+from benchmarks.method_table import KEYS, Study, figures, in_order
+
+
+def study_in(folder, methods):
+    """A study with an experiment file in `folder`/benchmarks/some; its runs lie in `folder`/runs."""
+    experiment = folder / "benchmarks" / "some" / "table.toml"
+    experiment.parent.mkdir(parents=True, exist_ok=True)
+    experiment.write_text("rounds = 2\n")
+    return Study(experiment, methods)
+
+
+def finish_run(folder):
+    """What a finished run leaves for a table."""
+    folder.mkdir(parents=True)
+    summary = dict.fromkeys(KEYS) | {"simulated_seconds": 1.0, "status": "finished"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    first = {"round": 1, "accuracy": 0.5, "simulated_seconds": 1.0, "wall_seconds": 1.0, "server_seconds": {}}
+    (folder / "rounds.jsonl").write_text(
+        json.dumps(first | {"memory_utilisation": None, "bandwidth_utilisation": None}) + "\n"
+    )
+
+
+def test_what_results_json_has_is_kept_without_its_run_and_is_not_run_again(tmp_path):
+    study = study_in(tmp_path, {"a": ["strategy=fedavg"], "b": ["strategy=heterofl"]})
+    figure = {"final_accuracy": 0.25, "settings": study.digest("a")}
+    study.results.write_text(json.dumps({"results": {"a": {"1": figure}}}))
+    finish_run(study.runs / "a-2")
+    found = study.collect()
+    assert list(found) == ["a"]
+    assert found["a"]["1"] == figure
+    assert found["a"]["2"]["curve"] == {1: 0.5}
+    assert study.run_one("a", 1) == "a-1: was finished"
+    assert not (study.runs / "a-1.log").exists()
+
+
+def test_figures_of_other_settings_are_dropped(tmp_path):
+    before = study_in(tmp_path, {"a": ["strategy=fedavg"], "b": ["strategy=heterofl"]})
+    figures_of = {method: {"1": {"settings": before.digest(method)}} for method in before.methods}
+    before.results.write_text(json.dumps({"results": figures_of}))
+    after = study_in(tmp_path, {"a": ["strategy=fedavg"], "b": ["strategy=heterofl", "rounds=3"]})
+    assert after.collect() == {"a": figures_of["a"]}
+
+
+def test_a_digest_is_of_what_files_say_and_not_of_their_comments_or_places(tmp_path):
+    digests = []
+    for place, text in (("one", "x = 1"), ("two", "x = 1  # why"), ("three", "x = 2")):
+        study = study_in(tmp_path / place, {"a": [f"fleet={tmp_path / place / 'fleet.toml'}"]})
+        (tmp_path / place / "fleet.toml").write_text(text)
+        digests.append(study.digest("a"))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_the_servers_share_of_a_round_is_without_its_evaluation(tmp_path):
