@@ -89,9 +89,15 @@ class Study:
     def run_one(self, method: str, seed: int) -> str:
         """Run, or go on with, one experiment; returns a line about how it ended."""
         folder = self.runs / f"{method}-{seed}"
-        if str(seed) in self.known().get(method, {}) or finished(folder):
+        if str(seed) in self.known().get(method, {}):
+            return f"{folder.name}: was finished"
+        began_with = self.runs / f"{folder.name}.settings"
+        if folder.exists() and began_with.read_text() != self.digest(method):
+            return f"{folder.name}: has other settings than today's; move {folder} away to run it again"
+        if finished(folder):
             return f"{folder.name}: was finished"
         self.runs.mkdir(parents=True, exist_ok=True)
+        began_with.write_text(self.digest(method))
         with (self.runs / f"{folder.name}.log").open("a") as log:
             command = self.command(method, seed, resume=(folder / "config.json").exists())
             code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
@@ -111,7 +117,9 @@ class Study:
         for method, seeds in found.items():
             for folder in self.runs.glob(f"{method}-[0-9]*"):
                 seed = folder.name.removeprefix(f"{method}-")
-                if seed.isdigit() and finished(folder):
+                if not seed.isdigit() or not finished(folder):
+                    continue
+                if (self.runs / f"{folder.name}.settings").read_text() == self.digest(method):
                     seeds[seed] = figures(folder) | {"settings": self.digest(method)}
         return {method: dict(sorted(seeds.items())) for method, seeds in found.items() if seeds}
 

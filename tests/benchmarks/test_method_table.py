@@ -29,6 +29,7 @@ def test_what_results_json_has_is_kept_without_its_run_and_is_not_run_again(tmp_
     figure = {"final_accuracy": 0.25, "settings": study.digest("a")}
     study.results.write_text(json.dumps({"results": {"a": {"1": figure}}}))
     finish_run(study.runs / "a-2")
+    (study.runs / "a-2.settings").write_text(study.digest("a"))
     found = study.collect()
     assert list(found) == ["a"]
     assert found["a"]["1"] == figure
@@ -43,6 +44,15 @@ def test_figures_of_other_settings_are_dropped(tmp_path):
     before.results.write_text(json.dumps({"results": figures_of}))
     after = study_in(tmp_path, {"a": ["strategy=fedavg"], "b": ["strategy=heterofl", "rounds=3"]})
     assert after.collect() == {"a": figures_of["a"]}
+
+
+def test_a_run_of_other_settings_is_neither_counted_nor_gone_on_with(tmp_path):
+    study = study_in(tmp_path, {"a": ["strategy=fedavg"]})
+    finish_run(study.runs / "a-1")
+    (study.runs / "a-1.settings").write_text("other")
+    assert study.collect() == {}
+    assert "move" in study.run_one("a", 1)
+    assert not (study.runs / "a-1.log").exists()
 
 
 def test_a_digest_is_of_what_files_say_and_not_of_their_comments_or_places(tmp_path):
