@@ -142,13 +142,25 @@ def test_sampled_resnets_are_cut_built_and_trained(spec, select):
     train_one_step(family, check_cut(family, arch, select))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet34"])
+# The spaces of the search's paper, small: ResNets, a transformer of images and one of text, elastic kernels.
+SPACES = [
+    ({"name": "resnet18", "first_channels": 4, "activation": "relu6", "input_shape": [1, 16, 16]}, 2),
+    ({"name": "resnet34", "first_channels": 4, "activation": "relu6", "input_shape": [1, 16, 16]}, 3),
+    ({"name": "resnet152", "first_channels": 2, "activation": "relu6", "input_shape": [1, 16, 16]}, 3),
+    ({"name": "vit-tiny", "input_shape": [3, 8, 8], "hidden": 12, "depth": 4, "heads": 2, "mlp": 8}, 4),
+    ({"name": "bert", "input_shape": [5], "classes": 6, "hidden": 12, "depth": 4, "heads": 2, "mlp": 8}, 4),
+    ({"name": "cnn3", "input_shape": [1, 8, 8], "kernel": 5}, 1),
+    ({"name": "lenet5", "input_shape": [1, 8, 8]}, 1),
+]
+
+
+@pytest.mark.parametrize(("spec", "most_blocks"), SPACES, ids=[spec["name"] for spec, _ in SPACES])
 @settings(max_examples=10, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32 - 1), select=st.sampled_from(SELECTIONS))
-def test_resnets_drawn_from_a_space_are_cut_built_and_trained(name, seed, select):
-    family = make_family({"name": name, "first_channels": 4, "activation": "relu6", "input_shape": [1, 16, 16]})
-    arch = Space.of(family, (0, 0.5, 1)).sample(np.random.default_rng(seed))
-    train_one_step(family, check_cut(family, arch, select))
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1), select=st.sampled_from(SELECTIONS))
+def test_architectures_of_a_space_are_cut_built_and_trained(spec, most_blocks, data, seed, select):
+    family = make_family(spec)
+    space = Space.of(family, (0, 0.25, 0.5, 1), least_blocks=data.draw(st.integers(1, most_blocks)))
+    train_one_step(family, check_cut(family, space.sample(np.random.default_rng(seed)), select))
 
 
 def test_a_resnet_without_a_middle_block_is_cut_built_and_trained():
