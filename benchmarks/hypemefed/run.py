@@ -40,7 +40,7 @@ ON_HAPT = {
     "fedavg-l": ["strategy=fedavg", VGG],
     "heterofl": ["strategy=heterofl", VGG],
     "fedrolex": ["strategy=fedrolex", VGG],
-    "depthfl": ["strategy=depthfl", "depthfl.ramp-rounds=24"],
+    "depthfl": ["strategy=depthfl", "depthfl.ramp-rounds=60"],
     "scalefl": ["strategy=scalefl"],
 }
 PARTITIONS = {"dirichlet": "dirichlet", "by user": "natural"}
