@@ -23,6 +23,12 @@ PRELIMINARY = {
     "neither": ["strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"],
     "exits, stale layers": ["strategy=hypemefed", "hypemefed.fill=stale"],
 }
+# On data where what a device changed in one layer says something of the next (guesses.py).
+FEW_CLASSES = ["partition=dirichlet", "alpha=0.1"]
+PRELIMINARY |= {
+    f"{name}, few classes": [*PRELIMINARY[name], *FEW_CLASSES]
+    for name in ("all-large", "all-small", "exclusive", "exits and hypernetworks", "exits")
+}
 TEN = {
     "one exit, all-large": ["strategy=fedavg", ONE_EXIT],
     "one exit, all-small": ["strategy=fedavg", "fedavg.use=all-small"],
