@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import safetensors.torch
 from torch import Tensor
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class DeviceState:
@@ -21,29 +24,38 @@ class DeviceState:
     def load(self, key: str, before_round: int, since_round: int = 0) -> dict[str, Tensor] | None:
         """The tensors kept under `key` in the newest round before the one and not before the other, or None.
 
-        Raises ValueError where the file is not whole.
+        A file that is not whole, which a power cut can leave, is passed over for the one of the round before, with a
+        warning. Raises ValueError where none is whole.
         """
-        earlier = [(number, path) for number, path in self._versions(key) if since_round <= number < before_round]
-        if not earlier:
-            return None
-        path = earlier[-1][1]
-        try:
-            return safetensors.torch.load_file(path)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise ValueError(
-                f"{path}: not a complete device state ({error}); delete it to start this device anew"
-            ) from error
+        earlier = [path for number, path in self._versions(key) if since_round <= number < before_round]
+        problems = []
+        for path in reversed(earlier):
+            try:
+                tensors = safetensors.torch.load_file(path)
+            except (safetensors.SafetensorError, OSError) as error:
+                problems.append(f"{path}: not a complete device state ({error})")
+                continue
+            if problems:
+                log.warning("%s: going on with %s", problems[0], path.name)
+            return tensors
+        if problems:
+            raise ValueError(f"{problems[0]}; delete it to start this device anew")
+        return None
 
     def save(self, key: str, round_number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors under `key`: written beside, then renamed.
+        """Keep tensors under `key`: written beside, then renamed, and on the disk when this returns.
 
         The version before stays until the next save, because a run that resumes may do this round again.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.{round_number}.safetensors"
         beside = path.with_suffix(f".{os.getpid()}.part")
+        for half in self.folder.glob(f"{key}.*.part"):
+            half.unlink()  # of a process that was killed here
         safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, beside)
+        _sync(beside)
         os.replace(beside, path)
+        _sync(self.folder)
         for number, old in self._versions(key):
             if number > round_number:
                 old.unlink()  # of a future that the resumed run is about to write anew
@@ -53,3 +65,12 @@ class DeviceState:
     def _versions(self, key: str) -> list[tuple[int, Path]]:
         found = [(int(p.name.split(".")[1]), p) for p in self.folder.glob(f"{key}.*.safetensors")]
         return sorted(found)
+
+
+def _sync(path: Path) -> None:
+    """A file's contents, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

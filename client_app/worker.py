@@ -253,11 +253,12 @@ def _answer(link: socket.socket, listener: socket.socket) -> bool:
         work.preload(kind, text, config)
     kills = oom_kills()
     announced, announce = os.pipe()
+    worker = os.getpid()
     child = os.fork()
     if child == 0:
         try:
             listener.close()
-            _work(link, announce, kind, text, arrays, config)
+            _work(link, announce, kind, text, arrays, config, worker)
         finally:
             os._exit(1)  # not reached after an answer; never back into the loop of the worker
     os.close(announce)
@@ -297,19 +298,23 @@ def _wait(link: socket.socket, announced: int) -> tuple[bool, bool]:
 
 
 def _work(
-    link: socket.socket, announce: int, kind: str, text: str, arrays: list[bytes], config: dict[str, object]
+    link: socket.socket,
+    announce: int,
+    kind: str,
+    text: str,
+    arrays: list[bytes],
+    config: dict[str, object],
+    worker: int,
 ) -> None:
-    """The child: work, answer, end."""
+    """The child of a worker: work, answer, end."""
     import torch
 
     from client_app import work
     from devices.probe import probe_machine
 
-    # Where memory runs out, the kernel is to end this process and no other; and it ends with its worker, which alone
-    # knows whether anybody still waits.
-    with suppress(OSError, AttributeError):  # not on Linux
+    with suppress(OSError):  # where memory runs out, the kernel is to end this process and no other; Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _end_with(worker)
     out: list[bytes] = []
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or math.ceil(probe_machine().cpus)))
@@ -322,6 +327,17 @@ def _work(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def _end_with(worker: int) -> None:
+    """Let the kernel end this process with its worker, which alone knows whether anybody still waits."""
+    if sys.platform != "linux":
+        return
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl: {os.strerror(code)}")
+    if os.getppid() != worker:  # it was gone before
+        os._exit(1)
 
 
 def epitaph(code: int, kills: int | None, limited: bool) -> tuple[str, bool]:
@@ -353,18 +369,20 @@ def _is_limited(child: int) -> bool:
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """How often the kernel has killed a process for memory: in this machine, and in this process's control groups.
+    """How often the kernel has killed a process for memory: in this process's control group, or else in this machine.
 
-    None where it keeps no count: kernels before 4.13, as on a Jetson Nano or TX2.
+    The machine's count is also of other containers, and that of an outer group of other services. None where there is
+    no count: kernels before 4.13, as on a Jetson Nano or TX2.
     """
-    counts = []
-    for path in (root / "proc" / "vmstat", *_counters(root)):
+    for path in (*_counters(root), root / "proc" / "vmstat"):
         try:
             lines = path.read_text().splitlines()
         except OSError:
             continue
-        counts += [int(line.split()[1]) for line in lines if line.split()[:1] == ["oom_kill"]]
-    return sum(counts) if counts else None
+        for line in lines:
+            if line.split()[:1] == ["oom_kill"]:
+                return int(line.split()[1])
+    return None
 
 
 def _counters(root: Path) -> list[Path]:

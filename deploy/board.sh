@@ -96,7 +96,7 @@ main() {
         return
     fi
     [[ $superlink =~ ^[A-Za-z0-9._-]+:[0-9]+$ ]] || stop "--superlink '$superlink': expected HOST:PORT"
-    [[ $device =~ ^[0-9]+$ ]] || stop "--device '$device': expected a whole number from 0"
+    [[ $device =~ ^(0|[1-9][0-9]*)$ ]] || stop "--device '$device': expected a whole number from 0"
     [ -r "$ca" ] || stop "--ca '$ca': no such file"
     [ -r "$key" ] || stop "--key '$key': no such file"
     grep -q 'PRIVATE KEY' "$key" || stop "--key '$key' is no private key: it is the file without .pub"

@@ -260,7 +260,7 @@ def measure_links(
             tls = "without TLS" if ca is None else "with the TLS certificate it was given"
             raise BandwidthError(f"{address} did not answer {tls} within {CONNECT_SECONDS:g} s") from None
         try:
-            down = _download(channel, request, metadata, came, seconds)
+            down = _download(channel, request, metadata, nbytes, came, seconds)
             up = _upload(channel, request, metadata, nbytes, went, seconds)
         except (grpc.RpcError, ValueError) as error:
             why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else error
@@ -269,13 +269,22 @@ def measure_links(
 
 
 def _download(
-    channel: grpc.Channel, request: bytes, metadata: tuple[tuple[str, str], ...], came: Arrivals, seconds: float
+    channel: grpc.Channel,
+    request: bytes,
+    metadata: tuple[tuple[str, str], ...],
+    nbytes: int,
+    came: Arrivals,
+    seconds: float,
 ) -> Measured:
-    """Measure the link down; ValueError where the stream ended before it could be measured."""
+    """Measure the link down; ValueError where the stream ended before it could be measured, or did not end."""
     over_seconds = None
+    call = channel.stream_stream(f"/{SERVICE}/Down")(iter([request]), metadata=metadata, timeout=seconds)
     try:
-        for chunk in channel.stream_stream(f"/{SERVICE}/Down")(iter([request]), metadata=metadata, timeout=seconds):
+        for chunk in call:
             came.add(len(chunk))
+            if came.received_bytes > nbytes:
+                call.cancel()
+                raise ValueError(f"the service sent more than the {nbytes} bytes that it was asked for")
     except grpc.RpcError as error:
         if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
             raise

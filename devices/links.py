@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from devices.report import MOST_MBIT_PER_S, DeviceReport
-from devices.validation import check_number, check_text, check_whole, json_object, nearest
+from devices.validation import check_number, check_text, check_whole, json_object, nearest, one_line
 
 LEAST_PROBE_BYTES = 64 * 1024  # of one direction, and what the service serves at least
 MOST_PROBE_BYTES = 2**20
 OLDEST_SECONDS = 24 * 3600.0  # what was measured before says little of the link now
 RETRY_SECONDS = 60.0  # after a probe that failed
+LONGEST_RETRY_SECONDS = 3600.0  # after several in a row that cost something, each of which doubles the wait
 ANOTHER_LINK = 2.0  # a figure that is off by this factor is of another link, and not averaged with the old one's
 SHARE = 0.01
 FILE = "links.json"
@@ -86,7 +87,8 @@ class LinkSettings:
 class LinkHistory:
     """What the probe has found so far; times are seconds since 1970.
 
-    `credit_bytes` is what the probe may still spend; below 0 after the first measurement.
+    `credit_bytes` is what the probe may still spend; below 0 after the first measurement. `failures` counts those in a
+    row that cost something.
     """
 
     down_mbit_per_s: float | None = None
@@ -95,6 +97,7 @@ class LinkHistory:
     failed_at: float = 0.0
     problem: str | None = None
     credit_bytes: int = 0
+    failures: int = 0
 
     @classmethod
     def load(cls, folder: Path) -> "LinkHistory":
@@ -109,6 +112,7 @@ class LinkHistory:
             if value["problem"] is not None:
                 check_text(value["problem"], "problem")
             check_whole(value["credit_bytes"], "credit_bytes", minimum=-(2**40))
+            check_whole(value["failures"], "failures")
         except (OSError, ValueError):
             return cls()
         return cls(**value)
@@ -135,14 +139,20 @@ def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) ->
     now = time.time()
     credit = min(history.credit_bytes + int(settings.share * traffic_bytes), 2 * MOST_PROBE_BYTES)
     before, history = history, replace(history, credit_bytes=credit)
-    due = history.down_mbit_per_s is None or now - history.measured_at > OLDEST_SECONDS
-    if (due or credit >= 2 * LEAST_PROBE_BYTES) and now - history.failed_at >= RETRY_SECONDS:
-        history = _measure(settings, history, _probe_bytes(history), now)
-    if history != before:
-        try:
+    # A time that lies in the future is of a clock that was set back since, as on boards without one of their own.
+    due = history.down_mbit_per_s is None or not 0 <= now - history.measured_at <= OLDEST_SECONDS
+    wait_seconds = min(RETRY_SECONDS * 2 ** min(max(history.failures - 1, 0), 10), LONGEST_RETRY_SECONDS)
+    waiting = 0 <= now - history.failed_at < wait_seconds
+    try:
+        if (due or credit >= 2 * LEAST_PROBE_BYTES) and not waiting:
+            # Kept before as one that failed: where nothing can be kept, every message would measure.
+            before = replace(history, failed_at=now, problem="the measurement was broken off")
+            before.save(folder)
+            history = _measure(settings, history, _probe_bytes(history), now)
+        if history != before:
             history.save(folder)
-        except OSError as error:  # a full disk must not cost the device its work
-            history = replace(history, problem=f"what is known of the links cannot be kept: {error}")
+    except OSError as error:  # a full disk must not cost the device its work
+        history = replace(history, problem=one_line(f"what is known of the links cannot be kept: {error}"))
     return history
 
 
@@ -164,8 +174,13 @@ def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: flo
         down, up = measure_links(settings.address, read_token(settings.token_file), ca, nbytes=nbytes)
     except (BandwidthError, OSError, ValueError) as error:
         spent_bytes = error.spent_bytes if isinstance(error, BandwidthError) else 0
-        problem = str(error) or type(error).__name__
-        return replace(history, failed_at=now, problem=problem, credit_bytes=_less(history, spent_bytes))
+        return replace(
+            history,
+            failed_at=now,
+            problem=one_line(str(error)) or type(error).__name__,
+            credit_bytes=_less(history, spent_bytes),
+            failures=history.failures + 1 if spent_bytes else 0,
+        )
     return replace(
         history,
         down_mbit_per_s=averaged(history.down_mbit_per_s, down.mbit_per_s),
@@ -174,6 +189,7 @@ def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: flo
         failed_at=0.0,
         problem=None,
         credit_bytes=_less(history, 2 * nbytes),
+        failures=0,
     )
 
 

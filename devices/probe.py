@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from devices.report import DeviceReport
+from devices.report import MOST_KIND_LETTERS, DeviceReport
+from devices.validation import one_line
 
 # Sensors that are not connected say things like -273 or 255 degrees.
 LEAST_CELSIUS, MOST_CELSIUS = -60.0, 200.0
@@ -51,7 +52,7 @@ def probe_machine(root: Path = Path("/")) -> DeviceReport:
         kind=kind,
         memory_total_bytes=total_bytes,
         memory_available_bytes=max(0, min(available_bytes, total_bytes)),
-        accelerator=None if cuda is None else cuda.name,
+        accelerator=None if cuda is None else one_line(cuda.name),
         memory_is_ram=cuda is None or cuda.shares_ram,
         cpus=_cpus(root),
         temperature_celsius=_temperature(root),
@@ -65,7 +66,7 @@ def board_kind(root: Path = Path("/")) -> str:
     for maker in ("Raspberry Pi", "NVIDIA Jetson"):
         if model.startswith(maker):
             name = re.sub(r"\s+(Rev|Model|Developer Kit|Engineering).*", "", model).removeprefix("NVIDIA ")
-            return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+            return re.sub(r"[^a-z0-9]+", "-", name.lower())[:MOST_KIND_LETTERS].strip("-")
     compatible = _device_tree(root, "compatible").split("\0")
     for chip, kind in TEGRA_KINDS.items():
         if chip in compatible:

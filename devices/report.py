@@ -3,13 +3,14 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from devices.validation import check_number, check_text, check_whole, json_object, nearest
+from devices.validation import check_number, check_text, check_whole, json_object, nearest, shown
 
 # More than any device has: what lies above is a mistake or an attack, and would overflow what is computed from it.
 MOST_MBIT_PER_S = 1e6
 MOST_FLOP_PER_S = 1e18
 MOST_CELSIUS = 1000.0
 MOST_CPUS = 1e5
+MOST_KIND_LETTERS = 64
 LINK_SOURCES = ("probe", "node config")
 
 
@@ -61,7 +62,7 @@ class DeviceReport:
     memory_is_ram: bool = True
 
     def __post_init__(self) -> None:
-        check_text(self.kind, "device report: kind")
+        check_text(self.kind, "device report: kind", most=MOST_KIND_LETTERS)
         check_whole(self.memory_total_bytes, "device report: memory_total_bytes")
         check_whole(self.memory_available_bytes, "device report: memory_available_bytes")
         if self.memory_available_bytes > self.memory_total_bytes:
@@ -87,7 +88,7 @@ class DeviceReport:
                 check_number(getattr(self, name), f"device report: {name}")
         if self.links_from is not None and self.links_from not in LINK_SOURCES:
             raise ValueError(
-                f"device report: links_from = {self.links_from!r}: {nearest(self.links_from, LINK_SOURCES)}"
+                f"device report: links_from = {shown(self.links_from)}: {nearest(self.links_from, LINK_SOURCES)}"
             )
         if self.links_problem is not None:
             check_text(self.links_problem, "device report: links_problem")
@@ -96,9 +97,9 @@ class DeviceReport:
                 self.temperature_celsius, "device report: temperature_celsius", minimum=-273.15, maximum=MOST_CELSIUS
             )
         if self.throttled is not None and not isinstance(self.throttled, bool):
-            raise ValueError(f"device report: throttled = {self.throttled!r}: must be true, false or null")
+            raise ValueError(f"device report: throttled = {shown(self.throttled)}: must be true, false or null")
         if not isinstance(self.memory_is_ram, bool):
-            raise ValueError(f"device report: memory_is_ram = {self.memory_is_ram!r}: must be true or false")
+            raise ValueError(f"device report: memory_is_ram = {shown(self.memory_is_ram)}: must be true or false")
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name: a dict of JSON scalars."""

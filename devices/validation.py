@@ -1,17 +1,32 @@
 """Checks of values that come from a message, a file or a user, with errors that say what would be right."""
 
 import difflib
+import reprlib
 import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
 MOST_WHOLE = 2**63 - 1  # what PyTorch, NumPy and struct hold in a whole number
+MOST_LETTERS = 1000  # of a text from outside in a log or a record
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
+
+
+def one_line(text: str, most: int = MOST_LETTERS) -> str:
+    """A text from outside, fit for a terminal and a log: cut, and without control characters and line breaks."""
+    cut = text if len(text) <= most else text[: most - 3] + "..."
+    return "".join(letter if letter.isprintable() else " " for letter in cut)
+
+
+def shown(value: object) -> str:
+    """A value from outside as an error message shows it: its repr, cut."""
+    return one_line(_SHORT.repr(value), 200)
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:
     """The end of an error message about a wrong name: the nearest valid names, or all of them when none is near."""
     names = sorted(valid)
-    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:100], names, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else f"valid are {', '.join(names)}"
 
 
@@ -21,7 +36,7 @@ def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, An
         raise ValueError(f"{what}: expected a JSON object, got {type(value).__name__}")
     for key in value:
         if key not in keys:
-            raise ValueError(f"{what}: unknown key {key!r}, {nearest(key, keys)}")
+            raise ValueError(f"{what}: unknown key {shown(key)}, {nearest(key, keys)}")
     for key in keys:
         if key not in value:
             raise ValueError(f"{what}: key {key!r} is missing")
@@ -31,7 +46,7 @@ def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, An
 def check_whole(value: object, where: str, *, minimum: int = 0) -> int:
     """Return `value` if it is an int from `minimum` to 2^63 - 1 (a bool is none); ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MOST_WHOLE:
-        raise ValueError(f"{where} = {value!r}: must be a whole number of at least {minimum} and below 2^63")
+        raise ValueError(f"{where} = {shown(value)}: must be a whole number of at least {minimum} and below 2^63")
     return value
 
 
@@ -44,14 +59,14 @@ def check_number(
         bound += f" and at most {maximum:g}"
     # Compared before it becomes a float: a whole number may be too large for one. NaN lies between no bounds.
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
-        raise ValueError(f"{where} = {value!r}: must be a finite number {bound}")
+        raise ValueError(f"{where} = {shown(value)}: must be a finite number {bound}")
     if positive and value <= 0:
-        raise ValueError(f"{where} = {value!r}: must be a finite number {bound}")
+        raise ValueError(f"{where} = {shown(value)}: must be a finite number {bound}")
     return float(value)
 
 
-def check_text(value: object, where: str) -> str:
-    """Return `value` if it is a string that is not blank; ValueError otherwise."""
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where} = {value!r}: must be a text that is not empty")
+def check_text(value: object, where: str, *, most: int = MOST_LETTERS) -> str:
+    """Return `value` if it is one line of text: not blank, at most so many letters, all printable; else ValueError."""
+    if not isinstance(value, str) or not value.strip() or len(value) > most or not value.isprintable():
+        raise ValueError(f"{where} = {shown(value)}: must be a text of 1 to {most} printable letters")
     return value

@@ -11,6 +11,7 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from devices.validation import one_line
 from messages.records import release
 
 B = TypeVar("B")
@@ -39,7 +40,7 @@ def failure_of(reply: Message) -> Failure | None:
         return None
     why = _ERRORS.get(reply.error.code, f"Flower error {reply.error.code}")
     lines = (reply.error.reason or "").strip().splitlines()
-    return Failure(f"{why}: {lines[-1]}" if lines else why, late=reply.error.code == 3)
+    return Failure(one_line(f"{why}: {lines[-1]}") if lines else why, late=reply.error.code == 3)
 
 
 def pull(grid: Grid, message_ids: Iterable[str]) -> Iterator[tuple[str, Message | Failure]]:
@@ -56,7 +57,7 @@ def pull(grid: Grid, message_ids: Iterable[str]) -> Iterator[tuple[str, Message 
             replies = list(grid.pull_messages([message_id]))
         except Exception as error:  # of many kinds, by what is wrong with the reply
             grid.get_node_ids()  # fails likewise where it is not the reply's fault
-            yield message_id, Failure(f"the reply cannot be read: {type(error).__name__}: {error}"[:200])
+            yield message_id, Failure(one_line(f"the reply cannot be read: {type(error).__name__}: {error}"))
             continue
         # Flower may deliver a reply twice.
         yield from ((message_id, failure_of(reply) or reply) for reply in replies[:1])

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from devices.clock import Timing, VirtualClock
 from devices.fleet import Fleet
 from devices.report import DeviceReport
+from devices.validation import one_line
 from messages.orders import NodeReport
 from messages.packing import MessageError
 from messages.wire import from_records
@@ -235,7 +236,8 @@ class ConnectedDevices(Population):
 
     A device belongs to the node that first said that it carries it. Another node that says so is refused as long as
     either that one or the one that carries the device now is connected: without node keys a restarted node has another
-    id, with them nobody takes a device from a node that is there.
+    id, with them nobody takes a device from a node that is there. A node carries one device at a time: one that says
+    another number, because its config was mended, gives up the number before.
     """
 
     poll_seconds = 0.2
@@ -261,6 +263,9 @@ class ConnectedDevices(Population):
         self._known: dict[int, _Known] = {}  # device -> what can be sampled now
         self._said: dict[int, _Known] = {}  # device -> what was last said, also by who is busy or gone
         self._owners: dict[int, tuple[int, int]] = {}  # device -> the first node that carried it, and the last
+        self._kinds: dict[
+            int, str
+        ] = {}  # device -> its tier: what it said first, or tiers would grow with every report
         self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
 
     def state_dict(self) -> dict[str, Any]:
@@ -319,8 +324,8 @@ class ConnectedDevices(Population):
         ]
 
     def tier(self, device: int) -> str:
-        """The device's kind."""
-        return self._known[device].report.kind
+        """The device's kind, as it first said it."""
+        return self._kinds[device]
 
     def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
         """The node of each device."""
@@ -386,13 +391,9 @@ class ConnectedDevices(Population):
             report = DeviceReport.from_json(answer.report)
             self.holdings.training(answer.device)  # IndexError where the run has no such device
         except (ValueError, IndexError) as error:  # MessageError is a ValueError
-            log(WARNING, "Node %s sent a report that is refused: %s", node, error)
+            log(WARNING, "Node %s sent a report that is refused: %s", node, one_line(str(error)))
             return
-        before = [device for device, nodes in self._owners.items() if node in nodes and device != answer.device]
-        if before:
-            text = "Node %s says it carries device %s, and said device %s before: refused"
-            log(WARNING, text, node, answer.device, before[0])
-            return
+        self._give_up_others(node, answer.device)
         first, last = self._owners.get(answer.device, (node, node))
         there = {first, last} & set(grid.get_node_ids())
         if node != first and there - {node}:
@@ -400,9 +401,25 @@ class ConnectedDevices(Population):
             log(WARNING, text, min(there - {node}), node, answer.device)
             return
         self._owners[answer.device] = (first, node)
+        self._kinds.setdefault(answer.device, report.kind)
         self.busy.discard(node)
         now = time.monotonic()
         self._known[answer.device] = self._said[answer.device] = _Known(node, report, now, now)
+
+    def _give_up_others(self, node: int, device: int) -> None:
+        """Whoever says that it carries a device no longer carries another."""
+        for other, nodes in list(self._owners.items()):
+            if other == device or node not in nodes:
+                continue
+            log(WARNING, "Node %s says it carries device %s, and no longer device %s", node, device, other)
+            left = [owner for owner in nodes if owner != node]
+            del self._owners[other]
+            if left:
+                self._owners[other] = (left[0], left[0])
+            self._kinds.pop(other, None)
+            for table in (self._known, self._said):
+                if other in table and table[other].node == node:
+                    del table[other]
 
 
 def _wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds: float) -> list[int]:

@@ -15,6 +15,7 @@ from flwr.app import Message
 from flwr.common import log
 
 from devices.report import DeviceReport
+from devices.validation import one_line, shown
 from messages.bound import bounded
 from messages.layouts import sent_layout
 from messages.orders import Reply, Update
@@ -44,7 +45,7 @@ def read_reply(
     reply, arrays = from_records(Reply, message.content)
     if (reply.run, reply.round) != (run, work.round):
         raise MessageError(
-            f"the reply is for round {reply.round} of run {reply.run!r}, not for round {work.round} of {run!r}"
+            f"the reply is for round {reply.round} of run {shown(reply.run)}, not for round {work.round} of {run!r}"
         )
     asked = {a.number: a for a in batch}
     answered: dict[int, Update] = {}
@@ -57,7 +58,7 @@ def read_reply(
             raise MessageError(f"device {update.device} answered order {update.order} twice")
         if update.outcome != "trained" and not update.outcome.startswith(("refused: ", "failed: ")):
             raise MessageError(
-                f"device {update.device}: outcome {update.outcome!r} is not trained, refused: ... or failed: ..."
+                f"device {update.device}: outcome {shown(update.outcome)} is not trained, refused: ... or failed: ..."
             )
         most = examples(update.device)
         if update.outcome == "trained" and not 1 <= update.examples <= most:
@@ -66,7 +67,7 @@ def read_reply(
             )
         answered[update.order] = update
     silent = dict.fromkeys(asked, "failed: the node's reply says nothing of this order")
-    checked = Checked({**silent, **{n: u.outcome for n, u in answered.items()}}, answered)
+    checked = Checked({**silent, **{n: one_line(u.outcome) for n, u in answered.items()}}, answered)
     for number, update in answered.items():
         if update.outcome != "trained":
             continue
@@ -83,7 +84,7 @@ def read_reply(
                 checked.updates[number] = update.model_copy(update={"bounded": far})
         except ValueError as error:  # MessageError is one
             log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, error)
-            checked.outcomes[number] = f"refused: {error}"
+            checked.outcomes[number] = one_line(f"refused: {error}")
     checked.contributions += _sums(work, asked, checked, reply, arrays)
     covered = {number for contribution in checked.contributions for number in contribution.orders}
     for number, outcome in checked.outcomes.items():

@@ -51,6 +51,29 @@ def test_a_torn_file_is_an_error_that_says_what_to_do(tmp_path):
         state.load("model", 2)
 
 
+@pytest.mark.parametrize("left", [0, 100])
+def test_after_a_power_cut_the_round_before_is_gone_on_with(left, tmp_path, caplog):
+    state = DeviceState(str(tmp_path), "a run", 0)
+    for number in (1, 2):
+        state.save("model", number, weights(float(number)))
+    newest = state.folder / "model.2.safetensors"
+    newest.write_bytes(newest.read_bytes()[:left])
+    assert state.load("model", 3)["w"].unique().tolist() == [1.0]
+    assert "model.2.safetensors: not a complete device state" in caplog.text
+    assert "going on with model.1.safetensors" in caplog.text
+    with pytest.raises(ValueError, match="delete it to start this device anew"):
+        state.load("model", 3, since_round=2)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    state = DeviceState(str(tmp_path), "a run", 0)
+    state.folder.mkdir(parents=True)
+    for name in ("model.1.77.part", "other.1.77.part"):
+        (state.folder / name).write_bytes(b"half a file")
+    state.save("model", 1, weights(1.0))
+    assert sorted(path.name for path in state.folder.iterdir()) == ["model.1.safetensors", "other.1.77.part"]
+
+
 def test_a_file_that_was_never_renamed_is_not_read(tmp_path):
     state = DeviceState(str(tmp_path), "a run", 0)
     state.folder.mkdir(parents=True)

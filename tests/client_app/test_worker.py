@@ -88,7 +88,7 @@ def test_an_end_is_told_by_its_code_its_limit_and_the_kernels_counters(code, kil
     assert epitaph(code, kills, limited) == (why, overrun)
 
 
-def test_the_kernels_counters_are_added_up(tmp_path):
+def test_the_kernels_count_is_that_of_the_nearest_control_group(tmp_path):
     files = {
         "proc/vmstat": "oom_kill 5\npgfault 77\n",
         "proc/self/cgroup": "4:memory:/a\n0::/b\n",
@@ -97,13 +97,22 @@ def test_the_kernels_counters_are_added_up(tmp_path):
             "31 23 0:28 / /cg2 rw - cgroup2 cgroup rw\n"
         ),
         "sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+        "cg2/memory.events": "oom_kill 7\n",
         "cg2/b/memory.events": "low 0\noom 9\noom_kill 1\noom_group_kill 0\n",
     }
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert oom_kills(tmp_path) == 8
+    for nearest, left in (
+        (2, "sys/fs/cgroup/memory/a/memory.oom_control"),
+        (1, "cg2/b/memory.events"),
+        (7, "cg2/memory.events"),
+        (5, "proc/vmstat"),
+    ):
+        assert oom_kills(tmp_path) == nearest
+        (tmp_path / left).unlink()
+    assert oom_kills(tmp_path) is None
 
 
 def test_a_kernel_that_does_not_count_says_nothing(tmp_path):

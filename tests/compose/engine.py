@@ -238,9 +238,14 @@ class Deployment:
         found = run("docker", "ps", "--all", "--quiet", "--no-trunc", *filters).split()
         return found[0] if found else None
 
-    def state(self, service: str) -> dict[str, Any]:
-        """What Docker says of a service's container: State and RestartCount."""
+    def inspect(self, service: str) -> dict[str, Any]:
+        """What Docker says of a service's container."""
         (found,) = json.loads(run("docker", "inspect", self.container(service)))
+        return dict(found)
+
+    def state(self, service: str) -> dict[str, Any]:
+        """Of what Docker says of a service's container: State and RestartCount."""
+        found = self.inspect(service)
         return found["State"] | {"RestartCount": found["RestartCount"]}
 
     def healthy(self) -> int:

@@ -287,21 +287,36 @@ def test_garbage_oversized_requests_and_slow_senders_break_nothing(deployment, s
         channel.stream_unary(f"/{SERVICE}/Up")(iter([bytes(2**20)]), metadata=token_of(deployment), timeout=30)
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     # The control and the runtime API do not exist for devices, whatever way the path is written.
-    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/list-runs", "/health"):
-        assert answer(request("POST", path)).startswith(b"HTTP/1.1 404")
-    assert answer(request("POST", "/v1/fleet/%2e%2e/control/list-runs")).startswith(b"HTTP/1.1 404")
+    for path in (
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "/health",
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/control/list-runs/../../fleet/get-run",
+        "/v1/fleet/..;/control/list-runs",
+        "https://localhost/v1/fleet/../control/list-runs",
+    ):
+        # Flower's own answers are in JSON.
+        refusal = answer(request("POST", path))
+        assert refusal.startswith(b"HTTP/1.1 404"), path
+        assert b"nginx" in refusal, path
     # Without a signature, and with nothing that could be read.
     status = answer(request("POST", "/v1/fleet/pull-messages", garbage)).split(b"\r\n")[0]
     assert status.split()[1][:1] == b"4", status
-    assert answer(request("POST", "/v1/fleet/push-object", length=10**9)).startswith(b"HTTP/1.1 413")
+    assert answer(request("POST", "/v1/fleet/push-object", length=7 * 10**6)).startswith(b"HTTP/1.1 413")
+    assert not answer(request("POST", "/v1/fleet/push-object", bytes(5 * 2**20))).startswith(b"HTTP/1.1 413")
     assert header.result() < 30
     assert body.result() < 50
     assert max(call.result() for call in silent) < 20
     pool.shutdown()
 
-    run("docker", "run", "--rm", "--network", NETWORK, f"{deployment.images}-device", "python3", "-c",
-        "import socket\ntry: socket.create_connection(('superlink', 8000), 3)\nexcept OSError: raise SystemExit(0)\n"
-        "raise SystemExit('devices reach the SuperLink')")  # fmt: skip
+    # By its address: its name is not even known there.
+    reach = "import socket, sys\ntry: socket.create_connection((sys.argv[1], 8000), 3)\nexcept OSError: sys.exit(0)\n"
+    reach += "sys.exit('devices reach the SuperLink')"
+    for network in deployment.inspect("superlink")["NetworkSettings"]["Networks"].values():
+        image = f"{deployment.images}-device"
+        run("docker", "run", "--rm", "--network", NETWORK, image, "python3", "-c", reach, network["IPAddress"])
     # Who has the token is served as before.
     report = measured_links(deployment, "node-0")
     assert (report["links_from"], report["links_problem"]) == ("probe", None)

@@ -264,6 +264,7 @@ def test_a_board_is_not_set_up_with_half_of_what_it_needs(secrets, board):
     for name, wrong, words in (
         ("--superlink", "fl.example", "expected HOST:PORT"),
         ("--device", "one", "expected a whole number"),
+        ("--device", "08", "expected a whole number"),
         ("--ca", secrets / "none", "no such file"),
         ("--key", secrets / "public" / "node-1.pub", "is no private key"),
         ("--bandwidth", "fl.example:9100", "--bandwidth needs --token"),

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -273,6 +274,28 @@ def test_a_client_says_what_the_service_refused(address):
     with pytest.raises(BandwidthError, match=r"UNAUTHENTICATED: wrong or missing token") as caught:
         measure_links(address, TOKEN + "?", None, nbytes=4 * CHUNK_BYTES)
     assert caught.value.spent_bytes == 0
+
+
+def test_no_more_is_taken_than_was_asked_for():
+    sent = []
+
+    def flood(stream, context):
+        while context.is_active():
+            sent.append(CHUNK_BYTES)
+            yield bytes(CHUNK_BYTES)
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    handler = grpc.method_handlers_generic_handler(SERVICE, {"Down": grpc.stream_stream_rpc_method_handler(flood)})
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(BandwidthError, match=f"sent more than the {LEAST_BYTES} bytes") as caught:
+            measure_links(f"127.0.0.1:{port}", TOKEN, None, nbytes=LEAST_BYTES)
+    finally:
+        server.stop(0).wait()
+    assert LEAST_BYTES < caught.value.spent_bytes <= LEAST_BYTES + CHUNK_BYTES
+    assert sum(sent) < 100 * LEAST_BYTES  # what flow control lets travel ahead; in two seconds it would be thousands
 
 
 @pytest.mark.parametrize("answer", [b"{", b"{}", b'{"bytes": 0, "seconds": 1}', b'{"bytes": 5, "seconds": NaN}'])

@@ -8,6 +8,7 @@ from devices.bandwidth import BandwidthError, Measured
 from devices.links import (
     FILE,
     LEAST_PROBE_BYTES,
+    LONGEST_RETRY_SECONDS,
     MOST_PROBE_BYTES,
     RETRY_SECONDS,
     LinkHistory,
@@ -180,7 +181,7 @@ def test_a_measurement_behind_a_query_is_kept_and_paid_for(settings, link, clock
 def test_long_trouble_leaves_a_debt_of_one_large_measurement(settings, link, clock, tmp_path):
     link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", 2 * LEAST_PROBE_BYTES
     for _ in range(1000):
-        clock.now += RETRY_SECONDS
+        clock.now += LONGEST_RETRY_SECONDS
         history = update_links(settings, tmp_path, traffic_bytes=0)
     assert history.credit_bytes == -2 * MOST_PROBE_BYTES
     link.problem, link.spent_bytes = "UNAUTHENTICATED", 0
@@ -189,14 +190,67 @@ def test_long_trouble_leaves_a_debt_of_one_large_measurement(settings, link, clo
     assert update_links(settings, tmp_path, traffic_bytes=0).credit_bytes == 0
 
 
+def test_failures_that_cost_something_are_further_and_further_apart(settings, link, clock, tmp_path):
+    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", LEAST_PROBE_BYTES
+    start, times = clock.now, []
+    for minute in range(24 * 60):
+        clock.now = start + 60 * minute
+        before = len(link.sent)
+        update_links(settings, tmp_path, traffic_bytes=0)
+        times += [minute] * (len(link.sent) - before)
+    # 1, 2, 4, 8, 16, 32 and then 60 minutes apart.
+    assert times[:8] == [0, 1, 3, 7, 15, 31, 63, 123]
+    assert len(times) < 32
+    # One that costs nothing, since the service is not there, may be tried each minute.
+    link.problem, link.spent_bytes = "did not answer", 0
+    clock.now += LONGEST_RETRY_SECONDS
+    before = len(link.sent)
+    for _ in range(5):
+        update_links(settings, tmp_path, traffic_bytes=0)
+        clock.now += RETRY_SECONDS
+    assert len(link.sent) == before + 5
+
+
+def test_a_measurement_that_is_broken_off_counts_as_failed(settings, link, tmp_path, monkeypatch):
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bandwidth, "measure_links", killed)
+    with pytest.raises(KeyboardInterrupt):
+        update_links(settings, tmp_path, traffic_bytes=0)
+    monkeypatch.setattr(bandwidth, "measure_links", link.measure)
+    assert update_links(settings, tmp_path, traffic_bytes=0).problem == "the measurement was broken off"
+    assert link.sent == []
+
+
+def test_a_clock_that_was_set_back_delays_no_measurement(settings, link, clock, tmp_path):
+    link.problem = "gone"
+    update_links(settings, tmp_path, traffic_bytes=10**8)
+    link.problem = None
+    clock.now -= DAY
+    assert update_links(settings, tmp_path, traffic_bytes=0).measured_at == clock.now
+    clock.now -= DAY
+    assert update_links(settings, tmp_path, traffic_bytes=0).measured_at == clock.now
+
+
+def test_a_problem_of_many_lines_is_one_that_a_report_takes(settings, link, clock, tmp_path):
+    link.problem = "first\nsecond\x1b[2J" + "x" * 5000
+    report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
+    assert report.links_problem.startswith("first second [2Jxx")
+    assert len(report.links_problem) == 1000
+    assert LinkHistory.load(tmp_path).problem == report.links_problem
+
+
 def test_a_full_disk_is_told_and_costs_no_work(settings, link, tmp_path, monkeypatch):
     def full(self, folder):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(LinkHistory, "save", full)
-    report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
-    assert report.down_mbit_per_s == 100.0
+    for _ in range(3):
+        report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=10**9))
+    assert report.links_from == "node config"
     assert "cannot be kept: [Errno 28] No space left" in report.links_problem
+    assert link.sent == []  # or every message would measure
 
 
 def test_a_token_that_is_not_there_is_a_problem_and_no_crash(settings, link, tmp_path):

@@ -207,23 +207,67 @@ def test_the_second_node_that_claims_a_device_is_refused():
     assert population.nodes(grid, [2], [1.0]) == [2]
 
 
-def test_a_node_is_one_device_and_cannot_take_the_numbers_of_others(caplog):
+def saying(numbers):
+    """Answers queries with the device that `numbers` has for the node."""
+    return lambda message, context: Message(
+        to_records(NodeReport(device=numbers[context.node_id], report=GOOD)), reply_to=message
+    )
+
+
+def ask_all(population, grid):
+    for device in range(3):
+        population.ask_again(device)
+    return sample(population, grid)
+
+
+def test_a_node_cannot_take_the_number_of_one_that_is_there(caplog):
     numbers = {1: 0, 2: 1}
-
-    def handle(message, context):
-        return Message(to_records(NodeReport(device=numbers[context.node_id], report=GOOD)), reply_to=message)
-
-    grid, population = InProcessGrid(handle, 2, config), connected()
+    grid, population = InProcessGrid(saying(numbers), 2, config), connected()
     assert sample(population, grid) == [0, 1]
-    numbers[1] = 2
-    population.ask_again(0)
-    assert sample(population, grid) == [1]
-    assert "Node 1 says it carries device 2, and said device 0 before: refused" in caplog.text
+    numbers[1] = 1
+    assert ask_all(population, grid) == [1]
+    assert population.nodes(grid, [1], [1.0]) == [2]
+    assert "Nodes 2 and 1 both say they carry device 1: the second is refused" in caplog.text
+
+
+def test_a_number_that_was_wrong_can_be_mended_also_in_a_resumed_run():
+    numbers = {1: 0, 2: 0}
+    grid, population = InProcessGrid(saying(numbers), 2, config), connected()
+    assert sample(population, grid) == [0]
+    assert population.nodes(grid, [0], [1.0]) == [1]
     resumed = connected()
     resumed.load_state_dict(json.loads(json.dumps(population.state_dict())))
-    assert sample(resumed, grid) == [1]
-    numbers[1] = 0
-    assert sample(resumed, grid) == [0, 1]
+    numbers[1] = 1
+    for found in (population, resumed):
+        ask_all(found, grid)
+        assert ask_all(found, grid) == [0, 1]  # node 2 may have been asked before node 1 gave its number up
+        assert found.nodes(grid, [0, 1], [1.0, 1.0]) == [2, 1]
+        assert [(state.device, state.node) for state in found.newest_reports()] == [(0, 2), (1, 1)]
+
+
+def test_two_nodes_whose_numbers_were_swapped():
+    numbers = {1: 0, 2: 1}
+    grid, population = InProcessGrid(saying(numbers), 2, config), connected()
+    assert sample(population, grid) == [0, 1]
+    numbers.update({1: 1, 2: 0})
+    ask_all(population, grid)
+    assert ask_all(population, grid) == [0, 1]
+    assert population.nodes(grid, [0, 1], [1.0, 1.0]) == [2, 1]
+
+
+def test_a_node_carries_one_device_at_a_time():
+    numbers = {1: 0, 2: 1, 3: 0}
+    grid, population = InProcessGrid(saying(numbers), 3, config), connected()
+    first, second = grid.contexts.pop(1), grid.contexts[2]
+    assert sample(population, grid) == [0, 1]  # node 3 stands in for node 1
+    del grid.contexts[2]
+    numbers[3] = 1
+    assert ask_all(population, grid) == [1]
+    assert population.nodes(grid, [1], [1.0]) == [3]
+    # Both are back: device 1 belongs to the node that first said so.
+    grid.contexts.update({1: first, 2: second})
+    assert ask_all(population, grid) == [0, 1]
+    assert population.nodes(grid, [0, 1], [1.0, 1.0]) == [1, 2]
 
 
 def test_a_device_whose_node_is_gone_is_another_nodes_until_the_first_is_back():
