@@ -2,7 +2,8 @@
 
 Resumable: what results.json has is not run again unless its settings changed, nor is a run whose summary says finished;
 an unfinished one goes on from its checkpoint. Writes results.json and the table in README.md beside the study from all
-of them, so that a study can go on on another machine.
+of them, so that a study can go on on another machine. Settings are those of the experiment and of its methods: whoever
+changes a default, or what a method does, takes its figures out of results.json.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +73,7 @@ class Study:
         return self.experiment.parent / f"{name}.json"
 
     def digest(self, method: str) -> str:
-        """Of a method's settings, with the contents of the files that they name: figures are of these settings only."""
+        """Of a method's settings, with the contents of the files that they name; not of defaults."""
         settings = {"": tomllib.loads(self.experiment.read_text())}
         for setting in self.methods[method]:
             key, _, value = setting.partition("=")
@@ -91,13 +93,12 @@ class Study:
         folder = self.runs / f"{method}-{seed}"
         if str(seed) in self.known().get(method, {}):
             return f"{folder.name}: was finished"
-        began_with = self.runs / f"{folder.name}.settings"
-        if folder.exists() and began_with.read_text() != self.digest(method):
+        if folder.exists() and not self._is_of_today(method, folder):
             return f"{folder.name}: has other settings than today's; move {folder} away to run it again"
         if finished(folder):
             return f"{folder.name}: was finished"
         self.runs.mkdir(parents=True, exist_ok=True)
-        began_with.write_text(self.digest(method))
+        _settings_of(folder).write_text(self.digest(method))
         with (self.runs / f"{folder.name}.log").open("a") as log:
             command = self.command(method, seed, resume=(folder / "config.json").exists())
             code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
@@ -117,11 +118,18 @@ class Study:
         for method, seeds in found.items():
             for folder in self.runs.glob(f"{method}-[0-9]*"):
                 seed = folder.name.removeprefix(f"{method}-")
-                if not seed.isdigit() or not finished(folder):
-                    continue
-                if (self.runs / f"{folder.name}.settings").read_text() == self.digest(method):
+                if seed.isdigit() and finished(folder) and self._is_of_today(method, folder):
                     seeds[seed] = figures(folder) | {"settings": self.digest(method)}
         return {method: dict(sorted(seeds.items())) for method, seeds in found.items() if seeds}
+
+    def _is_of_today(self, method: str, folder: Path) -> bool:
+        file = _settings_of(folder)
+        return file.exists() and file.read_text() == self.digest(method)
+
+
+def _settings_of(run: Path) -> Path:
+    """The file that holds the digest of the settings that a run began with."""
+    return run.with_name(f"{run.name}.settings")
 
 
 def finished(folder: Path) -> bool:
@@ -201,8 +209,8 @@ def table(study: Study, results: dict[str, Figures]) -> str:
             cells.append(accuracy(values) if values else "")
         cells += [f"{statistics.mean(f[key] for f in runs) / 1e6:.1f}" for key in ("bytes_down", "bytes_up")]
         if study.part:
-            known = [f["server_seconds_per_round"].get(study.part) for f in runs]
-            cells.append(f"{statistics.mean(s for s in known if s):.2f}" if any(known) else "")
+            known = sorted(s for f in runs if (s := f["server_seconds_per_round"].get(study.part)))
+            cells.append(" to ".join(dict.fromkeys(f"{s:.2f}" for s in (known[0], known[-1]))) if known else "")
         if level is not None:
             cells += times_to(level, runs)
             for key in ("memory_utilisation", "bandwidth_utilisation", "assign_and_finish_share"):
@@ -237,16 +245,20 @@ def main(study: Study, description: str) -> None:
     arguments = parser.parse_args()
     # All methods with one seed before the next seed: a sweep that is cut short still has a whole column.
     todo = [(method, seed) for seed in arguments.seeds for method in arguments.methods]
-    todo = [(m, seed) for m, seed in todo if seed == 1 or not m.startswith(study.once)]
+    known = study.known()
+    todo = [(m, s) for m, s in todo if not m.startswith(study.once) or (s == arguments.seeds[0] and not known[m])]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for line in pool.map(lambda job: study.run_one(*job), todo):
             print(line, flush=True)
-    write(study)
+    lacking = write(study, todo)
+    if lacking:
+        sys.exit(f"Not finished: {', '.join(lacking)}; see the logs in {study.runs}")
 
 
-def write(study: Study) -> None:
-    """Write results.json, and the table between its marks in README.md."""
+def write(study: Study, wanted: Sequence[tuple[str, int]]) -> list[str]:
+    """Write results.json, and the table between its marks in README.md; returns which of the runs have no figures."""
     results = study.collect()
     content = {"machine": f"{platform.machine()}, one torch thread per run", "results": results}
     study.results.write_text(json.dumps(content, indent=1) + "\n")
     print(write_between(study.experiment.parent / "README.md", study.name, table(study, results)))
+    return [f"{method}-{seed}" for method, seed in wanted if str(seed) not in results.get(method, {})]

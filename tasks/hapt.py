@@ -161,14 +161,21 @@ def read_texts(folder: Path) -> dict[int, list[Recording]]:
     FileNotFoundError where one of them is missing, ValueError where its numbers cannot be.
     """
     stretches = _numbers(folder / LABELS, 5)
+    if (stretches != stretches.round()).any():
+        raise ValueError(
+            f"{folder / LABELS}: expected whole numbers: experiment, user, activity, first and last sample"
+        )
     users = defaultdict[int, list[Recording]](list)
-    for file in sorted(folder.glob("acc_exp*_user*.txt")):
-        if not (found := re.fullmatch(r"acc_exp(\d+)_user(\d+)\.txt", file.name)):
-            continue
-        experiment, user = map(int, found.groups())
-        parts = [_numbers(folder / f"{sensor}{file.name.removeprefix('acc')}", 3) for sensor in ("acc", "gyro")]
+    # A recording that the labels name, or that one sensor has, is there as a whole.
+    named = {(int(experiment), int(user)) for experiment, user in stretches[:, :2]}
+    for file in folder.glob("*_exp*_user*.txt"):
+        if found := re.fullmatch(r"(?:acc|gyro)_exp(\d+)_user(\d+)\.txt", file.name):
+            named.add((int(found[1]), int(found[2])))
+    for experiment, user in sorted(named):
+        end = f"exp{experiment:02}_user{user:02}.txt"
+        parts = [_numbers(folder / f"{sensor}_{end}", 3) for sensor in ("acc", "gyro")]
         if len(parts[0]) != len(parts[1]):
-            raise ValueError(f"{file}: {len(parts[0])} samples, and {len(parts[1])} of the gyroscope")
+            raise ValueError(f"{folder / end}: {len(parts[0])} samples of acc, and {len(parts[1])} of gyro")
         activities = np.full(len(parts[0]), -1)
         for line in stretches[(stretches[:, 0] == experiment) & (stretches[:, 1] == user)]:
             activity, first, last = map(int, line[2:])
@@ -176,8 +183,6 @@ def read_texts(folder: Path) -> dict[int, list[Recording]]:
                 raise ValueError(f"{folder / LABELS}: {line.tolist()}: there are {len(activities)} samples")
             activities[first - 1 : last] = activity - 1
         users[user].append(Recording(np.concatenate(parts, axis=1), activities))
-    if not users:
-        raise FileNotFoundError(f"{folder}: no files acc_exp*_user*.txt beside {LABELS}")
     return dict(sorted(users.items()))
 
 

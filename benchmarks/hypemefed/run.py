@@ -32,7 +32,9 @@ PRELIMINARY |= {
 TEN = {
     "one exit, all-large": ["strategy=fedavg", ONE_EXIT],
     "one exit, all-small": ["strategy=fedavg", "fedavg.use=all-small"],
-    "one exit, exclusive": ["strategy=fedavg", "fedavg.use=exclusive"],
+    "one exit, exclusive": ["strategy=fedavg", "fedavg.use=exclusive", ONE_EXIT],
+    # Those of tier "exit 10" alone, as if nine heads that nobody trains had to be paid for.
+    "one exit, five devices": ["strategy=fedavg", "fedavg.use=exclusive"],
     "ten exits and hypernetworks": ["strategy=hypemefed"],
     "ten exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "ten exits, every device trains all": ["strategy=hypemefed", "fleet=" + str(HERE / "all-fleet.toml")],

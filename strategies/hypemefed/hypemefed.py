@@ -33,7 +33,7 @@ from strategies.submodel import SubModelStrategy, by_exit, require_exits
 from strategies.work import Contribution, Weights
 
 Source = str  # the tensor that a deeper one is guessed from
-MOST_ERROR = 2.0  # of a hypernetwork that guesses, relative to guessing nothing; before it knows much it errs about 1
+MOST_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class HypeMeFed(SubModelStrategy):
 
     def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
         require_exits("hypemefed", setup.family)
-        if params.generate == "all" and not params.exits:
+        if params.fill == "hypernetwork" and params.generate == "all" and not params.exits:
             raise ValueError(
                 "hypemefed.generate = 'all' guesses a head from the one before it, which only devices that train all "
                 "of their exits have: set hypemefed.exits = true, or hypemefed.generate = 'layers'"
@@ -158,14 +158,14 @@ class HypeMeFed(SubModelStrategy):
                 samples = [(self._inputs(u, network, source), value) for u, value in zip(deep, wanted, strict=True)]
                 before = {name: value.clone() for name, value in network.state_dict().items()}
                 error = fit(network, samples, epochs=p.epochs, learning_rate=p.learning_rate)
-                of_nothing = float(torch.stack([value.square().mean() for value in wanted]).mean())
+                of_zeros = float(torch.stack([value.square().mean() for value in wanted]).mean())
                 if not all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
                     network.load_state_dict(before)
                     log(WARNING, "Round %s: the hypernetwork of %s diverged and is as before", self.round, target)
-                elif error > MOST_ERROR * of_nothing:
+                elif error > MOST_ERROR * of_zeros:
                     self.trained.discard(target)
-                    text = "Round %s: the hypernetwork of %s errs %.1f times as much as no guess, and is not asked"
-                    log(WARNING, text, self.round, target, error / of_nothing if of_nothing else float("inf"))
+                    text = "Round %s: the hypernetwork of %s errs %.1f times as much as zeros would, and is not asked"
+                    log(WARNING, text, self.round, target, error / of_zeros if of_zeros else float("inf"))
                 else:
                     self.trained.add(target)
                 if p.guess == "change" and target in self.trained:
@@ -258,7 +258,7 @@ class HypeMeFed(SubModelStrategy):
 
 
 def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dict[int, dict[str, Source]]:
-    """Which tensor each one behind the first exit is guessed from: exit -> {target: source}.
+    """Which tensor each one behind the first exit is guessed from: exit -> {target: source}, of all that is guessed.
 
     Layers are the weights of convolutions and linear layers whose outputs are one of a segment's groups, but for those
     inside heads; "all" are also their biases, the norms' scales and shifts, and the segment's head. Running statistics

@@ -1,8 +1,9 @@
 import json
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.method_table import KEYS, Study, figures, in_order
+from benchmarks.method_table import KEYS, Study, figures, in_order, table, write
 
 
 def study_in(folder, methods):
@@ -53,6 +54,70 @@ def test_a_run_of_other_settings_is_neither_counted_nor_gone_on_with(tmp_path):
     assert study.collect() == {}
     assert "move" in study.run_one("a", 1)
     assert not (study.runs / "a-1.log").exists()
+
+
+def figure(curve, **values):
+    """Figures of one run that is scored in the rounds of `curve`, an hour each."""
+    return {
+        "final_accuracy": list(curve.values())[-1],
+        "best_accuracy": max(curve.values()),
+        "accuracy_by_tier": {"small": 0.5, "large": 0.25},
+        "personal_accuracy": None,
+        "personal_accuracy_by_tier": {},
+        "bytes_down": 3e6,
+        "bytes_up": 1e6,
+        "curve": curve,
+        "hours": {number: float(number) for number in curve},
+        "memory_utilisation": 0.5,
+        "bandwidth_utilisation": None,
+        "assign_and_finish_share": 0.125,
+        "server_seconds_per_round": {"guess": 0.0},
+    } | values
+
+
+def test_a_row_is_of_all_seeds_and_says_when_they_reached_the_target(tmp_path):
+    study = replace(study_in(tmp_path, {}), target="low", part="guess", tiers=False)
+    seconds = [{"server_seconds_per_round": {"guess": value}} for value in (0.5, 2.0)]
+    results = {
+        "low": {"1": figure({"5": 0.2, "10": 0.4})},
+        "high": {"1": figure({"5": 0.4, "10": 0.5}, **seconds[0]), "2": figure({"5": 0.3, "10": 0.6}, **seconds[1])},
+        "never": {"1": figure({"5": 0.2, "10": 0.3}), "2": figure({"5": 0.1, "10": 0.5})},
+    }
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table(study, results).splitlines()]
+    assert lines[0] == [
+        *("method", "seeds", "final accuracy", "best", "MB down", "MB up", "server's s per round: guess"),
+        *("rounds to 40.0 %", "simulated hours to 40.0 %", "memory used", "link used", "server share"),
+    ]
+    assert lines[2] == ["low", "1", "40.00", "40.00", "3.0", "1.0", "", "10", "10.00", "50 %", "", "12 %"]
+    # The mean of 0.5 and 0.6 is 0.55, their standard deviation 0.1 / sqrt(2); 40 % in rounds 5 and 10.
+    spread = "55.00 ± 7.07"
+    assert lines[3] == ["high", "2", spread, spread, "3.0", "1.0", "0.50 to 2.00", "8", "7.50", "50 %", "", "12 %"]
+    assert lines[4][7:9] == ["never (1 of 2)", ""]
+
+
+def test_columns_of_tiers_stand_in_their_order(tmp_path):
+    lines = table(study_in(tmp_path, {}), {"a": {"1": figure({"1": 0.4})}}).splitlines()
+    assert lines[0] == "| method | seeds | final accuracy | best | large | small | MB down | MB up |"
+    assert lines[2] == "| a | 1 | 40.00 | 40.00 | 25.00 | 50.00 | 3.0 | 1.0 |"
+
+
+def test_a_command_names_the_settings_the_seed_and_where_to_go_on(tmp_path):
+    study = study_in(tmp_path, {"a": ["strategy=fedavg"]})
+    command = study.command("a", 3, resume=True)
+    assert command[1:4] == ["-m", "wildflower", "run"]
+    assert command[5:] == [
+        *("--set", "strategy=fedavg", "--set", "seed=3", "--set", "run-name=a-3"),
+        *("--set", f"output-dir={study.runs}", "--set", "resume=true"),
+    ]
+    assert "resume=true" not in study.command("a", 3, resume=False)
+
+
+def test_a_run_without_figures_is_named(tmp_path):
+    study = study_in(tmp_path, {"a": ["strategy=fedavg"]})
+    (study.experiment.parent / "README.md").write_text(f"<!-- {study.name} -->\n<!-- end of {study.name} -->\n")
+    finish_run(study.runs / "a-1")
+    assert write(study, [("a", 1)]) == ["a-1"]  # nobody knows its settings
+    assert "move" in study.run_one("a", 1)
 
 
 def test_a_digest_is_of_what_files_say_and_not_of_their_comments_or_places(tmp_path):

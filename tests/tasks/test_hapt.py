@@ -326,8 +326,9 @@ def test_ucis_text_files_are_read_as_they_are(raw: Path) -> None:
         ("labels.txt", "3 2 13 1 40\n", "there are 400 samples"),
         ("labels.txt", "3 2 5 0 40\n", "there are 400 samples"),
         ("labels.txt", "3 2 5 40\n", "4 columns in 1 rows: expected 5"),
+        ("labels.txt", "3 2 5 1.5 40\n", "expected whole numbers"),
         ("labels.txt", "walking\n", "no table of numbers"),
-        ("acc_exp03_user02.txt", "1 2 3\n", "1 samples, and 400 of the gyroscope"),
+        ("acc_exp03_user02.txt", "1 2 3\n", "1 samples of acc, and 400 of gyro"),
         ("gyro_exp03_user02.txt", "1 2 nan\n" * 400, "expected 3 of finite numbers"),
     ],
 )
@@ -337,11 +338,11 @@ def test_wrong_text_files_are_named(raw: Path, name: str, text: str, message: st
         read_texts(raw)
 
 
-def test_missing_text_files_are_named(raw: Path) -> None:
-    (raw / "gyro_exp12_user01.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"gyro_exp12_user01\.txt"):
-        read_texts(raw)
-    for file in raw.glob("acc*"):
-        file.unlink()
-    with pytest.raises(FileNotFoundError, match="no files acc_exp"):
+@pytest.mark.parametrize(
+    "missing", [["gyro_exp12_user01"], ["acc_exp12_user01"], ["acc_exp04_user02", "gyro_exp04_user02"]]
+)
+def test_missing_text_files_are_named(raw: Path, missing: list[str]) -> None:
+    for name in missing:
+        (raw / f"{name}.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=missing[0]):
         read_texts(raw)

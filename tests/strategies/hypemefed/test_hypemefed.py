@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import ClassVar
@@ -357,7 +357,7 @@ def test_a_hypernetwork_that_errs_more_than_no_guess_is_not_asked(tmp_path, capl
     strategy = hypemefed(tmp_path, guess="change", learning_rate=10.0)
     with caplog.at_level("WARNING", "flwr"):
         weights = after(strategy, changed(VGG, 3, 0.5, 0), changed(VGG, 3, 1.0, 1), changed(VGG, 1, 0.25, 2))
-    assert "times as much as no guess, and is not asked" in caplog.text
+    assert "times as much as zeros would, and is not asked" in caplog.text
     assert strategy.trained == set()
     # So layers behind exit 1 are the mean over those that have them: -7 + 3 (0.5 + 1) / 2.
     assert weights["block1.conv1.weight"] == pytest.approx([-7 + 3 * 0.75])
@@ -365,8 +365,14 @@ def test_a_hypernetwork_that_errs_more_than_no_guess_is_not_asked(tmp_path, capl
 
 def test_what_is_kept_of_an_update_is_no_more_than_what_is_read(tmp_path):
     strategy = hypemefed(tmp_path)
-    strategy.absorb(update(VGG, 1, 0.5))
+    contribution = update(VGG, 1, 0.5)
+    # As a message brings them: views of one vector.
+    flat = torch.cat([value.flatten() for value in contribution.weights.values()])
+    parts = flat.split([value.numel() for value in contribution.weights.values()])
+    views = {n: part.view_as(v) for (n, v), part in zip(contribution.weights.items(), parts, strict=True)}
+    strategy.absorb(replace(contribution, weights=views))
     [upload] = strategy.uploads
+    assert set(upload.tensors) == set(strategy.sources[2].values()) < set(views)
     for value in upload.tensors.values():
         assert value.untyped_storage().nbytes() == value.numel() * 4
 
