@@ -23,7 +23,7 @@ from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
 from messages.orders import LocalTraining
 from models.cnn import Cnn3
-from strategies.hypemefed.hypemefed import follow
+from strategies.hypemefed.hypemefed import HypeMeFedParams, follow
 from strategies.hypemefed.hypernetwork import (
     Inputs,
     LowRankHypernetwork,
@@ -42,6 +42,7 @@ FILE, README = HERE / "guesses.json", HERE / "README.md"
 FAMILY = Cnn3(input_shape=(1, 28, 28), exits=(1, 2, 3))
 PARTITIONS = {"IID": ("iid", 0.0), "Dirichlet 0.5": ("dirichlet", 0.5), "Dirichlet 0.1": ("dirichlet", 0.1)}
 DEVICES, PER_ROUND, TIERS = 50, 10, 3
+PARAMS = HypeMeFedParams()
 WAYS = ("shifted", "as guessed")
 # target: source, its exit
 PAIRS = {target: (source, exit) for exit, pairs in follow(FAMILY).items() for target, source in pairs.items()}
@@ -91,7 +92,7 @@ def errors(rounds: list[Round], epochs: int) -> dict[str, dict[str, float]]:
     torch.manual_seed(0)
     shapes = {name: value.shape for name, value in rounds[0][0].items()}
     networks = {
-        target: LowRankHypernetwork(shapes[source], shapes[target], 100, 512, from_zero=True)
+        target: LowRankHypernetwork(shapes[source], shapes[target], PARAMS.rank, PARAMS.hidden, from_zero=True)
         for target, (source, _) in PAIRS.items()
     }
     found: dict[str, dict[str, list[float]]] = {target: {way: [] for way in WAYS} for target in PAIRS}
@@ -107,7 +108,7 @@ def errors(rounds: list[Round], epochs: int) -> dict[str, dict[str, float]]:
             samples: list[tuple[Inputs, Tensor]] = [
                 (reading.inputs(network, source, models[i][source]), real[i]) for i in owners
             ]
-            fit(network, samples, epochs=epochs, learning_rate=5e-4)
+            fit(network, samples, epochs=epochs, learning_rate=PARAMS.learning_rate)
             shift = shortfall(network, samples, [1.0] * len(owners))
             true = torch.stack(real).mean(dim=0)
             lacking = torch.stack([real[i] for i in owners]).mean(dim=0) - true

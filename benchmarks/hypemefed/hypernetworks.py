@@ -6,8 +6,8 @@
 Devices train the whole network together for some rounds, each on data of its own. In every round the hypernetworks
 learn from what all but two of them return, and in the last one they guess the deep layers of these two, each from the
 real layer before. Parameters and bytes follow from shapes; layers whose training does not fit into half of the free
-memory are not run. Resumable: a case that stands in hypernetworks.json with the same settings is not run again. Writes
-the tables in README.md too.
+memory are not run. Resumable: a case that stands in hypernetworks.json with the same settings is not run again, unless
+there is memory now for layers that it lacks. Writes the tables in README.md too.
 """
 
 import argparse
@@ -47,7 +47,8 @@ from tasks.task import TASKS, Task, TaskSpec
 
 HERE = Path(__file__).resolve().parent
 FILE, README = HERE / "hypernetworks.json", HERE / "README.md"
-# Name, and epochs per round: on one core, 25 of ResNet-18's would take an hour.
+EPOCHS = 25  # per round, as in the paper
+# Name, and epochs per round of a naive hypernetwork: on one core, 25 of ResNet-18's would take an hour and a half.
 NETWORKS: dict[str, tuple[str, Family, int]] = {
     "vgg": (
         "VGG of UniMiB SHAR (64 to 512, 1x18x25)",
@@ -57,7 +58,8 @@ NETWORKS: dict[str, tuple[str, Family, int]] = {
     "resnet18": ("ResNet-18", ResNet18(input_shape=(1, 28, 28), exits=(1, 2, 3, 4)), 1),
 }
 # What is guessed, and from how many singular vectors; None: by a naive hypernetwork.
-KINDS: dict[str, tuple[Literal["change", "weight"], int | None]] = {
+Kind = tuple[Literal["change", "weight"], int | None]
+KINDS: dict[str, Kind] = {
     "25": ("change", 25),
     "50": ("change", 50),
     "100": ("change", 100),
@@ -65,8 +67,9 @@ KINDS: dict[str, tuple[Literal["change", "weight"], int | None]] = {
     "all": ("change", 10**6),
     "100, weights": ("weight", 100),
     "naive": ("weight", None),
+    "100 as naive": ("weight", 100),  # as few epochs, and the same is guessed
 }
-LIKE_NAIVE = "100, weights"  # guesses the same
+AS_NAIVE = ("naive", "100 as naive")
 HIDDEN = 512
 STATES = 4  # weights, gradients and Adam's two moments
 WITHHELD = 2
@@ -122,7 +125,7 @@ def measure(
             parameters = sum(p.numel() for p in make(target).parameters())
             times = getattr(make(target), "times", 1)  # m
         layers[target] = {"parameters": parameters, "times": times, "entries": math.prod(shapes[target])}
-        if training_bytes(parameters) > psutil.virtual_memory().available / 2:
+        if not fits(parameters):
             print(f"{target}: {training_bytes(parameters) / 1e9:.1f} GB are too many", flush=True)
             continue
         torch.manual_seed(0)
@@ -154,6 +157,19 @@ def measure(
     return layers
 
 
+def missing(case: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether a case has to be run: it was not with these settings, or some of its layers would fit into memory now."""
+    if {name: case.get(name) for name in settings} != settings:
+        return True
+    unmeasured = [layer for layer in case["layers"].values() if "seconds_per_epoch" not in layer]
+    return any(fits(layer["parameters"]) for layer in unmeasured)
+
+
+def fits(parameters: int) -> bool:
+    """Whether a hypernetwork may be trained here."""
+    return training_bytes(parameters) <= psutil.virtual_memory().available / 2
+
+
 def training_bytes(parameters: int) -> int:
     """Bytes that stay while a hypernetwork learns: its parameters, their gradients, and Adam's moments."""
     return 4 * STATES * parameters
@@ -180,31 +196,41 @@ def figures(layers: Layers) -> list[str]:
 
 
 def compared(naive: Layers, low_rank: Layers) -> list[list[str]]:
-    """Rows of every layer whose naive hypernetwork was run, beside that of the same layer at a rank."""
+    """Rows of every layer whose naive hypernetwork was run, beside that of the same layer at a rank, and of all."""
+    run = [target for target, layer in naive.items() if "seconds_per_epoch" in layer]
     rows = []
-    for target in (target for target, layer in naive.items() if "seconds_per_epoch" in layer):
-        first, second = ({target: layers[target]} for layers in (naive, low_rank))
+    for name, targets in [*((target, [target]) for target in run), ("together", run)]:
+        first, second = ({target: layers[target] for target in targets} for layers in (naive, low_rank))
         both = zip(figures(first)[1:7], figures(second)[1:7], strict=True)
-        saved = 1 - low_rank[target]["parameters"] / naive[target]["parameters"]
-        faster = naive[target]["seconds_per_epoch"] / low_rank[target]["seconds_per_epoch"]
-        rows.append([target, *(f"{a} / {b}" for a, b in both), f"{100 * saved:.2f} %", f"{faster:.1f}"])
+        slow, fast = (sum(layer["seconds_per_epoch"] for layer in layers.values()) for layers in (first, second))
+        rows.append([name, *(f"{a} / {b}" for a, b in both), less(second, first), f"{slow / fast:.1f}"])
     return rows
+
+
+def less(layers: Layers, naive: Layers) -> str:
+    """How much less memory parameters take than those of naive hypernetworks of the same layers."""
+    parameters, of_naive = (sum(layer["parameters"] for layer in found.values()) for found in (layers, naive))
+    return f"{100 * (1 - parameters / of_naive):.2f} %"
 
 
 def write(cases: dict[str, dict[str, Any]]) -> None:
     """Write both tables."""
     costs = ["parameters", "MB", "MB while training", "s to read", "s per epoch"]
     known = ["the others' mean", "what was sent", "zeros", "random weights"]
-    heads = ["network", "k", "m", *costs, "error", *(f"error of {name}" for name in known)]
-    found = [(key, rank) for key in NETWORKS for rank in KINDS if f"{key} {rank}" in cases]
-    rows = [[NETWORKS[key][0], rank, *figures(cases[f"{key} {rank}"]["layers"])] for key, rank in found]
+    heads = ["network", "k", "m", *costs, "error", *(f"error of {name}" for name in known), "less memory than naive"]
+    rows = []
+    for key, rank in ((key, rank) for key in NETWORKS for rank in KINDS if rank != AS_NAIVE[1]):
+        layers, naive = (cases.get(f"{key} {name}", {}).get("layers") for name in (rank, "naive"))
+        if layers:
+            saved = less(layers, naive) if naive and rank != "naive" else ""
+            rows.append([NETWORKS[key][0], rank, *figures(layers), saved])
     print(write_between(README, "hypernetworks", markdown(heads, rows)))
     heads = ["network", "layer", *(f"{what}, naive / k = 100" for what in (*costs, "error")), "less memory", "faster"]
-    both = [key for key in NETWORKS if f"{key} naive" in cases and f"{key} {LIKE_NAIVE}" in cases]
+    both = [key for key in NETWORKS if all(f"{key} {name}" in cases for name in AS_NAIVE)]
     rows = [
         [NETWORKS[key][0], *row]
         for key in both
-        for row in compared(cases[f"{key} naive"]["layers"], cases[f"{key} {LIKE_NAIVE}"]["layers"])
+        for row in compared(*(cases[f"{key} {name}"]["layers"] for name in AS_NAIVE))
     ]
     print(write_between(README, "naive hypernetworks", markdown(heads, rows)))
 
@@ -225,15 +251,16 @@ def main() -> None:
     torch.set_num_threads(1)
     cases: dict[str, dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists() else {}
     for key in arguments.networks:
-        _, family, epochs = NETWORKS[key]
-        settings = {name: getattr(arguments, name) for name in ("devices", "rounds", "steps")} | {"epochs": epochs}
-        known = {rank: cases.get(f"{key} {rank}", {}) for rank in arguments.ranks}
-        missing = [rank for rank, case in known.items() if {name: case.get(name) for name in settings} != settings]
-        if not missing:
+        _, family, naive_epochs = NETWORKS[key]
+        common = {name: getattr(arguments, name) for name in ("devices", "rounds", "steps")}
+        settings = {rank: common | {"epochs": naive_epochs if rank in AS_NAIVE else EPOCHS} for rank in arguments.ranks}
+        todo = [rank for rank in arguments.ranks if missing(cases.get(f"{key} {rank}", {}), settings[rank])]
+        if not todo:
             continue
         rounds = trained(family, arguments.devices, arguments.rounds, arguments.steps)
-        for rank in missing:
-            cases[f"{key} {rank}"] = settings | {"layers": measure(family, rounds, *KINDS[rank], epochs)}
+        for rank in todo:
+            layers = measure(family, rounds, *KINDS[rank], settings[rank]["epochs"])
+            cases[f"{key} {rank}"] = settings[rank] | {"layers": layers}
             FILE.write_text(json.dumps(cases, indent=1) + "\n")
             print(f"{key} {rank}: {figures(cases[f'{key} {rank}']['layers'])}", flush=True)
     write(cases)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.hypemefed import hypernetworks
-from benchmarks.hypemefed.hypernetworks import compared, figures, measure
+from benchmarks.hypemefed.hypernetworks import compared, figures, measure, missing
 from models.vgg import Vgg
 from strategies.submodel import initial_weights
 from tasks.data import Data, make_data_set
@@ -44,7 +44,7 @@ def test_layers_that_do_not_fit_have_sizes_only(monkeypatch):
     assert figures(naive)[4:] == ["does not fit", "", *[""] * 5]
     low = measure(FAMILY, two_rounds(), "change", 100, epochs=1)
     assert {target: layer["parameters"] for target, layer in low.items()} == LOW
-    assert [row[0] for row in compared(naive, low)] == ["block1.conv1.weight"]
+    assert [row[0] for row in compared(naive, low)] == ["block1.conv1.weight", "together"]
 
 
 @pytest.mark.parametrize("guess", ["change", "weight"])
@@ -85,20 +85,40 @@ def test_figures_of_several_layers_by_hand():
 
     layers = {"a": layer(1_000_000, 2, 0.5, 0.1), "b": layer(2_000_000, 6, 1.0, 0.5)}
     assert figures(layers) == ["1 to 3", "3,000,000", "12", "48", "3.00", "1.50", *["0.40000"] * 5]
-    fast = {"a": layer(10_000, 2, 0.1, 0.2)}
-    assert compared({"a": layers["a"]}, fast) == [
-        [
-            "a",
-            "1,000,000 / 10,000",
-            "4 / 0",
-            "16 / 0",
-            "1.00 / 0.20",
-            "0.50 / 0.10",
-            "0.10000 / 0.20000",
-            "99.00 %",
-            "5.0",
-        ]
+    fast = {"a": layer(10_000, 2, 0.1, 0.2), "b": layer(20_000, 6, 0.2, 0.2)}
+    assert compared(layers, fast)[0] == [
+        "a",
+        "1,000,000 / 10,000",
+        "4 / 0",
+        "16 / 0",
+        "1.00 / 0.20",
+        "0.50 / 0.10",
+        "0.10000 / 0.20000",
+        "99.00 %",
+        "5.0",
     ]
+    # 1.5 s of both naive ones beside 0.3 s.
+    assert compared(layers, fast)[2] == [
+        "together",
+        "3,000,000 / 30,000",
+        "12 / 0",
+        "48 / 0",
+        "3.00 / 0.60",
+        "1.50 / 0.30",
+        "0.40000 / 0.20000",
+        "99.00 %",
+        "5.0",
+    ]
+
+
+def test_a_case_is_run_again_with_other_settings_or_when_there_is_memory_for_more(monkeypatch):
+    monkeypatch.setattr(hypernetworks.psutil, "virtual_memory", lambda: SimpleNamespace(available=3200))
+    small, large = {"parameters": 100}, {"parameters": 101}
+    done = {"parameters": 101, "seconds_per_epoch": 1.0}
+    assert not missing({"epochs": 5, "layers": {"a": done, "b": large}}, {"epochs": 5})
+    assert missing({"epochs": 5, "layers": {"a": done, "b": small}}, {"epochs": 5})
+    assert missing({"epochs": 5, "layers": {"a": done}}, {"epochs": 25})
+    assert missing({}, {"epochs": 5})
 
 
 def test_images_are_scaled_to_the_input(monkeypatch):
