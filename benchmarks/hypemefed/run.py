@@ -16,6 +16,8 @@ PRELIMINARY = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=exclusive", ONE_EXIT],
     "exits and hypernetworks": ["strategy=hypemefed"],
+    # Norms, biases and heads as well, the paper's Figure 10.
+    "exits and hypernetworks, all": ["strategy=hypemefed", "hypemefed.generate=all"],
     "exits and hypernetworks, weights": ["strategy=hypemefed", *WEIGHTS],
     "exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "hypernetworks": ["strategy=hypemefed", "hypemefed.exits=false"],
@@ -27,7 +29,10 @@ PRELIMINARY = {
 FEW_CLASSES = ["partition=dirichlet", "alpha=0.1"]
 PRELIMINARY |= {
     f"{name}, few classes": [*PRELIMINARY[name], *FEW_CLASSES]
-    for name in ("all-large", "all-small", "exclusive", "exits and hypernetworks", "exits")
+    for name in (
+        *("all-large", "all-small", "exclusive"),
+        *("exits and hypernetworks", "exits and hypernetworks, all", "exits"),
+    )
 }
 TEN = {
     "one exit, all-large": ["strategy=fedavg", ONE_EXIT],
@@ -43,6 +48,7 @@ TEN = {
 VGG = "family-arguments=block_channels = [64, 128, 256, 512]"
 ON_HAPT = {
     "hypemefed": ["strategy=hypemefed"],
+    "hypemefed, all": ["strategy=hypemefed", "hypemefed.generate=all"],
     "hypemefed without hypernetworks": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "fedavg-s": ["strategy=fedavg", "fedavg.use=all-small"],
     "fedavg-l": ["strategy=fedavg", VGG],
