@@ -246,6 +246,17 @@ def test_on_hardware_too_nobody_has_trained_on_more_than_its_shard(tmp_path, fol
     assert why == "refused: device 0 says that it trained on 25 examples, its shard holds 24"
 
 
+def failed_with_an_essay(reply, arrays):
+    reply["updates"][0]["outcome"] = "failed: \x1b[2J\n" + "x" * 10**6
+
+
+def test_what_a_device_says_of_its_failure_is_one_short_line(tmp_path, folder):
+    whys = check_refusal(folder, tmp_path, "heterofl", changed_reply(failed_with_an_essay), on_hardware=True)
+    [why] = whys
+    assert why == f"failed:  [2J {'x' * 984}..."
+    assert len(why) == 1000
+
+
 @pytest.mark.parametrize("method", SUMMING)
 @pytest.mark.parametrize("change", SUMS, ids=lambda change: change.__name__)
 def test_a_bad_sum_changes_nothing(method, change, tmp_path, folder):

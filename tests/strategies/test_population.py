@@ -245,6 +245,19 @@ def test_a_number_that_was_wrong_can_be_mended_also_in_a_resumed_run():
         assert [(state.device, state.node) for state in found.newest_reports()] == [(0, 2), (1, 1)]
 
 
+def test_a_devices_tier_is_the_kind_that_it_said_first():
+    reports = [{**GOOD, "kind": kind} for kind in ("pi", "jetson", "phone")]
+
+    def handle(message, context):
+        return Message(to_records(NodeReport(device=0, report=reports.pop(0))), reply_to=message)
+
+    grid, population = InProcessGrid(handle, 1, config), connected()
+    for _ in range(3):
+        assert ask_all(population, grid) == [0]
+        assert population.tier(0) == "pi"
+    assert population.report(0).kind == "phone"
+
+
 def test_two_nodes_whose_numbers_were_swapped():
     numbers = {1: 0, 2: 1}
     grid, population = InProcessGrid(saying(numbers), 2, config), connected()
