@@ -217,13 +217,23 @@ def write(cases: dict[str, dict[str, Any]]) -> None:
     """Write both tables."""
     costs = ["parameters", "MB", "MB while training", "s to read", "s per epoch"]
     known = ["the others' mean", "what was sent", "zeros", "random weights"]
-    heads = ["network", "k", "m", *costs, "error", *(f"error of {name}" for name in known), "less memory than naive"]
+    heads = [
+        "network",
+        "k",
+        "epochs",
+        "m",
+        *costs,
+        "error",
+        *(f"error of {name}" for name in known),
+        "less memory than naive",
+    ]
     rows = []
     for key, rank in ((key, rank) for key in NETWORKS for rank in KINDS if rank != AS_NAIVE[1]):
         layers, naive = (cases.get(f"{key} {name}", {}).get("layers") for name in (rank, "naive"))
         if layers:
             saved = less(layers, naive) if naive and rank != "naive" else ""
-            rows.append([NETWORKS[key][0], rank, *figures(layers), saved])
+            epochs = str(cases[f"{key} {rank}"]["epochs"])
+            rows.append([NETWORKS[key][0], rank, epochs, *figures(layers), saved])
     print(write_between(README, "hypernetworks", markdown(heads, rows)))
     heads = ["network", "layer", *(f"{what}, naive / k = 100" for what in (*costs, "error")), "less memory", "faster"]
     both = [key for key in NETWORKS if all(f"{key} {name}" in cases for name in AS_NAIVE)]
