@@ -263,9 +263,7 @@ class ConnectedDevices(Population):
         self._known: dict[int, _Known] = {}  # device -> what can be sampled now
         self._said: dict[int, _Known] = {}  # device -> what was last said, also by who is busy or gone
         self._owners: dict[int, tuple[int, int]] = {}  # device -> the first node that carried it, and the last
-        self._kinds: dict[
-            int, str
-        ] = {}  # device -> its tier: what it said first, or tiers would grow with every report
+        self._kinds: dict[int, str] = {}  # device -> its tier: what it said first, or every report could make a new one
         self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
 
     def state_dict(self) -> dict[str, Any]:
@@ -413,10 +411,11 @@ class ConnectedDevices(Population):
                 continue
             log(WARNING, "Node %s says it carries device %s, and no longer device %s", node, device, other)
             left = [owner for owner in nodes if owner != node]
-            del self._owners[other]
             if left:
                 self._owners[other] = (left[0], left[0])
-            self._kinds.pop(other, None)
+            else:
+                del self._owners[other]
+                self._kinds.pop(other, None)  # none in a resumed run that has not heard of it
             for table in (self._known, self._said):
                 if other in table and table[other].node == node:
                     del table[other]

@@ -175,7 +175,7 @@ def read_texts(folder: Path) -> dict[int, list[Recording]]:
         end = f"exp{experiment:02}_user{user:02}.txt"
         parts = [_numbers(folder / f"{sensor}_{end}", 3) for sensor in ("acc", "gyro")]
         if len(parts[0]) != len(parts[1]):
-            raise ValueError(f"{folder / end}: {len(parts[0])} samples of acc, and {len(parts[1])} of gyro")
+            raise ValueError(f"{folder}: {end}: {len(parts[0])} samples of acc, and {len(parts[1])} of gyro")
         activities = np.full(len(parts[0]), -1)
         for line in stretches[(stretches[:, 0] == experiment) & (stretches[:, 1] == user)]:
             activity, first, last = map(int, line[2:])

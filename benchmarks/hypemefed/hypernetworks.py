@@ -58,8 +58,7 @@ NETWORKS: dict[str, tuple[str, Family, int]] = {
     "resnet18": ("ResNet-18", ResNet18(input_shape=(1, 28, 28), exits=(1, 2, 3, 4)), 1),
 }
 # What is guessed, and from how many singular vectors; None: by a naive hypernetwork.
-Kind = tuple[Literal["change", "weight"], int | None]
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, tuple[Literal["change", "weight"], int | None]] = {
     "25": ("change", 25),
     "50": ("change", 50),
     "100": ("change", 100),

@@ -258,6 +258,23 @@ def test_a_devices_tier_is_the_kind_that_it_said_first():
     assert population.report(0).kind == "phone"
 
 
+def test_a_stand_in_keeps_the_device_that_its_first_node_gives_up():
+    numbers = {1: 0, 2: 0}
+    grid, population = InProcessGrid(saying(numbers), 2, config), connected()
+    first, second = grid.contexts.pop(1), grid.contexts.pop(2)
+    grid.contexts[1] = first
+    assert sample(population, grid) == [0]
+    del grid.contexts[1]
+    grid.contexts[2] = second
+    assert sample(population, grid) == [0]
+    # Its report is still fresh when the first node comes back with another number.
+    grid.contexts[1] = first
+    numbers[1] = 1
+    assert sample(population, grid) == [0, 1]
+    assert population.nodes(grid, [0, 1], [1.0, 1.0]) == [2, 1]
+    assert [population.tier(device) for device in (0, 1)] == [GOOD["kind"]] * 2
+
+
 def test_two_nodes_whose_numbers_were_swapped():
     numbers = {1: 0, 2: 1}
     grid, population = InProcessGrid(saying(numbers), 2, config), connected()
