@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,12 +35,16 @@ class AnycostFL(HeteroFL):
     The selection follows from the global weights alone: all devices of a round share it, and so does a resumed run.
     """
 
-    family_options = {"norm": "static"}  # noqa: RUF012
     merge = Merge(weighting="examples")
 
     def __init__(self, setup: Setup, params: AnycostFLParams) -> None:
         super().__init__(setup, HeteroFLParams(statistics_devices=params.statistics_devices))
         self._strongest: Selection | None = None  # of the current weights
+
+    @classmethod
+    def family_defaults(cls, params: Any) -> dict[str, Any]:
+        """No scaler."""
+        return {}
 
     def objective(self, device: int, architecture: Architecture) -> Objective:
         """Plain cross-entropy."""

@@ -19,6 +19,9 @@ from models.base import Family, with_weights
 from models.placement import Placement
 from strategies.work import Weights
 
+Cut = tuple[Architecture, Placement]
+"""A sub-model of the global model, and where it lies in it."""
+
 
 @dataclass(frozen=True)
 class Distillation:
@@ -32,8 +35,8 @@ class Distillation:
 def distill(
     family: Family,
     weights: Weights,
-    whole: Architecture,
-    students: Sequence[tuple[Architecture, Placement]],
+    taught_by: Cut,
+    students: Sequence[Cut],
     settings: Distillation,
     seed: int,
 ) -> tuple[Weights, float | None]:
@@ -50,8 +53,8 @@ def distill(
     Args:
         family: of the global model.
         weights: of the global model; not changed.
-        whole: what of it teaches: the largest architecture that devices are given, for nobody trains what lies beyond.
-        students: the sub-models, and where they lie in the global one.
+        taught_by: what of it teaches: the largest sub-model that devices are given, for nobody trains what lies beyond.
+        students: the sub-models that learn.
         settings: the method's numbers.
         seed: what the inputs follow from.
 
@@ -63,7 +66,7 @@ def distill(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(seed)
-    place = family.place(whole)
+    whole, place = taught_by
     teacher = with_weights(family, whole, place.gather(weights)).to(device).eval().requires_grad_(False)
     noise = Noise(family, weights)
     teach = noise.reader(teacher, place)

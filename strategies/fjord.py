@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from messages.orders import Merge, Objective
 from models.architecture import Architecture
@@ -39,13 +40,17 @@ class FjORDParams:
 class FjORD(HeteroFL):
     """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p."""
 
-    family_options = {"norm": "static"}  # noqa: RUF012
     merge = Merge(weighting="examples")
 
     def __init__(self, setup: Setup, params: FjORDParams) -> None:
         super().__init__(setup, HeteroFLParams(statistics_devices=params.statistics_devices))
         self.params = params
         self.widths = tuple(sorted(setup.widths, reverse=True))  # of the candidates
+
+    @classmethod
+    def family_defaults(cls, params: Any) -> dict[str, Any]:
+        """No scaler."""
+        return {}
 
     def objective(self, device: int, architecture: Architecture) -> Objective:
         """Ordered dropout among the candidates up to the device's own."""

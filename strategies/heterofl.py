@@ -73,8 +73,7 @@ class HeteroFL(SubModelStrategy):
         models: dict[Architecture, Model] = {}
         devices = self.population.sample(grid, self.rng(3), 8 * self.statistics_devices)
         for architecture in dict.fromkeys([self.scored_architecture, *self.scored_tiers.values()]):
-            select = self.scored_selection(architecture).select
-            weights = self.family.place(architecture, select).gather(self.weights)
+            weights = self.scored_cut(architecture)[1].gather(self.weights)
             statistics = self._statistics(grid, devices, architecture, weights)
             if statistics is not None:
                 models[architecture] = Model(self.scored, architecture, weights | statistics)

@@ -13,10 +13,9 @@ from flwr.serverapp import Grid
 from devices.budget import Budget
 from models.architecture import Architecture
 from models.family import Family
-from models.placement import Placement
 from strategies.aggregation import CoordinateMean
 from strategies.base import Model, Setup, State, Strategy
-from strategies.distillation import Distillation, distill
+from strategies.distillation import Cut, Distillation, distill
 from strategies.work import LEADING, Contribution, Group, Selection, Weights, fit_in_turn, fits
 
 
@@ -97,7 +96,7 @@ class SubModelStrategy(CandidateStrategy):
         seed = int(rng.integers(2**63))
         try:
             self.weights, self.distillation_steps_per_second = distill(
-                self.family, self.weights, self.scored_architecture, students, settings, seed
+                self.family, self.weights, self.scored_cut(self.scored_architecture), students, settings, seed
             )
         except FloatingPointError as error:
             log(WARNING, "Round %s: %s; the round's weights stay undistilled", self.round, error)
@@ -110,10 +109,10 @@ class SubModelStrategy(CandidateStrategy):
             self.distillation_steps_per_second or 0.0,
         )
 
-    def students(self, rng: np.random.Generator) -> list[tuple[Architecture, Placement]]:
-        """The sub-models of one distillation, as many as a round has devices, and where they lie."""
+    def students(self, rng: np.random.Generator) -> list[Cut]:
+        """The sub-models of one distillation, as many as a round has devices."""
         subnets = [self.smallest, *(self.subnet(rng) for _ in range(self.settings.devices_per_round - 1))]
-        return [(a, self.family.place(a, self.scored_selection(a).select)) for a in subnets]
+        return [self.scored_cut(architecture) for architecture in subnets]
 
     def subnet(self, rng: np.random.Generator) -> Architecture:
         """A random candidate, for distillation."""
@@ -122,6 +121,10 @@ class SubModelStrategy(CandidateStrategy):
     def scored_selection(self, architecture: Architecture) -> Selection:
         """Which channels of the global model the scored sub-model of an architecture has."""
         return LEADING
+
+    def scored_cut(self, architecture: Architecture) -> Cut:
+        """The sub-model of an architecture as it is scored."""
+        return architecture, self.family.place(architecture, self.scored_selection(architecture).select)
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
         """The architecture of `assign`, cut as it is scored."""

@@ -22,10 +22,8 @@ from torch import Tensor
 
 from benchmarks.runs import from_test_set, trained_strategy
 from benchmarks.tables import markdown, write_between
-from models.architecture import Architecture
 from models.base import Family, with_weights
-from models.placement import Placement
-from strategies.distillation import Distillation, Noise, distill
+from strategies.distillation import Cut, Distillation, Noise, distill
 from strategies.work import Weights
 
 HERE = Path(__file__).resolve().parent
@@ -37,7 +35,6 @@ CASES = {
     "5 steps of 1e-5": Distillation(steps=5, batch_size=16, learning_rate=1e-5),
     "50 steps of 1e-4": Distillation(steps=50, batch_size=16, learning_rate=1e-4),
 }
-Cut = tuple[Architecture, Placement]
 
 
 @torch.no_grad()
@@ -62,7 +59,7 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
     normal = Noise(family, before)
     noise = normal.draw(examples, torch.Generator().manual_seed(1))
     students = strategy.students(strategy.rng(5))
-    whole = (strategy.scored_architecture, family.place(strategy.scored_architecture))
+    whole = strategy.scored_cut(strategy.scored_architecture)
     on_inputs = says(family, before, whole, inputs)
     on_noises = says(family, before, whole, noise, normal)
 
@@ -81,7 +78,7 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
         }
 
     def after(settings: Distillation | None) -> Weights:
-        return before if settings is None else distill(family, before, whole[0], students, settings, seed=1)[0]
+        return before if settings is None else distill(family, before, whole, students, settings, seed=1)[0]
 
     return {case: figures(after(settings)) for case, settings in CASES.items()}
 
@@ -89,10 +86,10 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
 def seconds(run: Path) -> dict[str, float]:
     """Of a round of the run without its evaluation, and of distilling ten sub-models by 100 steps of 64 inputs."""
     strategy, _ = trained_strategy(run)
-    students = strategy.students(strategy.rng(5))
+    whole, students = strategy.scored_cut(strategy.scored_architecture), strategy.students(strategy.rng(5))
     tenth = Distillation(steps=10, batch_size=64)
     started = time.perf_counter()
-    distill(strategy.family, strategy.weights, strategy.scored_architecture, students, tenth, seed=1)
+    distill(strategy.family, strategy.weights, whole, students, tenth, seed=1)
     distilling = 10 * (time.perf_counter() - started)
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     return {

@@ -37,8 +37,7 @@ def measure(run: Path, examples: int) -> dict[str, Any]:
 
     def accuracy(architecture: Architecture) -> float:
         if architecture not in known:
-            cut = architecture, family.place(architecture, strategy.scored_selection(architecture).select)
-            found = says(family, strategy.weights, cut, inputs).argmax(dim=1)
+            found = says(family, strategy.weights, strategy.scored_cut(architecture), inputs).argmax(dim=1)
             known[architecture] = float((found == labels).double().mean())
         return known[architecture]
 

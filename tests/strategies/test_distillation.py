@@ -33,8 +33,16 @@ class TwoFeatures(Family):
         return [Block("body", (Linear("first", inputs, hidden), Linear("second", hidden, outputs)))]
 
 
+def cut(family, architecture):
+    return architecture, family.place(architecture)
+
+
+def whole(family):
+    return cut(family, family.full())
+
+
 def students(family, *architectures):
-    return [(a, family.place(a)) for a in architectures]
+    return [cut(family, a) for a in architectures]
 
 
 def kl(family, weights, architecture, inputs):
@@ -58,7 +66,7 @@ def test_one_step_of_adam_by_hand():
     }
     one = family.architecture({"hidden": 1})
     settings = Distillation(steps=1, batch_size=5, learning_rate=0.1)
-    result, _ = distill(family, weights, family.full(), students(family, one, one), settings, seed=3)
+    result, _ = distill(family, weights, whole(family), students(family, one, one), settings, seed=3)
 
     expected = {name: value.clone() for name, value in weights.items()}
     generator = torch.Generator().manual_seed(3)
@@ -85,7 +93,7 @@ def test_coordinates_that_no_student_has_keep_their_value():
     before = {name: value.clone() for name, value in weights.items()}
     quarter = family.width(0.25)
     result, steps_per_second = distill(
-        family, weights, family.full(), students(family, quarter), Distillation(2, 8), seed=1
+        family, weights, whole(family), students(family, quarter), Distillation(2, 8), seed=1
     )
     assert steps_per_second > 0
     assert all(torch.equal(weights[name], before[name]) for name in weights)
@@ -109,7 +117,7 @@ def test_students_come_nearer_to_the_teacher(family):
     weights = {name: value + 0.05 * torch.randn_like(value) for name, value in initial_weights(family, 2).items()}
     half = family.architecture({g: math.ceil(w / 2) for g, w in family.groups.items()})
     inputs = torch.randn(64, *family.input_shape)
-    result, _ = distill(family, weights, family.full(), students(family, half), Distillation(30, 32, 1e-3), seed=5)
+    result, _ = distill(family, weights, whole(family), students(family, half), Distillation(30, 32, 1e-3), seed=5)
     # Measured against the old teacher: only the student's coordinates of the result are the student.
     student = family.build(half)
     student.load_state_dict(family.place(half).gather(result))
@@ -124,7 +132,7 @@ def test_running_statistics_stay_as_they_are():
     family = Cnn3(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
     weights |= {name: value + 0.5 for name, value in weights.items() if name.endswith(("running_mean", "running_var"))}
-    result, _ = distill(family, weights, family.full(), students(family, family.width(0.5)), Distillation(2, 8), seed=1)
+    result, _ = distill(family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 8), seed=1)
     for name in weights:
         if name.endswith(("running_mean", "running_var")):
             torch.testing.assert_close(result[name], weights[name], rtol=1e-6, atol=0)
@@ -134,7 +142,7 @@ def test_the_same_seed_gives_the_same_bits():
     family = LeNet5(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
     runs = [
-        distill(family, weights, family.full(), students(family, family.width(0.5)), Distillation(2, 8), seed=9)[0]
+        distill(family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 8), seed=9)[0]
         for _ in "ab"
     ]
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in weights)
@@ -144,19 +152,19 @@ def test_a_distillation_that_diverges_says_so():
     family = LeNet5(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
     with pytest.raises(FloatingPointError, match="diverged in block1"):
-        distill(family, weights, family.full(), students(family, family.width(0.5)), Distillation(3, 8, 1e30), seed=9)
+        distill(family, weights, whole(family), students(family, family.width(0.5)), Distillation(3, 8, 1e30), seed=9)
 
 
 def test_the_whole_as_a_student_stays_as_it_is_and_counts_in_the_mean():
     """Of (1, 2) a student has the 1 and moves it; with the whole beside it the mean moves half as far."""
     family = LeNet5(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
-    whole, half, settings = family.full(), family.width(0.5), Distillation(2, 8)
-    alone, steps_per_second = distill(family, weights, whole, students(family, whole), settings, seed=9)
+    full, half, settings = family.full(), family.width(0.5), Distillation(2, 8)
+    alone, steps_per_second = distill(family, weights, whole(family), students(family, full), settings, seed=9)
     assert steps_per_second is None
     assert all(torch.equal(alone[name], weights[name]) for name in weights)
-    moved, _ = distill(family, weights, whole, students(family, half), settings, seed=9)
-    both, _ = distill(family, weights, whole, students(family, half, whole), settings, seed=9)
+    moved, _ = distill(family, weights, whole(family), students(family, half), settings, seed=9)
+    both, _ = distill(family, weights, whole(family), students(family, half, full), settings, seed=9)
     for name, old in weights.items():
         torch.testing.assert_close(both[name] - old, (moved[name] - old) / 2, rtol=0, atol=1e-7)
 
@@ -173,7 +181,7 @@ def test_noise_takes_the_place_of_token_embeddings():
         # Fed with the embeddings that tokens have, it computes what it computes on the tokens.
         torch.testing.assert_close(feed(model.embedding.tokens.weight[tokens]), model(tokens))
     weights = initial_weights(family, 1)
-    result, _ = distill(family, weights, family.full(), students(family, family.width(0.5)), Distillation(2, 4), seed=1)
+    result, _ = distill(family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 4), seed=1)
     assert torch.equal(result["embedding.tokens.weight"], weights["embedding.tokens.weight"])
     assert not torch.equal(result["head.classifier.bias"], weights["head.classifier.bias"])
 

@@ -10,7 +10,9 @@ from models.cnn import Cnn3
 from models.cost import cost
 from models.resnet import ResNet18
 from server_app.config import ConfigError
+from strategies import STRATEGIES
 from strategies.aggregation import CoordinateMean
+from strategies.heterofl import HeteroFL
 from strategies.model_search import ModelSearch, ModelSearchParams, layer_shares
 from tests.rounds import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import setup
@@ -68,16 +70,20 @@ def test_the_mean_is_over_devices_or_over_examples(tmp_path):
     assert not search(tmp_path, masked_loss=False).merge.present_classes
 
 
-def test_heterofl_divides_by_the_width_and_the_search_does_not(tmp_path):
+def test_only_heterofl_and_those_that_compare_as_it_does_divide_by_the_width(tmp_path):
+    kin = [name for name, (kind, _) in STRATEGIES.items() if issubclass(kind, HeteroFL)]
     families = {
-        method: started(small_config(tmp_path, strategy=method, **{"run-name": method}))[0].family
-        for method in ("heterofl", "fedrolex", "model-search")
+        method: started(small_config(tmp_path, strategy=method, **{"run-name": method}))[0].family for method in kin
     }
     assert {method: family.scaler for method, family in families.items()} == {
         "heterofl": True,
         "fedrolex": True,
+        "federated-dropout": True,
+        "fjord": False,
+        "anycostfl": False,
         "model-search": False,
     }
+    assert {family.norm for family in families.values()} == {"static"}
     without = {"strategy": "heterofl", "family-arguments": "scaler = false", "run-name": "without"}
     assert not started(small_config(tmp_path, **without))[0].family.scaler
 

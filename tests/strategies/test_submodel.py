@@ -13,20 +13,21 @@ DISTILLED = {
 }
 
 
-@pytest.mark.parametrize("method", ["heterofl", "model-search", "anycostfl"])
-def test_what_is_distilled_takes_the_place_of_the_mean(method, tmp_path, monkeypatch):
+@pytest.mark.parametrize("widths", ["1, 0.5, 0.25", "0.5, 0.25"])
+@pytest.mark.parametrize("method", ["heterofl", "model-search", "anycostfl", "fedrolex"])
+def test_what_is_distilled_takes_the_place_of_the_mean(method, widths, tmp_path, monkeypatch):
     """As many sub-models as a round has devices, the smallest first; the rate falls with that of local training."""
     asked = []
 
-    def distill(family, weights, whole, students, settings, seed):
-        asked.append((weights, whole, [architecture for architecture, _ in students], settings))
-        for architecture, placement in students:  # which channels they have may follow from the mean
+    def distill(family, weights, taught_by, students, settings, seed):
+        asked.append((weights, taught_by[0], [architecture for architecture, _ in students], settings))
+        for architecture, placement in [taught_by, *students]:  # which channels they have may follow from the mean
             found, select = placement.gather(weights), strategy.scored_selection(architecture).select
             expected = strategy.family.place(architecture, select).gather(weights)
             assert all(torch.equal(expected[name], value) for name, value in found.items())
         return {name: value + 1 for name, value in weights.items()}, 7.0
 
-    strategy, scorer = started(small_config(tmp_path, strategy=method, **DISTILLED))
+    strategy, scorer = started(small_config(tmp_path, strategy=method, widths=widths, **DISTILLED))
     monkeypatch.setattr(submodel, "distill", distill)
     grid = simulated_grid()
     for number in (1, 2):
