@@ -336,6 +336,6 @@ def _floors(family: Family, least_blocks: int) -> tuple[Floor, ...]:
 
 
 def _side(kernel: str, side: float) -> int:
-    if isinstance(side, bool) or side != int(side):
+    if isinstance(side, bool) or not math.isfinite(side) or side != int(side):
         raise ValueError(f"space: sides of kernel {kernel} must be whole numbers, not {side!r}")
     return int(side)

@@ -56,6 +56,7 @@ class PoolSearch:
     def find(self, budget: Budget, rng: np.random.Generator) -> Architecture | None:
         """Return the largest that fits of the pool, which may grow by draws; None: not even the smallest fits.
 
+        Asked again with the same budget and numbers it may find another of the same size, which the pool has by then.
         The smallest architecture is in the pool, and with it the paper's fall-back.
         """
         found = self.largest(budget)

@@ -3,7 +3,7 @@
     python -m benchmarks.search.run
 
 Three parts: equality of the exact searcher with brute force on spaces that can be enumerated; ResNet-152's spaces of
-the paper's settings 3 and 1, each under 1,000 different budgets; and how far the thinned frontier of these large spaces
+the paper's settings 4 and 1, each under 1,000 different budgets; and how far the thinned frontier of these large spaces
 is from one with more labels, and from an upper bound.
 """
 
@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from benchmarks.tables import write_between
-from devices.budget import Budget
+from devices.budget import Budget, budget_of
+from devices.fleet import Fleet, bundled_fleet
 from models import frontier
 from models.architecture import Architecture
 from models.cost import FLOAT_BYTES, Cost, _cost, cost
@@ -35,12 +36,12 @@ from strategies.work import fits
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
 BUDGETS = 1000
+RESNET = {"name": "resnet152", "norm": "static", "activation": "relu6"}  # as the method builds it
 BATCH_SIZE, OPTIMIZER = 64, "sgd-momentum"
-SHARES = {"setting 3": (0, 1 / 2, 1), "setting 1": (0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)}
-MORE_LABELS = {"setting 3": 500_000, "setting 1": 240_000}
-MIB, MB = 2**20, 10**6
-# (payload, memory) ranges of devices/fleets/model-search-s1.toml and -s3.toml; None: all that the space needs.
-PAYLOAD_OF_FLEETS = {"setting 3": (43 * MIB, 82 * MIB), "setting 1": (43 * MIB, 223 * MIB)}
+SHARES = {"setting 4": (0, 1 / 2, 1), "setting 1": (0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)}
+MORE_LABELS = {"setting 4": 500_000, "setting 1": 240_000}
+MB = 10**6
+FLEET = "model-search-s1"  # of both settings
 
 
 def main() -> None:
@@ -58,14 +59,14 @@ def main() -> None:
             results["brute_force"].append(brute_force(name, space, batch_size, optimizer))
             print(results["brute_force"][-1], file=sys.stderr)
     for name, shares in SHARES.items():
-        results["resnet152"] += large_space(name, Space.of(make_family({"name": "resnet152"}), shares))
+        results["resnet152"] += large_space(name, Space.of(make_family(RESNET), shares))
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_tables(results)
 
 
 def enumerable_spaces() -> dict[str, Space]:
     """Spaces of at most some 20,000 architectures."""
-    deep = make_family({"name": "resnet152"})
+    deep = make_family(RESNET)
     # Four blocks of stage 3 and its stream may change; of the others there are only first ones, halved.
     free = ("stage3_1", "stage3_2", "stage3_3", "stage3_4", "stage3.stream")
     inside = {group for groups in deep.removable.values() for group in groups}
@@ -75,16 +76,16 @@ def enumerable_spaces() -> dict[str, Space]:
         "cnn3 with 5x5 kernels, shares of setting 1": Space.of(
             make_family({"name": "cnn3", "kernel": 5}), SHARES["setting 1"]
         ),
-        "vgg, shares of setting 3": Space.of(make_family({"name": "vgg"}), SHARES["setting 3"]),
-        "resnet18, shares of setting 3": Space.of(make_family({"name": "resnet18"}), SHARES["setting 3"]),
+        "vgg, shares of setting 4": Space.of(make_family({"name": "vgg"}), SHARES["setting 4"]),
+        "resnet18, shares of setting 4": Space.of(make_family({"name": "resnet18"}), SHARES["setting 4"]),
         "part of resnet152": Space.of(
-            deep, SHARES["setting 3"], {name: shares for name, shares in fixed.items() if name not in free}
+            deep, SHARES["setting 4"], {name: shares for name, shares in fixed.items() if name not in free}
         ),
-        "vit-tiny of 6 blocks, shares of setting 3": Space.of(
-            make_family({"name": "vit-tiny", "depth": 6}), SHARES["setting 3"]
+        "vit-tiny of 6 blocks, shares of setting 4": Space.of(
+            make_family({"name": "vit-tiny", "depth": 6}), SHARES["setting 4"]
         ),
-        "bert-tiny of 5 blocks, shares of setting 3": Space.of(
-            make_family({"name": "bert-tiny", "depth": 5}), SHARES["setting 3"]
+        "bert-tiny of 5 blocks, shares of setting 4": Space.of(
+            make_family({"name": "bert-tiny", "depth": 5}), SHARES["setting 4"]
         ),
     }
 
@@ -148,26 +149,24 @@ def large_space(name: str, space: Space) -> list[dict[str, Any]]:
     more = Frontier(space, batch_size=BATCH_SIZE, optimizer=OPTIMIZER, **labels)
     bound = Bound(space, batch_size=BATCH_SIZE, optimizer=OPTIMIZER, **labels)
     least, most = cost_of(space.smallest()), cost_of(space.largest())
-    whole = (
-        (least.payload_bytes, most.payload_bytes),
-        (least.peak_training_memory_bytes, most.peak_training_memory_bytes),
-    )
-    # The memory of the fleet's devices is that of other networks; here that of this space at the fleet's payloads.
-    payload_of_fleet = PAYLOAD_OF_FLEETS[name]
-    memory_of_fleet = tuple(leanest_bytes(exact.frontier, payload) for payload in payload_of_fleet)
+    payload = (least.payload_bytes, most.payload_bytes)
+    memory = (least.peak_training_memory_bytes, most.peak_training_memory_bytes)
+    rng = np.random.default_rng(1)
+    budgets_of = {
+        "whole space": [Budget(int(rng.uniform(*memory)), int(rng.uniform(*payload)), None) for _ in range(BUDGETS)],
+        "fleet": budgets_of_fleet(),
+    }
     rows = []
-    for ranges, (payload, memory) in {"whole space": whole, "fleet": (payload_of_fleet, memory_of_fleet)}.items():
-        rng = np.random.default_rng(1)
-        budgets = [Budget(int(rng.uniform(*memory)), int(rng.uniform(*payload)), None) for _ in range(BUDGETS)]
+    for source, budgets in budgets_of.items():
         pool = PoolSearch(space, cost_of)
         optima = np.array([exact.optimum(budget) or 0 for budget in budgets])
         fitting = optima > 0
         row: dict[str, Any] = {
             "space": name,
             "architectures": float(space.size),
-            "budgets": ranges,
-            "payload_range_bytes": [int(end) for end in payload],
-            "memory_range_bytes": [int(end) for end in memory],
+            "budgets": source,
+            "payload_range_bytes": ends([budget.payload_bytes or 0 for budget in budgets]),
+            "memory_range_bytes": ends([budget.memory_bytes for budget in budgets]),
             "build_seconds": build_seconds,
             "build_cpu_seconds": build_cpu_seconds,
             "labels": len(exact.frontier.parameters),
@@ -262,10 +261,16 @@ def best_of(labels: Frontier, budget: Budget) -> int:
     return int(labels.parameters[fitting].max(initial=0))
 
 
-def leanest_bytes(labels: Frontier, payload_bytes: int) -> int:
-    """The least memory in which the largest model of a payload can be trained, to one percent."""
-    near = (labels.payload_bytes <= payload_bytes) & (labels.payload_bytes >= 0.99 * payload_bytes)
-    return int(labels.memory_bytes[near].min())
+def budgets_of_fleet() -> list[Budget]:
+    """Of the settings' devices, in ten rounds."""
+    fleet = Fleet.load(bundled_fleet(FLEET), devices=None, seed=1, requirement=None)
+    reports = [fleet.report(number % fleet.size, float(number // fleet.size)) for number in range(BUDGETS)]
+    return [budget_of(report, memory_fraction=1.0, transfer_seconds=None, deadline_seconds=None) for report in reports]
+
+
+def ends(values: list[int]) -> list[int]:
+    """The least and the most."""
+    return [min(values), max(values)]
 
 
 def timed(make: Callable[[], ExactSearch]) -> tuple[float, float, ExactSearch]:

@@ -82,6 +82,9 @@ def train_one_step(family, model):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for name, parameter in model.named_parameters():
+        assert torch.isfinite(parameter).all(), name
 
 
 @functools.cache

@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -140,6 +141,8 @@ def test_an_entry_that_is_impossible_is_named():
         (VIT, {"block1*": [1], "*1": [1]}, r"both 'block1\*' and '\*1' stand for block1: only one"),
         (CNN, {"conv1.kernel": [3, 4, 5]}, r"sides of kernel conv1 are odd and 3 to 7, not \[3, 4, 5\]"),
         (CNN, {"conv1.kernel": [3.5]}, "sides of kernel conv1 must be whole numbers, not 3.5"),
+        (CNN, {"conv1.kernel": [math.inf]}, "sides of kernel conv1 must be whole numbers, not inf"),
+        (CNN, {"conv1.kernel": [math.nan]}, "sides of kernel conv1 must be whole numbers, not nan"),
         (CNN, {"conv1.kernel": [5, 3]}, "sides of kernel conv1 must ascend"),
         (CNN, {"conv1.kernel": [9]}, "sides of kernel conv1 are odd and 3 to 7"),
         (CNN, {"conv1.kernels": [3]}, "no choice named 'conv1.kernels'; did you mean 'conv1.kernel'"),
