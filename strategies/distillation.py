@@ -1,7 +1,7 @@
 """In-place distillation: the server makes sub-models agree with the aggregated model, without any data.
 
-Source: "Revisiting System-Heterogeneous Federated Learning through Dynamic Model Search", Algorithm 1 and Eq. 2, which
-do not agree with each other; what is done here stands in `distill`.
+Source: the paper of dynamic model search (`strategies.model_search`), Algorithm 1 and Eq. 2, which do not agree with
+each other; what is done here stands in `distill`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Dynamic model search ("Revisiting System-Heterogeneous Federated Learning through Dynamic Model Search")."""
+"""Dynamic model search (Yao 2024, arXiv:2409.08858).
+
+Titled "Exploring System-Heterogeneous Federated Learning with Dynamic Model Selection" there, and "Revisiting
+System-Heterogeneous Federated Learning through Dynamic Model Search" elsewhere.
+"""
 
 from __future__ import annotations
 

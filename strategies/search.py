@@ -31,7 +31,7 @@ CHANGES, PRICED = 32, 6
 class PoolSearch:
     """The largest fitting architecture of a pool that grows by random draws.
 
-    Source: "Revisiting System-Heterogeneous Federated Learning through Dynamic Model Search", the search algorithm. The
+    Source: the search algorithm of the paper of dynamic model search (`strategies.model_search`). The
     pool begins with the smallest and the largest architecture, is shared by all devices and kept over rounds; the
     printed intersection with a draw is read as the union. epsilon is the probability to *stop* before each draw, the
     reverse of what an epsilon-greedy search calls so.

@@ -1,4 +1,4 @@
-"""The table of all strategies on Fashion-MNIST, and what explains it.
+"""The table of FedAvg and the methods that cut widths on Fashion-MNIST, and what explains it.
 
 python -m benchmarks.fashion_mnist.run [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
 """
