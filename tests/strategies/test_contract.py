@@ -46,8 +46,12 @@ def scores(results):
     return [(r.record["accuracy"], r.record["loss"], r.record["accuracy_by_tier"]) for r in results]
 
 
-def test_all_strategies_are_here():
+def test_all_strategies_are_here_under_the_names_of_their_files():
     assert {keys["strategy"] for keys in METHODS.values()} == set(STRATEGIES)
+    # The journal names a method after its file.
+    assert {name: kind.__module__.rsplit(".")[-1].replace("_", "-") for name, (kind, _) in STRATEGIES.items()} == {
+        name: name for name in STRATEGIES
+    }
 
 
 @every_method
