@@ -60,7 +60,10 @@ TESTS = (
     "tests/server_app/test_config.py",
     "tests/models/test_family.py",
 )
-ABOUT_IT = "goes_a_part or (damped and repeats_itself) or names_of_their or perceptron or every_family or pyproject"
+ABOUT_IT = (
+    "goes_a_part or (damped and (repeats_itself or docstring)) or names_of_their or perceptron or every_family "
+    "or pyproject"
+)
 
 
 def test_what_the_page_adds_passes_the_tests_that_it_names(extended):
