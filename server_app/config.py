@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from devices.validation import nearest
 from models.family import FAMILIES
+from server_app.keys import listed_keys, missing_fields, missing_keys
 from strategies import STRATEGIES
 from strategies.model_search import layer_shares
 from tasks.task import TASKS
@@ -313,6 +314,11 @@ class RunConfig(BaseModel):
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> RunConfig:
         """Check a flat run configuration as Flower hands it over; ConfigError names the key that is wrong."""
+        if missing := missing_fields(STRATEGIES, cls.model_fields):
+            raise ConfigError(missing)
+        listed = listed_keys()
+        if listed is not None and (missing := missing_keys(cls().to_dict(), listed)):
+            raise ConfigError(missing)
         keys = [_kebab(name) for name in cls.model_fields]
         for key in values:
             if key not in keys:

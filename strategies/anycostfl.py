@@ -33,6 +33,7 @@ class AnycostFL(HeteroFL):
     """The k channels of largest norm of every group; w <- mean over the owners of a coordinate, weighted by examples.
 
     The selection follows from the global weights alone: all devices of a round share it, and so does a resumed run.
+    Devices minimize L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
     """
 
     merge = Merge(weighting="examples")

@@ -42,6 +42,11 @@ class DepthFL(SubModelStrategy):
 
     With alpha, h_l <- h_l - alpha n / N (mean - w_l), n being the devices of the round that trained layer l and N all
     there are, and w_l <- mean - h_l / alpha; batch norm's statistics stay the mean.
+
+    Devices minimize L = sum_i (CE(f_i(x), y) + w / (K - 1) sum_{j != i} KL(p_j || p_i)) over their K exits, p_i being
+    the softmax of exit i, constant where it is p_j; with one exit its CE (`client_app.objectives._mutual_learning`,
+    "mutual learning of exits"). With alpha they minimize L - <c, w> + alpha / 2 ||w - w_received||^2 and then set
+    c <- c - alpha (w - w_received) (`client_app.dynamic.DynamicRegularizer`).
     """
 
     merge = Merge(weighting="uniform")

@@ -27,7 +27,7 @@ class FedAdam(FedAvg):
     Delta_t = sum_k (n_k / n) (w_k - w_t);  m_t = beta_1 m + (1 - beta_1) Delta_t;
     v_t = beta_2 v + (1 - beta_2) Delta_t^2;  w_{t+1} = w_t + eta m_t / (sqrt(v_t) + tau), without bias correction.
     Every device trains the whole model. Batch norm's running statistics are no parameters: they become the devices'
-    mean.
+    mean. Devices minimize L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
     """
 
     def __init__(self, setup: Setup, params: FedAdamParams) -> None:

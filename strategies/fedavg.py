@@ -25,7 +25,10 @@ class FedAvgParams:
 
 
 class FedAvg(SubModelStrategy):
-    """w <- sum_k (n_k / n) w_k over one architecture (Algorithm 1, FederatedAveraging)."""
+    """w <- sum_k (n_k / n) w_k over one architecture (Algorithm 1, FederatedAveraging).
+
+    Devices minimize L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
+    """
 
     def __init__(self, setup: Setup, params: FedAvgParams) -> None:
         super().__init__(setup, by_exit(setup.family) if len(setup.family.segments) > 1 else None)

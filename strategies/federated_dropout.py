@@ -19,7 +19,10 @@ class FederatedDropoutParams:
 
 
 class FederatedDropout(HeteroFL):
-    """Every device gets its own random channels of every group; else as HeteroFL."""
+    """Every device gets its own random channels of every group; else as HeteroFL.
+
+    Devices minimize HeteroFL's L = CE(m(f(x)), y) (`client_app.objectives.Masked`, "masked cross entropy").
+    """
 
     def __init__(self, setup: Setup, params: FederatedDropoutParams) -> None:
         super().__init__(setup, HeteroFLParams(statistics_devices=params.statistics_devices))

@@ -18,7 +18,11 @@ class FedProxParams:
 
 
 class FedProx(FedAvg):
-    """FedAvg whose devices minimize h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2 (Eq. 2), all on the whole model."""
+    """FedAvg whose devices minimize h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2 (Eq. 2), all on the whole model.
+
+    F_k is CE(f(x), y), the norm that of all parameters, w_t what was received (`client_app.objectives.local_loss`,
+    "proximal"). Batch norm's running statistics are not in it.
+    """
 
     def __init__(self, setup: Setup, params: FedProxParams) -> None:
         super().__init__(setup, FedAvgParams(use="all-large"))

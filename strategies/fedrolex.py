@@ -19,7 +19,10 @@ class FedRolexParams:
 
 
 class FedRolex(HeteroFL):
-    """Channels {t, ..., t + k - 1} modulo the group's size in round t (Eq. 4), for every group; else as HeteroFL."""
+    """Channels {t, ..., t + k - 1} modulo the group's size in round t (Eq. 4), for every group; else as HeteroFL.
+
+    Devices minimize HeteroFL's L = CE(m(f(x)), y) (`client_app.objectives.Masked`, "masked cross entropy").
+    """
 
     def __init__(self, setup: Setup, params: FedRolexParams) -> None:
         super().__init__(setup, HeteroFLParams(statistics_devices=params.statistics_devices))

@@ -38,7 +38,12 @@ class FjORDParams:
 
 
 class FjORD(HeteroFL):
-    """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p."""
+    """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p.
+
+    Devices minimize E_p L_p, one p drawn per batch: L_p = CE(F_p(x), y), or with distillation
+    L_p = CE(F(x), y) + CE(F_p(x), softmax F(x)), F being the device's whole sub-model of width p_max and the softmax
+    constant; with p = p_max the first term alone (`client_app.objectives._ordered_dropout`, "ordered dropout").
+    """
 
     merge = Merge(weighting="examples")
 

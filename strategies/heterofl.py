@@ -41,7 +41,11 @@ class HeteroFLParams:
 
 
 class HeteroFL(SubModelStrategy):
-    """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept."""
+    """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept.
+
+    Devices minimize L = CE(m(f(x)), y), where m sets the logits of classes that the device does not hold to 0, and not
+    to minus infinity (`client_app.objectives.Masked`, "masked cross entropy").
+    """
 
     family_options = {"norm": "static"}  # noqa: RUF012
     merge = Merge(weighting="uniform", present_classes=True)

@@ -13,7 +13,11 @@ from strategies.work import LEADING, Contribution
 
 
 class Local(SubModelStrategy):
-    """FedAvg's lower bound. Accuracy is the mean over all devices that have trained, each on the task's test set."""
+    """FedAvg's lower bound. Accuracy is the mean over all devices that have trained, each on the task's test set.
+
+    Every device goes on from its own model w_k and minimizes
+    L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
+    """
 
     keeps_models = True
 

@@ -59,6 +59,9 @@ class ModelSearch(HeteroFL):
     Element-wise aggregation: W[j] <- mean over the devices that have coordinate j, else W[j] stays. Sub-models are
     leading cuts; local training and scoring are HeteroFL's but for the scaler, which is made for one width everywhere:
     behind a layer of few channels that reads many it would make too much of them.
+
+    Devices minimize HeteroFL's L = CE(m(f(x)), y) (`client_app.objectives.Masked`, "masked cross entropy"), or without
+    `masked_loss` L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
     """
 
     def __init__(self, setup: Setup, params: ModelSearchParams) -> None:

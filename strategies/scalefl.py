@@ -31,7 +31,12 @@ class ScaleFLParams:
 
 
 class ScaleFL(SubModelStrategy):
-    """w <- mean over the devices that have a coordinate, weighted by examples; untouched coordinates are kept."""
+    """w <- mean over the devices that have a coordinate, weighted by examples; untouched coordinates are kept.
+
+    Devices minimize L = sum_j j L_j / (K (K + 1) / 2) over their exits j = 1..K, with L_K = CE(f_K(x), y) and, for
+    j < K, L_j = CE(f_j(x), y) + gamma T^2 KL(p_K || p_j), p being softmaxes of logits / T; p_K is not constant
+    (`client_app.objectives._weighted_exits`, "weighted exits").
+    """
 
     merge = Merge(weighting="examples")
 

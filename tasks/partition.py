@@ -62,8 +62,8 @@ def divide(
     if partition == "natural":
         if natural_ids is None:
             raise ValueError(
-                "partition 'natural' needs a task that records where each example is from, such as femnist; "
-                "use 'iid' or 'dirichlet'"
+                "partition 'natural' needs a task that records where each example is from, such as femnist, or npz "
+                "with the array groups in train.npz; use 'iid' or 'dirichlet'"
             )
         sources = int(natural_ids.max()) + 1
         if devices > sources:

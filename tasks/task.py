@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from tasks import digits, hapt, hub, idx, partition, shakespeare, stl10, svhn, unimib
+from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
 from tasks.data import Data, DataSet
 
 __all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "load_task"]
@@ -41,6 +41,7 @@ TASKS: dict[str, Kind] = {
     "mnist": Kind(partial(idx.load, "mnist"), "lenet5"),
     "fashion-mnist": Kind(partial(idx.load, "fashion-mnist"), "lenet5"),
     "idx": Kind(idx.load_any, "lenet5"),
+    "npz": Kind(npz.load, "cnn3"),
     "cifar10": Kind(partial(hub.load, "cifar10"), "resnet18", crop_padding=4, flip=True),
     "cifar100": Kind(partial(hub.load, "cifar100"), "resnet18", crop_padding=4, flip=True),
     # A mirrored house number is another number or none.

@@ -83,6 +83,9 @@ class HypeMeFed(SubModelStrategy):
     A layer's change is taken in units of the root mean square change of the round's devices, so that hypernetworks see
     the same sizes whatever the learning rate, and go on from round to round. Hypernetworks are on the accelerator where
     there is one.
+
+    Devices minimize L = sum_i CE(f_i(x), y) over all their exits i, without weights
+    (`client_app.objectives.local_loss`, "sum of exits"), or with `exits` False the deepest exit's CE ("cross entropy").
     """
 
     merge = None  # the hypernetworks need every device's weights by themselves

@@ -75,6 +75,12 @@ class RecipFL(CandidateStrategy):
     Every device is a group of its own, because no two are sent the same. What was sent is generated once more when a
     reply is absorbed: between the two the server holds nothing of a device but what it keeps of every device's last
     upload.
+
+    Devices minimize L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy"). A small model S with a
+    trained larger one T minimizes Eq. 9, all weights and temperatures 1, T being constant:
+    L = CE(S(x), y) + CE(S(x), softmax T(x)) + KL(p_S || p_T), p being softmaxes of what the classifiers read, without
+    the last term where that differs in size; `divergence` may turn it round (`client_app.objectives._taught`,
+    "taught").
     """
 
     merge = None

@@ -1,11 +1,16 @@
 import tomllib
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server_app.config import ConfigError, RunConfig, sampled_devices
+from server_app.keys import listed_keys, missing_keys
+from strategies import STRATEGIES
+from strategies.fedprox import FedProx
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -23,10 +28,69 @@ def test_the_keys_and_defaults_of_pyproject_are_those_of_the_model():
     table = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
     keys = dict(flat(table))
     defaults = RunConfig().to_dict()
+    missing = missing_keys(defaults, keys)
+    assert not missing, missing
+    unknown = [key for key in keys if key not in defaults]
+    assert not unknown, f"pyproject.toml, [tool.flwr.app.config], has keys that RunConfig lacks: {unknown}"
     assert list(keys) == list(defaults)
     assert keys == defaults
     assert {key: type(value) for key, value in keys.items()} == {key: type(value) for key, value in defaults.items()}
     assert RunConfig.from_run_config(keys) == RunConfig()
+
+
+def test_the_settings_of_every_method_are_those_of_its_parameters():
+    defaults = {
+        f"{method.replace('-', '_')}__{setting.name}": setting.default
+        for method, (_, params) in STRATEGIES.items()
+        for setting in fields(params)
+    }
+    found = {name: field.default for name, field in RunConfig.model_fields.items() if "__" in name}
+    assert {name: found[name] for name in found if not name.startswith("distillation__")} == defaults
+
+
+@dataclass(frozen=True)
+class MineParams:
+    damping: float = 0.5
+    widths: tuple[float, ...] = ()
+    rule: Literal["mean", "median"] = "mean"
+
+
+def test_settings_of_a_new_method_are_asked_for_line_by_line(monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "my-own", (FedProx, MineParams))
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({"strategy": "my-own"})
+    where, *lines = str(error.value).splitlines()
+    assert where == "server_app/config.py, class RunConfig, lacks settings of a method; add:"
+    assert [line.partition("  #")[0] for line in lines] == [
+        "    my_own__damping: float = 0.5",
+        "    my_own__widths: Numbers = ()",
+        "    my_own__rule: Literal['mean', 'median'] = 'mean'",
+    ]
+
+
+def test_keys_that_pyproject_lacks_are_told_as_lines_to_add(tmp_path, monkeypatch):
+    file = tmp_path / "pyproject.toml"
+    left_out = ("strategy", "rounds", "resume", "fedprox.mu")
+    lines = PYPROJECT.read_text().splitlines()
+    file.write_text("\n".join(line for line in lines if not line.startswith(tuple(f"{key} = " for key in left_out))))
+    monkeypatch.setattr("server_app.config.listed_keys", lambda: listed_keys(file))
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({})
+    assert str(error.value).splitlines() == [
+        "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse; add:",
+        'strategy = "heterofl"',
+        "rounds = 20",
+        "fedprox.mu = 0.01",
+        "resume = false",
+    ]
+
+
+def test_an_installation_without_the_apps_pyproject_is_not_asked(tmp_path):
+    assert listed_keys(tmp_path / "pyproject.toml") is None
+    another = tmp_path / "another.toml"
+    another.write_text('[project]\nname = "another"\n')
+    assert listed_keys(another) is None
+    assert listed_keys(PYPROJECT) == tuple(RunConfig().to_dict())
 
 
 def test_a_configuration_comes_back():

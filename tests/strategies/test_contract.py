@@ -1,7 +1,9 @@
 """What holds for every strategy, whatever it learns."""
 
+import importlib
 import math
 import random
+import re
 from dataclasses import replace
 from functools import lru_cache
 
@@ -46,8 +48,23 @@ def scores(results):
     return [(r.record["accuracy"], r.record["loss"], r.record["accuracy_by_tier"]) for r in results]
 
 
-def test_all_strategies_are_here():
+def test_all_strategies_are_here_under_the_names_of_their_files():
     assert {keys["strategy"] for keys in METHODS.values()} == set(STRATEGIES)
+    # The journal names a method after its file.
+    assert {name: kind.__module__.rsplit(".")[-1].replace("_", "-") for name, (kind, _) in STRATEGIES.items()} == {
+        name: name for name in STRATEGIES
+    }
+
+
+@every_method
+def test_a_methods_docstring_names_the_loss_that_its_devices_minimize(method, tmp_path):
+    strategy, _ = started(small_config(tmp_path, **METHODS[method]))
+    told = type(strategy).__dict__["__doc__"]
+    assert f'"{strategy.objective(0, strategy.scored_architecture).kind}"' in told
+    functions = re.findall(r"`client_app\.(\w+)\.(\w+)`", told)
+    assert functions
+    for module, name in functions:
+        assert hasattr(importlib.import_module(f"client_app.{module}"), name)
 
 
 @every_method
