@@ -114,7 +114,8 @@ class Activity:
     by_tier: bool
     tiers: dict[int, str]  # of the devices, unless rows are tiers
     reasons: Counter[str]
-    devices: int  # how many different ones took part
+    devices: int  # how many different ones were asked
+    trained: int  # how many of them trained at least once
     models: Tally
 
 
@@ -123,6 +124,7 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
     rounds_per_column = max(1, -(-rounds // MOST_COLUMNS))
     columns = -(-rounds // rounds_per_column)
     seen: dict[int, str] = {}
+    trained: set[int] = set()
     reasons: Counter[str] = Counter()
     models = Tally()
     device_rows: dict[int | str, Tally] = {}
@@ -136,7 +138,9 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
         tier = record.tier or "unknown"
         column = (record.round - 1) // rounds_per_column
         seen[record.device] = tier
-        if record.outcome_word != "trained":
+        if record.outcome_word == "trained":
+            trained.add(record.device)
+        else:
             # Without their numbers, reasons are few and can be counted.
             reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
         models.add(record)
@@ -156,6 +160,7 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
         tiers=seen,
         reasons=reasons,
         devices=len(seen),
+        trained=len(trained),
         models=models,
     )
 
@@ -193,7 +198,7 @@ def _headline(summary: Summary, activity: Activity) -> str:
             ("Simulated time", seconds_text(summary.simulated_seconds), "of the devices' own clock"),
             ("Sent to devices", bytes_text(summary.bytes_down), "down"),
             ("Sent by devices", bytes_text(summary.bytes_up), "up"),
-            ("Devices", f"{activity.devices:,}", "took part"),
+            ("Devices", f"{activity.trained:,} trained", f"of {activity.devices:,} that were asked"),
             ("Trainings", f"{outcomes.get('trained', 0):,}", missed or "none missed"),
             ("Mean model", "none" if mean is None else f"{plain(mean)}", "parameters"),
         ]

@@ -186,6 +186,11 @@ class Strategy(FlowerStrategy):
 
     @property
     @abstractmethod
+    def least(self) -> Architecture:
+        """The smallest architecture that a device may get: who cannot afford it does not take part."""
+
+    @property
+    @abstractmethod
     def scored_architecture(self) -> Architecture:
         """The architecture of the global model as it is scored."""
 

@@ -105,7 +105,10 @@ def _run(
     if failure is None and (summary is None or summary.status != "finished"):
         failure = "Flower says that the run finished, but its summary.json does not"
     if failure is not None:
-        reason = last_traceback(app_log, app_log_start, app_dir) or (summary.error if summary else None) or failure
+        own = summary.error if summary else None
+        reason = last_traceback(app_log, app_log_start, app_dir) or own or failure
+        if own and reason.endswith(own):  # what the run says of itself in words needs no frames
+            reason = own
         console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
         if reason != failure:
             console.print(reason, markup=False, highlight=False, soft_wrap=True)

@@ -95,7 +95,7 @@ def test_a_huge_fleet_is_shown_by_tier_and_stays_small(tmp_path):
         journal.write_round(a_round(number), devices)
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
-    assert "2,000 devices took part" in page
+    assert "2,000 trained</strong><small>of 2,000 that were asked" in page
     assert "tier tier 3, round 40: 12 trained" in page
     assert "device 1000" not in page
     assert len(page) < 150_000
@@ -118,7 +118,7 @@ def test_activity_adds_up_by_device_and_leaves_out_an_unfinished_round():
     assert activity.rows[4].memory_share == pytest.approx(1.8)
     assert activity.cells[4, 1].mean_parameters == 300
     assert activity.reasons == {"refused: needs # bytes": 2, "late": 1}
-    assert (activity.columns, activity.devices, activity.by_tier) == (3, 3, False)
+    assert (activity.columns, activity.devices, activity.trained, activity.by_tier) == (3, 3, 1, False)
 
 
 def test_long_runs_share_columns():

@@ -171,6 +171,15 @@ def test_a_summary_that_says_failed_counts_more_than_flower(world, monkeypatch):
     assert "ValueError: from the summary" in text
 
 
+def test_a_run_that_says_in_words_why_it_failed_shows_no_frames(world, monkeypatch):
+    failed = SUMMARY.model_copy(update={"status": "failed", "error": "nobody trained"})
+    monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
+    code, text = world.run("fruitless")
+    assert code == 1
+    assert "\nnobody trained\n" in text
+    assert "Traceback" not in text
+
+
 def test_an_app_that_flower_does_not_take(world):
     code, text = world.run("bad app")
     assert (code, text.splitlines()[-1]) == (1, "Error: Flower did not start the app: no such app")
