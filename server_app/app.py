@@ -74,9 +74,8 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, strategy: Strategy, score
         journal.drop_after(saved.round)
     log(INFO, "Run folder: %s", run_dir)
     strategy.summary()
-    if ignored := config.ignored():
-        told = ", ".join(f"{key} = {value!r}" for key, value in ignored.items())
-        log(WARNING, "Keys of other methods, which strategy = %r does not read: %s", config.strategy, told)
+    if ignored := config.ignored_text():
+        log(WARNING, "%s", ignored)
     fruitless = 0
     trained = any(record.devices_replied for record in read_rounds(run_dir))  # in any round, also before a restart
     try:

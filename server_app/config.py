@@ -340,6 +340,11 @@ class RunConfig(BaseModel):
             if key.partition(".")[0] in others and value != defaults[key]
         }
 
+    def ignored_text(self) -> str:
+        """What `ignored` finds, in words; "" where it finds nothing."""
+        told = ", ".join(f"{key} = {value!r}" for key, value in self.ignored().items())
+        return f"Keys of other methods, which strategy = {self.strategy!r} does not read: {told}" if told else ""
+
     def to_dict(self) -> dict[str, Any]:
         """The configuration as flat kebab-case keys and TOML scalars."""
         values = self.model_dump(by_alias=True)

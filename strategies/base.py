@@ -390,6 +390,12 @@ class Strategy(FlowerStrategy):
         """What training this architecture costs a device of this run."""
         return self.price(self.family, architecture, self.settings, self.widths, self.params)
 
+    def told(self, architecture: Architecture) -> str:
+        """An architecture as a log names it: its lists of widths are long, and say little."""
+        if architecture == self.family.full():
+            return f"the whole {self.family.name}"
+        return f"the {self.family.name} of {self.cost(architecture).parameters:,} parameters"
+
     def _route(self, grid: Grid, work: Orders) -> None:
         """Say which node carries each device that takes part."""
         asked = by_device(a for a in work.assignments if a.given is not None and not a.outcome)

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 LOOK_SECONDS = 0.3
 TRACEBACK_LINES = 30
+MOST_WARNINGS = 5
+WARNING_LETTERS = 400
+# What Flower itself warns of in every run, and what is told before the run starts.
+KNOWN_WARNINGS = ("Since flwr ", "Keys of other methods, ")
 LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
 
 
@@ -85,6 +89,8 @@ def _run(
         highlight=False,
         soft_wrap=True,
     )
+    if ignored := config.ignored_text():
+        console.print(f"[yellow]Warning:[/] {escape(ignored)}", highlight=False, soft_wrap=True)
     earlier = len(read_rounds(run_dir))
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
@@ -101,12 +107,14 @@ def _run(
             stack.enter_context(_stopped_when_interrupted(flower, run_id))
         with progress(console, config.rounds, earlier) as show:
             failure = follow(flower, run_id, run_dir, app_log, show)
+    if told := warnings_text(log_since(app_log, app_log_start), app_log):
+        console.print(f"[yellow]Warning:[/] {escape(told)}", highlight=False, soft_wrap=True)
     summary = read_summary(run_dir)
     if failure is None and (summary is None or summary.status != "finished"):
         failure = "Flower says that the run finished, but its summary.json does not"
     if failure is not None:
         own = summary.error if summary else None
-        reason = last_traceback(app_log, app_log_start, app_dir) or own or failure
+        reason = last_traceback(log_since(app_log, app_log_start), app_dir) or own or failure
         if own and reason.endswith(own):  # what the run says of itself in words needs no frames
             reason = own
         console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
@@ -332,17 +340,45 @@ def _stopped_when_interrupted(flower: SuperLink, run_id: str) -> Iterator[None]:
         raise
 
 
-def last_traceback(log: Path, start: int, app_dir: Path) -> str | None:
-    """The last Python traceback that a log holds after its first `start` bytes, at most its last lines; or None.
+def log_since(log: Path, start: int) -> str:
+    """What a log holds after its first `start` bytes, without colors; "" where there is none."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(start)
+        return re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", errors="replace"))
+
+
+def warnings_text(log: str, path: Path) -> str:
+    """How often the app warned in a log, and of what: the first of each kind, at most `MOST_WARNINGS`; "" if never.
+
+    Warnings that differ in their numbers only are of one kind. Those of Ray's actors, which begin with their name, are
+    none of the app's.
+    """
+    kinds: dict[str, list[str]] = {}
+    for line in log.splitlines():
+        begin, colon, text = line.partition(":")
+        text = text.strip()
+        if colon and begin.rstrip() == "WARNING" and not text.startswith(KNOWN_WARNINGS):
+            kinds.setdefault(re.sub(r"\d[\d,.]*", "#", text), []).append(text[:WARNING_LETTERS])
+    if not kinds:
+        return ""
+    total = sum(map(len, kinds.values()))
+    lines = [f"{total} warning{'s' if total > 1 else ''} in {path}"]
+    for texts in list(kinds.values())[:MOST_WARNINGS]:
+        more = f" (and {len(texts) - 1} more like it)" if len(texts) > 1 else ""
+        lines.append(f"  {texts[0]}{more}")
+    if len(kinds) > MOST_WARNINGS:
+        lines.append(f"  and {len(kinds) - MOST_WARNINGS} of other kinds")
+    return "\n".join(lines)
+
+
+def last_traceback(text: str, app_dir: Path) -> str | None:
+    """The last Python traceback in the text of a log, at most its last lines; or None.
 
     Flower's own frames are left out, and files of the submitted app, whose copy is gone by now, are named as they are
     in `app_dir`.
     """
-    if not log.exists():
-        return None
-    with log.open("rb") as file:
-        file.seek(start)
-        text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", errors="replace"))
     found = text.rfind("Traceback (most recent call last)")
     if found < 0:
         return None

@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -387,6 +388,16 @@ def test_a_log_warns_early_where_nobody_trains(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "flwr"), pytest.raises(FruitlessRunError):
         run(simulated_grid(), small_config(tmp_path, **poor_fleet(tmp_path), rounds=5, evaluate_every=5))
     assert [m for m in caplog.messages if "the first 3 rounds: 12 skipped; the smallest" in m]
+
+
+def test_a_warning_names_a_model_in_few_words(tmp_path, caplog):
+    keys = poor_fleet(tmp_path) | {"below-smallest": "smallest", "rounds": 1, "evaluate-every": 1}
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(simulated_grid(), small_config(tmp_path, **keys))
+    takes = "so any device takes its batch norm statistics"
+    assert f"Round 1: no device affords the whole lenet5, {takes}" in caplog.messages
+    [smallest] = [m for m in caplog.messages if re.search(rf"affords the lenet5 of [\d,]+ parameters, {takes}", m)]
+    assert len(smallest) < 150
 
 
 def test_a_run_in_which_somebody_trained_once_has_finished(tmp_path, monkeypatch, caplog):

@@ -65,6 +65,7 @@ def log() -> None:
         signal.pause()
     (run_dir / "submitted.json").write_text(json.dumps({"arguments": submitted, "config": config}))
     print("Loading project configuration...")
+    print("\x1b[93mWARNING \x1b[0m:   Round 1: [one] device is gone")
     if MODE == "crash":
         print("Traceback (most recent call last):\n  File 'client.py', line 1\nKeyError: 'an old one'\n")
         print("ERROR :  again\nTraceback (most recent call last):")

@@ -19,10 +19,12 @@ from wildflower.run import (
     Lines,
     find_app,
     last_traceback,
+    log_since,
     progress,
     run_experiment,
     seconds_left,
     simulation,
+    warnings_text,
 )
 from wildflower.settings import SettingsError
 
@@ -116,6 +118,9 @@ def test_a_finished_run(world):
     assert "round 1/1, accuracy 50 %, loss 1.25, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s\n" in text
     for part in ("tier [small]", "25 %", "2 trained, 1 failed", f"Report: {world.run_dir / 'report.html'}\n"):
         assert part in text
+    ignored = "Warning: Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5\n"
+    assert text.index(ignored) < text.index("round 1/1")
+    assert f"Warning: 1 warning in {world.run_dir / 'app.log'}\n  Round 1: [one] device is gone\n" in text
     submitted = json.loads((world.run_dir / "submitted.json").read_text())
     assert submitted["arguments"][0] == str(world.here)
     settings = submitted["arguments"][submitted["arguments"].index("--federation-config") + 1]
@@ -315,11 +320,32 @@ def test_seconds_left_is_not_fooled_by_the_first_round():
 
 def test_no_traceback_in_a_log(tmp_path):
     log = tmp_path / "app.log"
-    assert last_traceback(log, 0, tmp_path) is None
+    assert log_since(log, 0) == ""
     log.write_text("Traceback (most recent call last):\n  old\nValueError: old\n\n")
-    start = log.stat().st_size
-    assert last_traceback(log, start, tmp_path) is None
-    assert last_traceback(log, 0, tmp_path) == "Traceback (most recent call last):\n  old\nValueError: old"
+    assert last_traceback(log_since(log, log.stat().st_size), tmp_path) is None
+    old = "Traceback (most recent call last):\n  old\nValueError: old"
+    assert last_traceback(log_since(log, 0), tmp_path) == old
+
+
+def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypatch):
+    monkeypatch.setattr("wildflower.run.MOST_WARNINGS", 2)
+    log = (
+        "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.\n"
+        "INFO :      round 1/3: a WARNING : is no warning here\n"
+        "(ClientAppActor pid=9) WARNING :   Manually terminating ClientAppActor\n"
+        "WARNING :   Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5\n"
+        "WARNING :   Round 1: 2 of 4 work orders failed\n"
+        "WARNING :   Round 2: 3 of 4 work orders failed\n"
+        "WARNING :   [nodes] are busy: all\n"
+        "WARNING :   a third kind\n"
+    )
+    assert warnings_text(log, Path("app.log")) == (
+        "4 warnings in app.log\n"
+        "  Round 1: 2 of 4 work orders failed (and 1 more like it)\n"
+        "  [nodes] are busy: all\n"
+        "  and 1 of other kinds"
+    )
+    assert warnings_text(log[: log.index("WARNING :   Round")], Path("app.log")) == ""
 
 
 def test_a_traceback_without_flowers_frames_and_with_the_apps_own_files(tmp_path):
@@ -336,7 +362,7 @@ def test_a_traceback_without_flowers_frames_and_with_the_apps_own_files(tmp_path
         "  two\n"
         "INFO :  more\n"
     )
-    assert last_traceback(log, 0, Path("/project")) == (
+    assert last_traceback(log_since(log, 0), Path("/project")) == (
         "Traceback (most recent call last):\n"
         '  File "/project/server_app/app.py", line 39, in main\n'
         "    run()\n"
