@@ -171,7 +171,7 @@ class Journal:
         with the round of the checkpoint.
 
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
-        it is set, or when the run to be resumed had another configuration.
+        it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
         """
         # A missing tensorboard should stop the run here, not after its first round.
         import torch.utils.tensorboard  # noqa: F401
@@ -180,7 +180,8 @@ class Journal:
         run_dir.mkdir(parents=True, exist_ok=True)
         journal = cls(run_dir, last_round=0)
         if resume:
-            _check_same_experiment(run_dir, config, fleet_digest)
+            check_resumable(run_dir, config)
+            check_same_fleet(run_dir, config, fleet_digest)
             rounds = read_rounds(run_dir)
             # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
             journal.drop_after(rounds[-1].round if rounds else 0)
@@ -321,6 +322,36 @@ def check_folder(run_dir: Path, resume: bool) -> None:
         raise JournalError(f"{run_dir} holds no run to resume: check output-dir and run-name, or set resume=false")
 
 
+def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
+    """Raise JournalError unless the run in `run_dir` may go on with this configuration."""
+    before = read_config(run_dir)["config"]
+    changed = [
+        f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
+        for key in sorted(before.keys() | config.keys())
+        if before.get(key) != config.get(key)
+        # A folder of IDX files is the data set; those of named data sets may lie anywhere.
+        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and config.get("task") == "idx"))
+    ]
+    if changed:
+        raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
+    finished = len(read_rounds(run_dir))
+    # Nothing would be run, and config.json would say fewer rounds than there are.
+    if config["rounds"] < finished:
+        raise JournalError(
+            f"rounds = {config['rounds']}, but the run in {run_dir} has {finished}: ask for {finished} or more to go "
+            "on with it, or start another run under another run-name"
+        )
+
+
+def check_same_fleet(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
+    """Raise JournalError unless the fleet's files hold what they held when the run in `run_dir` began."""
+    if read_config(run_dir)["fleet-sha256"] != fleet_digest:
+        raise JournalError(
+            f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
+            "is not what it was when the run began; put the old files back, or start another run"
+        )
+
+
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The content of config.json, an object of CONFIG_KEYS. Raises JournalError when there is no run."""
     path = run_dir / "config.json"
@@ -439,25 +470,6 @@ def _write_beside(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
-
-
-def _check_same_experiment(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
-    content = read_config(run_dir)
-    before = content["config"]
-    changed = [
-        f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
-        for key in sorted(before.keys() | config.keys())
-        if before.get(key) != config.get(key)
-        # A folder of IDX files is the data set; those of named data sets may lie anywhere.
-        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and config.get("task") == "idx"))
-    ]
-    if changed:
-        raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
-    if content["fleet-sha256"] != fleet_digest:
-        raise JournalError(
-            f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
-            "is not what it was when the run began; put the old files back, or start another run"
-        )
 
 
 def _versions() -> dict[str, str | None]:

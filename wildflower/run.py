@@ -18,7 +18,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from server_app.charts import bytes_text, percent, plain, seconds_text
-from server_app.journal import JournalError, RoundRecord, Summary, check_folder, read_rounds, read_summary
+from server_app.journal import (
+    JournalError,
+    RoundRecord,
+    Summary,
+    check_folder,
+    check_resumable,
+    check_same_fleet,
+    read_rounds,
+    read_summary,
+)
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
 from wildflower.settings import SettingsError, place, resolve, write_toml
 
@@ -78,9 +87,12 @@ def _run(
     app_dir = find_app(app_dir)
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
     check_folder(run_dir, config.resume)
+    if config.resume:
+        check_resumable(run_dir, config.to_dict())
     check_population(config, deployment)
-    if deployment is None:
-        check_buildable(config)
+    fleet_digest = check_buildable(config) if deployment is None else ""
+    if config.resume:
+        check_same_fleet(run_dir, config.to_dict(), fleet_digest)
     run_dir.mkdir(parents=True, exist_ok=True)
     console.print(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {config.rounds} rounds, "
@@ -143,14 +155,18 @@ def check_population(config: "RunConfig", deployment: Deployment | None) -> None
         )
 
 
-def check_buildable(config: "RunConfig") -> None:
-    """Build what the ServerApp will build, so that missing data or a wrong fleet show before anything is started."""
+def check_buildable(config: "RunConfig") -> str:
+    """Build what the ServerApp will build, so that missing data or a wrong fleet show before anything is started.
+
+    Returns the hash of the fleet's files.
+    """
     from server_app.app import build
 
     try:
-        build(config)
+        strategy, _ = build(config)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from None
+    return strategy.population.fleet_digest
 
 
 def find_app(app_dir: Path | None) -> Path:

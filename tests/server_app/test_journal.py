@@ -126,6 +126,15 @@ def test_resume_with_another_configuration_is_an_error(tmp_path):
         Journal.open(tmp_path, CONFIG | {"learning-rate": 0.2}, resume=True)
 
 
+def test_a_run_is_not_resumed_for_fewer_rounds_than_it_has(tmp_path):
+    three_rounds(tmp_path).finish("finished")
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(JournalError, match=r"rounds = 2, but the run in .* has 3: ask for 3 or more"):
+        Journal.open(tmp_path, CONFIG | {"rounds": 2}, resume=True)
+    assert (tmp_path / "config.json").read_bytes() == before
+    assert Journal.open(tmp_path, CONFIG | {"rounds": 3}, resume=True).last_round == 3
+
+
 def test_resuming_a_finished_run_takes_its_summary_away(tmp_path):
     three_rounds(tmp_path).finish("finished")
     Journal.open(tmp_path, CONFIG | {"rounds": 5}, resume=True)

@@ -5,13 +5,15 @@ import stat
 import sys
 import tempfile
 import tomllib
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
 from rich.console import Console
 
-from server_app.journal import RoundRecord, Summary
+from devices.fleet import Fleet, bundled_fleet
+from server_app.journal import Journal, RoundRecord, Summary
 from tests.server_app import fake_runs
 from wildflower import flower
 from wildflower.run import (
@@ -26,7 +28,7 @@ from wildflower.run import (
     simulation,
     warnings_text,
 )
-from wildflower.settings import SettingsError
+from wildflower.settings import SettingsError, place, resolve
 
 
 def a_round(number: int = 1, **changes) -> RoundRecord:
@@ -264,6 +266,39 @@ def test_nothing_starts_over_an_earlier_run(world):
     assert code == 1
     assert "resume=true" in text
     assert not world.pids.exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("batch-size=32", "cannot be resumed with another configuration: batch-size was 16 and is 32"),
+        ("rounds=1", "rounds = 1, but the run in "),
+        ("fleet=changed.toml", "or a trace that it names is not what it was when the run began"),
+    ],
+)
+def test_a_run_that_cannot_be_resumed_so_starts_nothing(world, setting, words):
+    (world.here / "changed.toml").write_text('[[group]]\nname = "all"\ncount = 20\nmemory = "1 GB"\n')
+    config = resolve(world.here / "experiment.toml", [setting] if setting.startswith("fleet") else []).config
+    config = place(config, world.here, datetime.now())[0]
+    journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+    for number in (1, 2):
+        journal.write_round(fake_runs.a_round(number), [])
+    code, text = world.run("finish", "resume=true", "rounds=3", setting)
+    assert code == 1
+    assert words in text
+    assert len(text.splitlines()) == 1
+    assert not world.pids.exists()
+
+
+def bundled_digest() -> str:
+    return Fleet.load(bundled_fleet("digits-demo"), devices=20, seed=1, requirement=lambda width: (1, 1)).digest
+
+
+def test_a_run_is_resumed_with_what_may_change(world):
+    config = place(resolve(world.here / "experiment.toml", []).config, world.here, datetime.now())[0]
+    Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+    code, text = world.run("finish", "resume=true", "rounds=3", "workers=1")
+    assert (code, "round 1/3" in text) == (0, True)
 
 
 def test_nothing_starts_with_a_wrong_setting(world):
