@@ -6,6 +6,7 @@ experiment file and in `--set`. A method's own settings carry its name: `fedprox
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from devices.validation import nearest
+from devices.validation import did_you_mean, nearest
 from models.family import FAMILIES
 from strategies import STRATEGIES
 from strategies.model_search import layer_shares
@@ -27,6 +28,46 @@ class ConfigError(ValueError):
     """A run configuration that cannot be run; the text names the key, the value and what would be right."""
 
 
+# What keys are called elsewhere, too far from their names here to be found by likeness.
+OTHER_NAMES = {
+    "lr": "learning-rate",
+    "eta": "learning-rate",
+    "epochs": "local-epochs",
+    "num-epochs": "local-epochs",
+    "steps": "local-steps",
+    "bs": "batch-size",
+    "wd": "weight-decay",
+    "scheduler": "schedule",
+    "clients": "devices",
+    "num-clients": "devices",
+    "num-devices": "devices",
+    "num-supernodes": "workers",
+    "processes": "workers",
+    "clients-per-round": "devices-per-round",
+    "fraction-fit": "devices-per-round",
+    "fraction-train": "devices-per-round",
+    "num-rounds": "rounds",
+    "num-server-rounds": "rounds",
+    "communication-rounds": "rounds",
+    "timeout": "deadline-seconds",
+    "dataset": "task",
+    "data": "task",
+    "data-path": "data-dir",
+    "split": "partition",
+    "model": "family",
+    "model-name": "family",
+    "architecture": "family",
+    "arch": "family",
+    "network": "family",
+    "method": "strategy",
+    "algorithm": "strategy",
+    "rates": "widths",
+    "ratios": "widths",
+    "mu": "fedprox.mu",
+    "name": "run-name",
+    "output": "output-dir",
+    "out": "output-dir",
+}
 # Strategies whose devices train cuts of one global model.
 DISTILLED = ("heterofl", "fedrolex", "federated-dropout", "fjord", "anycostfl", "model-search")
 NUMBERS = "must be numbers such as [1, 0.5] or '1, 0.5'"
@@ -316,7 +357,7 @@ class RunConfig(BaseModel):
         keys = [_kebab(name) for name in cls.model_fields]
         for key in values:
             if key not in keys:
-                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {nearest(key, keys)}")
+                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {_meant(key, keys)}")
         try:
             return cls.model_validate({key: _whole_to_float(cls, key, value) for key, value in values.items()})
         except ValidationError as error:
@@ -349,6 +390,22 @@ class RunConfig(BaseModel):
         """The configuration as flat kebab-case keys and TOML scalars."""
         values = self.model_dump(by_alias=True)
         return {k: ", ".join(map(_number, v)) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _meant(key: str, keys: list[str]) -> str:
+    """What may be meant by a key that there is not, and else where to look."""
+    other = OTHER_NAMES.get(key.lower().replace("_", "-"))
+    if other is not None:
+        return f"did you mean {other!r}?"
+    method, dot, rest = key.partition(".")
+    own = [name for name in keys if name.startswith(f"{method}.")]
+    if dot and own:
+        # All of a method's keys are alike by its name: only what follows tells them apart.
+        close = difflib.get_close_matches(rest, [name.partition(".")[2] for name in own], n=2, cutoff=0.5)
+        if close:
+            return f"did you mean {' or '.join(repr(f'{method}.{name}') for name in close)}?"
+        return f"{method} has {', '.join(own)}"
+    return did_you_mean(key, keys) or f"'wildflower config' lists all {len(keys)}"
 
 
 def _wrong(item: ErrorDetails) -> str:
