@@ -1,7 +1,7 @@
 """The run configuration: one typed, validated model of every key.
 
-The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml (where each has a comment), in an
-experiment file and in `--set`. A method's own settings carry its name: `fedprox.mu`.
+The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml (each with what it means, from
+`server_app.meanings`), in an experiment file and in `--set`. A method's own settings carry its name: `fedprox.mu`.
 """
 
 from __future__ import annotations

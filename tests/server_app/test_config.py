@@ -1,3 +1,4 @@
+import re
 import tomllib
 from pathlib import Path
 
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server_app.config import OTHER_NAMES, ConfigError, RunConfig, sampled_devices
+from server_app.meanings import MEANINGS
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -27,6 +29,15 @@ def test_the_keys_and_defaults_of_pyproject_are_those_of_the_model():
     assert keys == defaults
     assert {key: type(value) for key, value in keys.items()} == {key: type(value) for key, value in defaults.items()}
     assert RunConfig.from_run_config(keys) == RunConfig()
+
+
+def test_what_keys_mean_stands_beside_them_in_pyproject_as_well():
+    section = PYPROJECT.read_text().partition("[tool.flwr.app.config]\n")[2].partition("\n[")[0]
+    lines = [
+        re.fullmatch(r"(\S+) = (?:\"[^\"]*\"|[^\"#]*?) *# (.+)", line) for line in section.splitlines() if "=" in line
+    ]
+    assert {line[1]: line[2] for line in lines} == MEANINGS
+    assert list(MEANINGS) == list(RunConfig().to_dict())
 
 
 def test_a_configuration_comes_back():

@@ -107,11 +107,21 @@ def test_config_prints_every_value_with_its_source(tmp_path):
     sources = {
         cells[1].strip(): (cells[2].strip(), cells[3].strip())
         for cells in (line.split("│") for line in shown.stdout.splitlines())
-        if len(cells) == 5
+        if len(cells) == 6
     }
-    assert sources["rounds"] == ("7", str(experiment))
+    assert sources["rounds"] == ("7", "experiment.toml")
     assert sources["alpha"] == ("0.25", "--set")
     assert sources["seed"][1] == "default"
+
+
+def test_config_says_what_keys_mean_and_shows_only_what_was_changed(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = invoke("config", "--changed", "--set", "rounds=7", "--set", "alpha=0.5", "--set", "workers=2")
+    assert shown.exit_code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
+    assert rows == [["rounds", "7", "--set", "of the whole run"]]
+    whole = invoke("config").stdout
+    assert "of the Dirichlet partition: smaller is more unequal" in whole
 
 
 def test_a_wrong_setting_is_an_error():
