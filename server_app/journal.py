@@ -187,7 +187,7 @@ class Journal:
             journal.drop_after(rounds[-1].round if rounds else 0)
         resolved = {
             "config": dict(config),
-            "versions": _versions(),
+            "versions": versions(),
             "seed": config["seed"],
             "fleet-sha256": fleet_digest,
         }
@@ -472,7 +472,8 @@ def _write_beside(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """What a run's results may depend on; None where a package is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("torch", "flwr", "wildflower"):
         try:

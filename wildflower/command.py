@@ -27,6 +27,29 @@ def main() -> None:
     app()
 
 
+def _print_versions(wanted: bool) -> None:
+    if not wanted:
+        return
+    from server_app.journal import versions
+
+    found = versions()
+    for package in ("wildflower", "flwr", "torch", "python"):
+        typer.echo(f"{package} {found[package] or 'not installed'}")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_versions, is_eager=True, help="Print versions, also Flower's and torch's."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def run(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment file.")],

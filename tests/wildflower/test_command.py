@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,20 @@ def test_help_starts_without_anything_heavy():
     assert shown.exit_code == 0
     for command in ("run", "report", "compare", "config"):
         assert f" {command} " in shown.stdout
+
+
+def test_versions_are_those_of_what_is_installed(monkeypatch):
+    shown = invoke("--version")
+    assert shown.exit_code == 0
+    lines = dict(line.split(" ", 1) for line in shown.stdout.splitlines())
+    assert list(lines) == ["wildflower", "flwr", "torch", "python"]
+    assert (lines["flwr"], lines["torch"]) == (version("flwr"), version("torch"))
+    monkeypatch.setattr("server_app.journal.version", not_there)
+    assert "torch not installed\n" in invoke("--version").stdout
+
+
+def not_there(package):
+    raise PackageNotFoundError(package)
 
 
 def test_report_of_a_run_that_goes_on(tmp_path):
