@@ -371,15 +371,8 @@ class RunConfig(BaseModel):
 
     def ignored(self) -> dict[str, Any]:
         """Keys of other methods that have another value than their default: nothing reads them in this run."""
-        others = {*STRATEGIES, "distillation"} - {self.strategy}
-        if self.distillation__steps:
-            others.remove("distillation")
-        defaults = RunConfig().to_dict()
-        return {
-            key: value
-            for key, value in self.to_dict().items()
-            if key.partition(".")[0] in others and value != defaults[key]
-        }
+        values, defaults = self.to_dict(), RunConfig().to_dict()
+        return {key: values[key] for key in unread(values) if values[key] != defaults[key]}
 
     def ignored_text(self) -> str:
         """What `ignored` finds, in words; "" where it finds nothing."""
@@ -390,6 +383,14 @@ class RunConfig(BaseModel):
         """The configuration as flat kebab-case keys and TOML scalars."""
         values = self.model_dump(by_alias=True)
         return {k: ", ".join(map(_number, v)) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def unread(values: Mapping[str, Any]) -> list[str]:
+    """The keys of a flat configuration, of any version, that belong to other methods than its own."""
+    others = {*STRATEGIES, "distillation"} - {values["strategy"]}
+    if values.get("distillation.steps"):
+        others.remove("distillation")
+    return [key for key in values if key.partition(".")[0] in others and "." in key]
 
 
 def _meant(key: str, keys: list[str]) -> str:

@@ -421,11 +421,11 @@ def summary_table(summary: Summary) -> Table:
     if summary.final_accuracy is not None and summary.best_accuracy is not None:
         row("final accuracy", percent(summary.final_accuracy))
         row("best accuracy", f"{percent(summary.best_accuracy)} in round {summary.best_round}")
-    for tier, accuracy in sorted((summary.accuracy_by_tier or {}).items()):
+    for tier, accuracy in (summary.accuracy_by_tier or {}).items():
         row(f"  tier {escape(tier)}", percent(accuracy))
     if summary.personal_accuracy is not None:
         row("personal accuracy", percent(summary.personal_accuracy))
-    for tier, accuracy in sorted((summary.personal_accuracy_by_tier or {}).items()):
+    for tier, accuracy in (summary.personal_accuracy_by_tier or {}).items():
         row(f"  tier {escape(tier)}", percent(accuracy))
     row("bytes down", bytes_text(summary.bytes_down))
     row("bytes up", bytes_text(summary.bytes_up))

@@ -206,6 +206,18 @@ def test_personal_accuracy_of_rounds_that_lack_it_is_none(tmp_path):
     assert (summary.personal_accuracy, summary.personal_accuracy_by_tier) == (None, None)
 
 
+def test_tiers_of_a_summary_stand_as_in_the_fleet_file(tmp_path):
+    """Whose devices are numbered group after group; a tier without a device in the run comes last."""
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    tiers = {"unseen": 0.5, "exit 10": 0.4, "exit 2": 0.3, "a": 0.2}
+    devices = [a_device(1, n, tier=tier) for n, tier in [(25, "a"), (7, "exit 10"), (3, "exit 2"), (12, "exit 2")]]
+    personal = {"personal_accuracy": 0.5, "personal_accuracy_by_tier": tiers, "personal_devices": 4}
+    journal.write_round(a_round(1, accuracy_by_tier=tiers, personal_failed=0, **personal), devices)
+    summary = journal.finish("finished")
+    for by_tier in (summary.accuracy_by_tier, read_summary(tmp_path).personal_accuracy_by_tier):
+        assert list(by_tier.items()) == [("exit 2", 0.3), ("exit 10", 0.4), ("a", 0.2), ("unseen", 0.5)]
+
+
 def test_summary_of_a_run_that_failed_before_its_first_round(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     summary = journal.finish("failed", "\n".join(f"line {number}" for number in range(100)))
