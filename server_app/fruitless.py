@@ -66,6 +66,8 @@ def _remedies(config: RunConfig, strategy: Strategy, *, poor: bool, slow: bool) 
         remedies.append(f"a smaller width in widths = {config.to_dict()['widths']!r}")
     else:
         remedies.append("a smaller family or smaller family-arguments")
+    if poor and config.batch_size > 1:  # at small widths most of the memory is a batch's
+        remedies.append(f"a smaller batch-size than {config.batch_size}")
     # Under "exclusive" nobody gets what it cannot afford, whatever is said of those below the smallest.
     if config.below_smallest == "skip" and (config.strategy, config.fedavg__use) != ("fedavg", "exclusive"):
         remedies.append("below-smallest = 'smallest'")

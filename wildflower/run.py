@@ -119,16 +119,18 @@ def _run(
             stack.enter_context(_stopped_when_interrupted(flower, run_id))
         with progress(console, config.rounds, earlier) as show:
             failure = follow(flower, run_id, run_dir, app_log, show)
-    if told := warnings_text(log_since(app_log, app_log_start), app_log):
+    log = log_since(app_log, app_log_start)
+    if told := warnings_text(log, app_log):
         console.print(f"[yellow]Warning:[/] {escape(told)}", highlight=False, soft_wrap=True)
     summary = read_summary(run_dir)
     if failure is None and (summary is None or summary.status != "finished"):
         failure = "Flower says that the run finished, but its summary.json does not"
     if failure is not None:
         own = summary.error if summary else None
-        reason = last_traceback(log_since(app_log, app_log_start), app_dir) or own or failure
-        if own and reason.endswith(own):  # what the run says of itself in words needs no frames
-            reason = own
+        reason = last_traceback(log, app_dir) or own or failure
+        # What the run says of itself in words, which is one line, needs no frames and is said once.
+        if own and "\n" not in own and reason.endswith(own):
+            reason = failure = own
         console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
         if reason != failure:
             console.print(reason, markup=False, highlight=False, soft_wrap=True)

@@ -356,7 +356,7 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
             r"12 skipped; the smallest model of heterofl over lenet5 needs [\d.]+ kB of memory and [\d.]+ kB of "
             r"payload, the largest budget seen was 8\.5 kB of memory and payload without limit; try more memory in "
             r"the fleet '.*poor\.toml', or a smaller width in widths = '1, 0\.5, 0\.25', or "
-            r"below-smallest = 'smallest'$",
+            r"a smaller batch-size than 16, or below-smallest = 'smallest'$",
         ),
         (
             "local",
@@ -364,8 +364,18 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
             {"transfer-seconds": 0.5},
             r"850 MB of memory and 500 B of payload; try a larger transfer-seconds than 0\.5, or a smaller width",
         ),
-        ("exclusive", 'memory = "10 kB"', {}, r"or a smaller family or smaller family-arguments$"),
-        ("depthfl", 'memory = "10 kB"', {}, r"or a smaller family or smaller family-arguments, or below-smallest"),
+        (
+            "exclusive",
+            'memory = "10 kB"',
+            {},
+            r"or a smaller family or smaller family-arguments, or a smaller batch-size than 16$",
+        ),
+        (
+            "depthfl",
+            'memory = "10 kB"',
+            {},
+            r"or a smaller family or smaller family-arguments, or a smaller batch-size",
+        ),
         ("model-search", 'memory = "10 kB"', {}, "try more memory .*, or " + SHARES),
         (
             "heterofl",

@@ -183,7 +183,7 @@ def test_a_run_that_says_in_words_why_it_failed_shows_no_frames(world, monkeypat
     monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
     code, text = world.run("fruitless")
     assert code == 1
-    assert "\nnobody trained\n" in text
+    assert "The run failed. nobody trained\nLogs: " in text
     assert "Traceback" not in text
 
 
