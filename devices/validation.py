@@ -26,8 +26,13 @@ def shown(value: object) -> str:
 def nearest(name: object, valid: Iterable[str]) -> str:
     """The end of an error message about a wrong name: the nearest valid names, or all of them when none is near."""
     names = sorted(valid)
-    close = difflib.get_close_matches(str(name)[:100], names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(map(repr, close))}?" if close else f"valid are {', '.join(names)}"
+    return did_you_mean(name, names) or f"valid are {', '.join(names)}"
+
+
+def did_you_mean(name: object, valid: Iterable[str]) -> str:
+    """The nearest valid names as the end of an error message; "" when none is near."""
+    close = difflib.get_close_matches(str(name)[:100], sorted(valid), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from models.cost import cost
 from models.family import FAMILIES, Family, make_family
 from server_app import checkpoint
 from server_app.config import ConfigError, RunConfig, parse_arguments, sampled_devices
-from server_app.journal import Journal, alone_in, check_folder
+from server_app.fruitless import FRUITLESS_ROUNDS, FruitlessRunError, why_nobody_trained
+from server_app.journal import Journal, alone_in, check_folder, read_rounds
 from server_app.nodes import write_nodes
 from strategies import STRATEGIES, Local, Setup, Strategy
 from strategies.base import Model, Scorer, Scores
@@ -33,7 +34,6 @@ from strategies.work import RoundSettings
 from tasks.scoring import score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
-FRUITLESS_ROUNDS = 3  # in a row, after which a run is given up: something is wrong that no further round mends
 SCORED_TOGETHER = 256  # examples of the test set; devices score as many as they train
 
 app = ServerApp()
@@ -74,14 +74,15 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, strategy: Strategy, score
         journal.drop_after(saved.round)
     log(INFO, "Run folder: %s", run_dir)
     strategy.summary()
-    if ignored := config.ignored():
-        told = ", ".join(f"{key} = {value!r}" for key, value in ignored.items())
-        log(WARNING, "Keys of other methods, which strategy = %r does not read: %s", config.strategy, told)
+    if ignored := config.ignored_text():
+        log(WARNING, "%s", ignored)
     fruitless = 0
+    trained = any(record.devices_replied for record in read_rounds(run_dir))  # in any round, also before a restart
     try:
         for number in range(first_round, config.rounds + 1):
             result = strategy.run_round(grid, number, scorer)
             troubles = [d["outcome"] for d in result.devices if d["outcome"].startswith(("failed", "refused"))]
+            trained = trained or result.record["devices_replied"] > 0
             # Under a fleet nobody may have a link in this simulated minute; on hardware an empty round is trouble.
             empty = not result.record["devices_replied"] and (troubles or not strategy.population.simulated)
             fruitless = fruitless + 1 if empty else 0
@@ -98,7 +99,16 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, strategy: Strategy, score
                 last = (
                     f"{outcomes[0][1]} of {len(result.devices)} {outcomes[0][0]}" if outcomes else "no device was free"
                 )
-                raise RuntimeError(f"{fruitless} rounds in a row in which none trained; in round {number}, {last}")
+                raise FruitlessRunError(f"{fruitless} rounds in a row in which none trained; in round {number}, {last}")
+            if not trained and number == FRUITLESS_ROUNDS < config.rounds:
+                why = why_nobody_trained(run_dir, config, strategy)
+                log(WARNING, "No device has trained in the first %s rounds: %s", number, why)
+        if not trained:
+            why = why_nobody_trained(run_dir, config, strategy)
+            raise FruitlessRunError(f"no device trained in any of {config.rounds} rounds: {why}")
+    except FruitlessRunError as error:
+        journal.finish("failed", str(error))
+        raise
     except BaseException:
         journal.finish("failed", traceback.format_exc())
         raise

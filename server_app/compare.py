@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from server_app.charts import Line, bytes_text, line_chart, page, percent, seconds_text, table, time_unit
+from server_app.config import unread
 from server_app.journal import RoundRecord, Summary, read_config, read_rounds, read_summary, summarize
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
@@ -22,6 +23,14 @@ class Run:
     config: dict[str, object]
     rounds: list[RoundRecord]
     summary: Summary
+
+    @property
+    def experiment(self) -> dict[str, object]:
+        """The configuration without what makes no other experiment."""
+        same = NOT_THE_EXPERIMENT - ({"data-dir"} if self.config.get("task") == "idx" else set()) | set(
+            unread(self.config)
+        )
+        return {key: value for key, value in self.config.items() if key not in same}
 
     def first_at(self, target: float) -> RoundRecord | None:
         """The first round whose accuracy is at least `target`."""
@@ -90,9 +99,7 @@ def _load(run_dir: Path) -> Run:
 def _group(runs: Sequence[Run]) -> list[Group]:
     by_experiment: dict[str, list[Run]] = {}
     for run in runs:
-        same = NOT_THE_EXPERIMENT - ({"data-dir"} if run.config.get("task") == "idx" else set())
-        experiment = {key: value for key, value in run.config.items() if key not in same}
-        by_experiment.setdefault(json.dumps(experiment, sort_keys=True), []).append(run)
+        by_experiment.setdefault(json.dumps(run.experiment, sort_keys=True), []).append(run)
     groups = []
     for members in by_experiment.values():
         names = members[0].name if len(members) == 1 else f"{members[0].name} (+{len(members) - 1} seeds)"
@@ -161,7 +168,7 @@ def _part_tables(groups: Sequence[Group]) -> list[TextTable]:
     """Accuracies by tier and by exit, and personal ones: each where one of the runs has them."""
 
     def tiers(summary: Summary) -> dict[str, float]:
-        return dict(sorted((summary.accuracy_by_tier or {}).items()))
+        return summary.accuracy_by_tier or {}
 
     def exits(summary: Summary) -> dict[str, float]:
         return {f"exit {number}": a for number, a in enumerate(summary.accuracy_by_exit or [], start=1)}
@@ -189,13 +196,14 @@ def _part_table(title: str, groups: Sequence[Group], parts_of: Callable[[Summary
 
 
 def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
-    """The keys in which the experiments differ."""
+    """The keys in which the experiments differ. What the method of one does not read is left empty there."""
     configs = [group.runs[0].config for group in groups]
-    keys = sorted({key for config in configs for key in config} - NOT_THE_EXPERIMENT)
+    read = [group.runs[0].experiment for group in groups]
+    keys = sorted({key for config in read for key in config} - NOT_THE_EXPERIMENT)
     differing = [key for key in keys if len({json.dumps(config.get(key)) for config in configs}) > 1]
     if not differing:
         return []
-    rows = [[key, *(str(config.get(key, "")) for config in configs)] for key in differing]
+    rows = [[key, *(str(config.get(key, "")) for config in read)] for key in differing]
     return [
         TextTable("Settings that differ", ["key", *(group.name for group in groups)], rows, text_columns=len(rows[0]))
     ]

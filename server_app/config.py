@@ -1,11 +1,12 @@
 """The run configuration: one typed, validated model of every key.
 
-The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml (where each has a comment), in an
-experiment file and in `--set`. A method's own settings carry its name: `fedprox.mu`.
+The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml (each with what it means, from
+`server_app.meanings`), in an experiment file and in `--set`. A method's own settings carry its name: `fedprox.mu`.
 """
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from devices.validation import nearest
+from devices.validation import did_you_mean, nearest
 from models.family import FAMILIES
 from server_app.keys import listed_keys, missing_fields, missing_keys
 from strategies import STRATEGIES
@@ -28,6 +29,46 @@ class ConfigError(ValueError):
     """A run configuration that cannot be run; the text names the key, the value and what would be right."""
 
 
+# What keys are called elsewhere, too far from their names here to be found by likeness.
+OTHER_NAMES = {
+    "lr": "learning-rate",
+    "eta": "learning-rate",
+    "epochs": "local-epochs",
+    "num-epochs": "local-epochs",
+    "steps": "local-steps",
+    "bs": "batch-size",
+    "wd": "weight-decay",
+    "scheduler": "schedule",
+    "clients": "devices",
+    "num-clients": "devices",
+    "num-devices": "devices",
+    "num-supernodes": "workers",
+    "processes": "workers",
+    "clients-per-round": "devices-per-round",
+    "fraction-fit": "devices-per-round",
+    "fraction-train": "devices-per-round",
+    "num-rounds": "rounds",
+    "num-server-rounds": "rounds",
+    "communication-rounds": "rounds",
+    "timeout": "deadline-seconds",
+    "dataset": "task",
+    "data": "task",
+    "data-path": "data-dir",
+    "split": "partition",
+    "model": "family",
+    "model-name": "family",
+    "architecture": "family",
+    "arch": "family",
+    "network": "family",
+    "method": "strategy",
+    "algorithm": "strategy",
+    "rates": "widths",
+    "ratios": "widths",
+    "mu": "fedprox.mu",
+    "name": "run-name",
+    "output": "output-dir",
+    "out": "output-dir",
+}
 # Strategies whose devices train cuts of one global model.
 DISTILLED = ("heterofl", "fedrolex", "federated-dropout", "fjord", "anycostfl", "model-search")
 NUMBERS = "must be numbers such as [1, 0.5] or '1, 0.5'"
@@ -322,7 +363,7 @@ class RunConfig(BaseModel):
         keys = [_kebab(name) for name in cls.model_fields]
         for key in values:
             if key not in keys:
-                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {nearest(key, keys)}")
+                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {_meant(key, keys)}")
         try:
             return cls.model_validate({key: _whole_to_float(cls, key, value) for key, value in values.items()})
         except ValidationError as error:
@@ -336,20 +377,42 @@ class RunConfig(BaseModel):
 
     def ignored(self) -> dict[str, Any]:
         """Keys of other methods that have another value than their default: nothing reads them in this run."""
-        others = {*STRATEGIES, "distillation"} - {self.strategy}
-        if self.distillation__steps:
-            others.remove("distillation")
-        defaults = RunConfig().to_dict()
-        return {
-            key: value
-            for key, value in self.to_dict().items()
-            if key.partition(".")[0] in others and value != defaults[key]
-        }
+        values, defaults = self.to_dict(), RunConfig().to_dict()
+        return {key: values[key] for key in unread(values) if values[key] != defaults[key]}
+
+    def ignored_text(self) -> str:
+        """What `ignored` finds, in words; "" where it finds nothing."""
+        told = ", ".join(f"{key} = {value!r}" for key, value in self.ignored().items())
+        return f"Keys of other methods, which strategy = {self.strategy!r} does not read: {told}" if told else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as flat kebab-case keys and TOML scalars."""
         values = self.model_dump(by_alias=True)
         return {k: ", ".join(map(_number, v)) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def unread(values: Mapping[str, Any]) -> list[str]:
+    """The keys of a flat configuration, of any version, that belong to other methods than its own."""
+    others = {*STRATEGIES, "distillation"} - {values["strategy"]}
+    if values.get("distillation.steps"):
+        others.remove("distillation")
+    return [key for key in values if key.partition(".")[0] in others and "." in key]
+
+
+def _meant(key: str, keys: list[str]) -> str:
+    """What may be meant by a key that there is not, and else where to look."""
+    other = OTHER_NAMES.get(key.lower().replace("_", "-"))
+    if other is not None:
+        return f"did you mean {other!r}?"
+    method, dot, rest = key.partition(".")
+    own = [name for name in keys if name.startswith(f"{method}.")]
+    if dot and own:
+        # All of a method's keys are alike by its name: only what follows tells them apart.
+        close = difflib.get_close_matches(rest, [name.partition(".")[2] for name in own], n=2, cutoff=0.5)
+        if close:
+            return f"did you mean {' or '.join(repr(f'{method}.{name}') for name in close)}?"
+        return f"{method} has {', '.join(own)}"
+    return did_you_mean(key, keys) or f"'wildflower config' lists all {len(keys)}"
 
 
 def _wrong(item: ErrorDetails) -> str:

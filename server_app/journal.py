@@ -171,7 +171,7 @@ class Journal:
         with the round of the checkpoint.
 
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
-        it is set, or when the run to be resumed had another configuration.
+        it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
         """
         # A missing tensorboard should stop the run here, not after its first round.
         import torch.utils.tensorboard  # noqa: F401
@@ -180,13 +180,14 @@ class Journal:
         run_dir.mkdir(parents=True, exist_ok=True)
         journal = cls(run_dir, last_round=0)
         if resume:
-            _check_same_experiment(run_dir, config, fleet_digest)
+            check_resumable(run_dir, config)
+            check_same_fleet(run_dir, config, fleet_digest)
             rounds = read_rounds(run_dir)
             # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
             journal.drop_after(rounds[-1].round if rounds else 0)
         resolved = {
             "config": dict(config),
-            "versions": _versions(),
+            "versions": versions(),
             "seed": config["seed"],
             "fleet-sha256": fleet_digest,
         }
@@ -321,6 +322,36 @@ def check_folder(run_dir: Path, resume: bool) -> None:
         raise JournalError(f"{run_dir} holds no run to resume: check output-dir and run-name, or set resume=false")
 
 
+def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
+    """Raise JournalError unless the run in `run_dir` may go on with this configuration."""
+    before = read_config(run_dir)["config"]
+    changed = [
+        f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
+        for key in sorted(before.keys() | config.keys())
+        if before.get(key) != config.get(key)
+        # A folder of IDX files is the data set; those of named data sets may lie anywhere.
+        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and config.get("task") == "idx"))
+    ]
+    if changed:
+        raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
+    finished = len(read_rounds(run_dir))
+    # Nothing would be run, and config.json would say fewer rounds than there are.
+    if config["rounds"] < finished:
+        raise JournalError(
+            f"rounds = {config['rounds']}, but the run in {run_dir} has {finished}: ask for {finished} or more to go "
+            "on with it, or start another run under another run-name"
+        )
+
+
+def check_same_fleet(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
+    """Raise JournalError unless the fleet's files hold what they held when the run in `run_dir` began."""
+    if read_config(run_dir)["fleet-sha256"] != fleet_digest:
+        raise JournalError(
+            f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
+            "is not what it was when the run began; put the old files back, or start another run"
+        )
+
+
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The content of config.json, an object of CONFIG_KEYS. Raises JournalError when there is no run."""
     path = run_dir / "config.json"
@@ -370,15 +401,22 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
     best = max(evaluated, key=lambda record: _or_lowest(record.accuracy), default=None)
     # RecipFL's paper takes the mean over the last 20 % of its rounds.
     personal = [r for r in rounds[-max(1, round(len(rounds) / 5)) :] if r.personal_accuracy is not None]
-    tiers = sorted({tier for r in personal for tier in r.personal_accuracy_by_tier or {}})
-    outcomes = Counter(device.outcome_word for device in read_devices(run_dir) if device.round <= len(rounds))
+    outcomes: Counter[str] = Counter()
+    first: dict[str, int] = {}  # device of a tier
+    for device in read_devices(run_dir):
+        if device.round <= len(rounds):
+            outcomes[device.outcome_word] += 1
+            if device.tier is not None:
+                first[device.tier] = min(device.device, first.get(device.tier, device.device))
+    tiers = in_fleet_order((tier for r in personal for tier in r.personal_accuracy_by_tier or {}), first)
+    by_tier = evaluated[-1].accuracy_by_tier if evaluated else None
     return Summary(
         status=status,
         rounds=len(rounds),
         final_accuracy=evaluated[-1].accuracy if evaluated else None,
         best_accuracy=best.accuracy if best else None,
         best_round=best.round if best else None,
-        accuracy_by_tier=evaluated[-1].accuracy_by_tier if evaluated else None,
+        accuracy_by_tier=by_tier and {tier: by_tier[tier] for tier in in_fleet_order(by_tier, first)},
         accuracy_by_exit=evaluated[-1].accuracy_by_exit if evaluated else None,
         personal_accuracy=_mean(r.personal_accuracy for r in personal),
         personal_accuracy_by_tier={
@@ -395,6 +433,15 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         wall_seconds=sum(record.wall_seconds for record in rounds),
         error=error,
     )
+
+
+def in_fleet_order(tiers: Iterable[str], first: Mapping[str, int]) -> list[str]:
+    """Each tier once, as the fleet file has them: it numbers devices group after group.
+
+    Args:
+        first: a device of each tier that trained or was to train, the one of lowest number; other tiers come last.
+    """
+    return sorted(dict.fromkeys(tiers), key=lambda tier: first.get(tier, float("inf")))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -441,26 +488,8 @@ def _write_beside(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _check_same_experiment(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
-    content = read_config(run_dir)
-    before = content["config"]
-    changed = [
-        f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
-        for key in sorted(before.keys() | config.keys())
-        if before.get(key) != config.get(key)
-        # A folder of IDX files is the data set; those of named data sets may lie anywhere.
-        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and config.get("task") == "idx"))
-    ]
-    if changed:
-        raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
-    if content["fleet-sha256"] != fleet_digest:
-        raise JournalError(
-            f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
-            "is not what it was when the run began; put the old files back, or start another run"
-        )
-
-
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """What a run's results may depend on; None where a package is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("torch", "flwr", "wildflower"):
         try:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -21,16 +21,19 @@ from server_app.charts import (
     table,
     time_unit,
 )
+from server_app.config import RunConfig
 from server_app.journal import (
     DeviceRecord,
     RoundRecord,
     Summary,
+    in_fleet_order,
     read_config,
     read_devices,
     read_rounds,
     read_summary,
     summarize,
 )
+from server_app.meanings import MEANINGS
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
 MOST_DEVICES = 200
@@ -57,7 +60,7 @@ def write_report(run_dir: Path) -> Path:
             _heading(run_dir, summary.status, content["config"]),
             f"<h2>What stopped the run</h2><pre>{escape(summary.error)}</pre>" if summary.error else "",
             _headline(summary, fleet),
-            _charts(rounds) if rounds else "",
+            _charts(rounds, fleet.first) if rounds else "",
             _who_trained_what(fleet) if fleet.rows else "",
             _device_table(fleet) if fleet.rows else "",
             _configuration(content),
@@ -112,9 +115,11 @@ class Activity:
     columns: int
     rounds_per_column: int
     by_tier: bool
-    tiers: dict[int, str]  # of the devices, unless rows are tiers
+    tiers: dict[int, str]  # of the devices
+    first: dict[str, int]  # device of each tier
     reasons: Counter[str]
-    devices: int  # how many different ones took part
+    devices: int  # how many different ones were asked
+    trained: int  # how many of them trained at least once
     models: Tally
 
 
@@ -123,6 +128,7 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
     rounds_per_column = max(1, -(-rounds // MOST_COLUMNS))
     columns = -(-rounds // rounds_per_column)
     seen: dict[int, str] = {}
+    trained: set[int] = set()
     reasons: Counter[str] = Counter()
     models = Tally()
     device_rows: dict[int | str, Tally] = {}
@@ -136,7 +142,9 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
         tier = record.tier or "unknown"
         column = (record.round - 1) // rounds_per_column
         seen[record.device] = tier
-        if record.outcome_word != "trained":
+        if record.outcome_word == "trained":
+            trained.add(record.device)
+        else:
             # Without their numbers, reasons are few and can be counted.
             reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
         models.add(record)
@@ -147,15 +155,21 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
             device_cells.setdefault((record.device, column), Tally()).add(record)
             by_tier = len(device_rows) > MOST_DEVICES or len(device_cells) > MOST_CELLS
     rows, cells = (tier_rows, tier_cells) if by_tier else (device_rows, device_cells)
+    first: dict[str, int] = {}
+    for number in sorted(seen):
+        first.setdefault(seen[number], number)
+    order: list[Any] = in_fleet_order(first, first) if by_tier else sorted(device_rows)
     return Activity(
-        rows=dict(sorted(rows.items(), key=lambda row: row[0])),
+        rows={name: rows[name] for name in order},
         cells=cells,
         columns=columns,
         rounds_per_column=rounds_per_column,
         by_tier=by_tier,
         tiers=seen,
+        first=first,
         reasons=reasons,
         devices=len(seen),
+        trained=len(trained),
         models=models,
     )
 
@@ -193,26 +207,28 @@ def _headline(summary: Summary, activity: Activity) -> str:
             ("Simulated time", seconds_text(summary.simulated_seconds), "of the devices' own clock"),
             ("Sent to devices", bytes_text(summary.bytes_down), "down"),
             ("Sent by devices", bytes_text(summary.bytes_up), "up"),
-            ("Devices", f"{activity.devices:,}", "took part"),
+            ("Devices", f"{activity.trained:,} trained", f"of {activity.devices:,} that were asked"),
             ("Trainings", f"{outcomes.get('trained', 0):,}", missed or "none missed"),
             ("Mean model", "none" if mean is None else f"{plain(mean)}", "parameters"),
         ]
     )
 
 
-def _charts(rounds: Sequence[RoundRecord]) -> str:
+def _charts(rounds: Sequence[RoundRecord], first: Mapping[str, int]) -> str:
     numbers = [record.round for record in rounds]
     length, unit = time_unit(rounds[-1].simulated_seconds)
     clock = [record.simulated_seconds / length for record in rounds]
     accuracy = [record.accuracy for record in rounds]
-    tiers = sorted({tier for record in rounds for tier in record.accuracy_by_tier or {}})
+    tiers = in_fleet_order((tier for record in rounds for tier in record.accuracy_by_tier or {}), first)
     by_tier = [[(record.accuracy_by_tier or {}).get(tier) for record in rounds] for tier in tiers]
     parts = [record.server_seconds.model_dump() for record in rounds]
     server = [sum(seconds.values()) for seconds in parts]
     steps = [record.distillation_steps_per_second for record in rounds]
     exits = range(max(len(record.accuracy_by_exit or []) for record in rounds))
     by_exit = [[_at(record.accuracy_by_exit, exit) for record in rounds] for exit in exits]
-    personal_tiers = sorted({tier for record in rounds for tier in record.personal_accuracy_by_tier or {}})
+    personal_tiers = in_fleet_order(
+        (tier for record in rounds for tier in record.personal_accuracy_by_tier or {}), first
+    )
     personal = [Line("all devices", numbers, [record.personal_accuracy for record in rounds])]
     personal += [
         Line(tier, numbers, [(record.personal_accuracy_by_tier or {}).get(tier) for record in rounds])
@@ -256,10 +272,12 @@ def _charts(rounds: Sequence[RoundRecord]) -> str:
             [
                 Line("replied", numbers, [record.devices_replied for record in rounds], color=2),
                 Line("sampled", numbers, [record.devices_sampled for record in rounds], color=7),
-                Line("failed", numbers, [record.devices_failed for record in rounds], color=1),
-                Line("refused", numbers, [record.devices_refused for record in rounds], color=3),
-                Line("scaled down", numbers, [record.devices_bounded for record in rounds], color=5),
-                Line("below the smallest", numbers, [record.devices_below_smallest for record in rounds], color=4),
+                *_that_happened(
+                    Line("failed", numbers, [record.devices_failed for record in rounds], color=1),
+                    Line("refused", numbers, [record.devices_refused for record in rounds], color=3),
+                    Line("scaled down", numbers, [record.devices_bounded for record in rounds], color=5),
+                    Line("below the smallest", numbers, [record.devices_below_smallest for record in rounds], color=4),
+                ),
             ],
             x_label="round",
             from_zero=True,
@@ -273,7 +291,12 @@ def _charts(rounds: Sequence[RoundRecord]) -> str:
         ),
         line_chart(
             "Seconds per round on the server",
-            [Line(part, numbers, [seconds[part] for seconds in parts]) for part in parts[0]],
+            _that_happened(
+                *(
+                    Line(part, numbers, [seconds[part] for seconds in parts], color)
+                    for color, part in enumerate(parts[0])
+                )
+            ),
             x_label="round",
             y_format=seconds_text,
             from_zero=True,
@@ -307,6 +330,11 @@ def _charts(rounds: Sequence[RoundRecord]) -> str:
             )
         )
     return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def _that_happened(*lines: Line) -> list[Line]:
+    """The lines that are not 0 all the time: what never happened only hides the others."""
+    return [line for line in lines if any(y != 0 for _, y in line.points())]
 
 
 def _at(values: Sequence[float] | None, place: int) -> float | None:
@@ -429,12 +457,22 @@ def _device_table(activity: Activity) -> str:
 
 
 def _configuration(content: dict[str, Any]) -> str:
-    settings = table(["key", "value"], [(key, str(value)) for key, value in content["config"].items()], text_columns=2)
+    config, defaults = content["config"], RunConfig().to_dict()
+    changed = [key for key in config if key not in defaults or config[key] != defaults[key]]
+    own, others = (
+        table(
+            ["key", "value", "meaning"],
+            [(key, str(config[key]), MEANINGS.get(key, "")) for key in keys],
+            text_columns=3,
+        )
+        for keys in (changed, [key for key in config if key not in changed])
+    )
     versions = table(
         ["package", "version"], [(k, v or "not installed") for k, v in content["versions"].items()], text_columns=2
     )
     return (
-        f"<h2>Configuration</h2><details><summary>{len(content['config'])} keys</summary>{settings}</details>"
+        f"<h2>Configuration</h2>{own}"
+        f"<details><summary>{len(config) - len(changed)} keys with their default</summary>{others}</details>"
         f"<details><summary>Versions</summary>{versions}</details>"
     )
 

@@ -186,6 +186,11 @@ class Strategy(FlowerStrategy):
 
     @property
     @abstractmethod
+    def least(self) -> Architecture:
+        """The smallest architecture that a device may get: who cannot afford it does not take part."""
+
+    @property
+    @abstractmethod
     def scored_architecture(self) -> Architecture:
         """The architecture of the global model as it is scored."""
 
@@ -384,6 +389,12 @@ class Strategy(FlowerStrategy):
     def cost(self, architecture: Architecture) -> Cost:
         """What training this architecture costs a device of this run."""
         return self.price(self.family, architecture, self.settings, self.widths, self.params)
+
+    def told(self, architecture: Architecture) -> str:
+        """An architecture as a log names it: its lists of widths are long, and say little."""
+        if architecture == self.family.full():
+            return f"the whole {self.family.name}"
+        return f"the {self.family.name} of {self.cost(architecture).parameters:,} parameters"
 
     def _route(self, grid: Grid, work: Orders) -> None:
         """Say which node carries each device that takes part."""

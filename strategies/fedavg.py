@@ -45,6 +45,11 @@ class FedAvg(SubModelStrategy):
         return self.architecture if everyone or fits(self.cost(self.architecture), budget) else None
 
     @property
+    def least(self) -> Architecture:
+        """The one architecture, or the narrowest."""
+        return self.smallest if self.params.use == "affordable" else self.architecture
+
+    @property
     def scored_architecture(self) -> Architecture:
         """The one architecture, or the widest."""
         return self.architecture

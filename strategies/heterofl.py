@@ -104,7 +104,8 @@ class HeteroFL(SubModelStrategy):
         asked = [self.ask(d, architecture, LEADING, self.budget(d, lambda _: [architecture])) for d in devices]
         able = [a for a in asked if fits(a.task.cost, a.budget)]
         if not able:
-            log(WARNING, "No device affords %s: any device takes its statistics", architecture)
+            text = "Round %s: no device affords %s, so any device takes its batch norm statistics"
+            log(WARNING, text, self.round, self.told(architecture))
         assignments = (able or asked)[: self.statistics_devices]
         total = WeightedSum.zeros(layout)
 
@@ -131,7 +132,7 @@ class HeteroFL(SubModelStrategy):
                 WARNING,
                 "Round %s: no device returned batch norm statistics, %s is not scored",
                 self.round,
-                architecture,
+                self.told(architecture),
             )
             return None
         mean = total.total.double() / (total.weight * SCALE)

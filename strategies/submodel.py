@@ -54,6 +54,11 @@ class CandidateStrategy(Strategy):
         return self.candidates[-1]
 
     @property
+    def least(self) -> Architecture:
+        """The smallest candidate."""
+        return self.smallest
+
+    @property
     def scored_architecture(self) -> Architecture:
         """The largest candidate."""
         return self.candidates[0]

@@ -27,6 +27,29 @@ def main() -> None:
     app()
 
 
+def _print_versions(wanted: bool) -> None:
+    if not wanted:
+        return
+    from server_app.journal import versions
+
+    found = versions()
+    for package in ("wildflower", "flwr", "torch", "python"):
+        typer.echo(f"{package} {found[package] or 'not installed'}")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_versions, is_eager=True, help="Print versions, also Flower's and torch's."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def run(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment file.")],
@@ -114,18 +137,26 @@ def compare(
 def config(
     experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment file.")] = None,
     overrides: Overrides = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only keys whose values are not the defaults.")] = False,
 ) -> None:
-    """Print every key of the run configuration with its value and where the value comes from."""
+    """Print every key of the run configuration with its value, where the value comes from, and what it means."""
     from rich.console import Console
 
+    from server_app.config import RunConfig
+    from server_app.meanings import MEANINGS
     from wildflower.settings import SettingsError, resolve
 
     try:
         settings = resolve(experiment, overrides or [])
     except SettingsError as error:
         raise _stop(str(error)) from None
-    rows = [[key, repr(value), settings.sources[key]] for key, value in settings.config.to_dict().items()]
-    Console().print(_as_rich("", ["key", "value", "source"], rows))
+    defaults = RunConfig().to_dict()
+    rows = [
+        [key, repr(value), Path(settings.sources[key]).name, MEANINGS.get(key, "")]
+        for key, value in settings.config.to_dict().items()
+        if not changed or value != defaults[key]
+    ]
+    Console().print(_as_rich("", ["key", "value", "source", "meaning"], rows))
 
 
 @app.command()
@@ -205,7 +236,7 @@ def _as_rich(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) 
 
     table = Table(title=title or None, title_justify="left")
     for header in headers:
-        table.add_column(header)
+        table.add_column(header, overflow="fold")  # on a narrow terminal nothing is left out
     for row in rows:
         table.add_row(*(escape(value) for value in row))
     return table

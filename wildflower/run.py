@@ -18,7 +18,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from server_app.charts import bytes_text, percent, plain, seconds_text
-from server_app.journal import JournalError, RoundRecord, Summary, check_folder, read_rounds, read_summary
+from server_app.journal import (
+    JournalError,
+    RoundRecord,
+    Summary,
+    check_folder,
+    check_resumable,
+    check_same_fleet,
+    read_rounds,
+    read_summary,
+)
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
 from wildflower.settings import SettingsError, place, resolve, write_toml
 
@@ -30,6 +39,10 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 LOOK_SECONDS = 0.3
 TRACEBACK_LINES = 30
+MOST_WARNINGS = 5
+WARNING_LETTERS = 400
+# What Flower itself warns of in every run, and what is told before the run starts.
+KNOWN_WARNINGS = ("Since flwr ", "Keys of other methods, ")
 LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
 
 
@@ -74,9 +87,12 @@ def _run(
     app_dir = find_app(app_dir)
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
     check_folder(run_dir, config.resume)
+    if config.resume:
+        check_resumable(run_dir, config.to_dict())
     check_population(config, deployment)
-    if deployment is None:
-        check_buildable(config)
+    fleet_digest = check_buildable(config) if deployment is None else ""
+    if config.resume:
+        check_same_fleet(run_dir, config.to_dict(), fleet_digest)
     run_dir.mkdir(parents=True, exist_ok=True)
     console.print(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {config.rounds} rounds, "
@@ -85,6 +101,8 @@ def _run(
         highlight=False,
         soft_wrap=True,
     )
+    if ignored := config.ignored_text():
+        console.print(f"[yellow]Warning:[/] {escape(ignored)}", highlight=False, soft_wrap=True)
     earlier = len(read_rounds(run_dir))
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
@@ -101,11 +119,18 @@ def _run(
             stack.enter_context(_stopped_when_interrupted(flower, run_id))
         with progress(console, config.rounds, earlier) as show:
             failure = follow(flower, run_id, run_dir, app_log, show)
+    log = log_since(app_log, app_log_start)
+    if told := warnings_text(log, app_log):
+        console.print(f"[yellow]Warning:[/] {escape(told)}", highlight=False, soft_wrap=True)
     summary = read_summary(run_dir)
     if failure is None and (summary is None or summary.status != "finished"):
         failure = "Flower says that the run finished, but its summary.json does not"
     if failure is not None:
-        reason = last_traceback(app_log, app_log_start, app_dir) or (summary.error if summary else None) or failure
+        own = summary.error if summary else None
+        reason = last_traceback(log, app_dir) or own or failure
+        # What the run says of itself in words, which is one line, needs no frames and is said once.
+        if own and "\n" not in own and reason.endswith(own):
+            reason = failure = own
         console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
         if reason != failure:
             console.print(reason, markup=False, highlight=False, soft_wrap=True)
@@ -132,14 +157,18 @@ def check_population(config: "RunConfig", deployment: Deployment | None) -> None
         )
 
 
-def check_buildable(config: "RunConfig") -> None:
-    """Build what the ServerApp will build, so that missing data or a wrong fleet show before anything is started."""
+def check_buildable(config: "RunConfig") -> str:
+    """Build what the ServerApp will build, so that missing data or a wrong fleet show before anything is started.
+
+    Returns the hash of the fleet's files.
+    """
     from server_app.app import build
 
     try:
-        build(config)
+        strategy, _ = build(config)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from None
+    return strategy.population.fleet_digest
 
 
 def find_app(app_dir: Path | None) -> Path:
@@ -329,17 +358,45 @@ def _stopped_when_interrupted(flower: SuperLink, run_id: str) -> Iterator[None]:
         raise
 
 
-def last_traceback(log: Path, start: int, app_dir: Path) -> str | None:
-    """The last Python traceback that a log holds after its first `start` bytes, at most its last lines; or None.
+def log_since(log: Path, start: int) -> str:
+    """What a log holds after its first `start` bytes, without colors; "" where there is none."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(start)
+        return re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", errors="replace"))
+
+
+def warnings_text(log: str, path: Path) -> str:
+    """How often the app warned in a log, and of what: the first of each kind, at most `MOST_WARNINGS`; "" if never.
+
+    Warnings that differ in their numbers only are of one kind. Those of Ray's actors, which begin with their name, are
+    none of the app's.
+    """
+    kinds: dict[str, list[str]] = {}
+    for line in log.splitlines():
+        begin, colon, text = line.partition(":")
+        text = text.strip()
+        if colon and begin.rstrip() == "WARNING" and not text.startswith(KNOWN_WARNINGS):
+            kinds.setdefault(re.sub(r"\d[\d,.]*", "#", text), []).append(text[:WARNING_LETTERS])
+    if not kinds:
+        return ""
+    total = sum(map(len, kinds.values()))
+    lines = [f"{total} warning{'s' if total > 1 else ''} in {path}"]
+    for texts in list(kinds.values())[:MOST_WARNINGS]:
+        more = f" (and {len(texts) - 1} more like it)" if len(texts) > 1 else ""
+        lines.append(f"  {texts[0]}{more}")
+    if len(kinds) > MOST_WARNINGS:
+        lines.append(f"  and {len(kinds) - MOST_WARNINGS} of other kinds")
+    return "\n".join(lines)
+
+
+def last_traceback(text: str, app_dir: Path) -> str | None:
+    """The last Python traceback in the text of a log, at most its last lines; or None.
 
     Flower's own frames are left out, and files of the submitted app, whose copy is gone by now, are named as they are
     in `app_dir`.
     """
-    if not log.exists():
-        return None
-    with log.open("rb") as file:
-        file.seek(start)
-        text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", errors="replace"))
     found = text.rfind("Traceback (most recent call last)")
     if found < 0:
         return None
@@ -366,11 +423,11 @@ def summary_table(summary: Summary) -> Table:
     if summary.final_accuracy is not None and summary.best_accuracy is not None:
         row("final accuracy", percent(summary.final_accuracy))
         row("best accuracy", f"{percent(summary.best_accuracy)} in round {summary.best_round}")
-    for tier, accuracy in sorted((summary.accuracy_by_tier or {}).items()):
+    for tier, accuracy in (summary.accuracy_by_tier or {}).items():
         row(f"  tier {escape(tier)}", percent(accuracy))
     if summary.personal_accuracy is not None:
         row("personal accuracy", percent(summary.personal_accuracy))
-    for tier, accuracy in sorted((summary.personal_accuracy_by_tier or {}).items()):
+    for tier, accuracy in (summary.personal_accuracy_by_tier or {}).items():
         row(f"  tier {escape(tier)}", percent(accuracy))
     row("bytes down", bytes_text(summary.bytes_down))
     row("bytes up", bytes_text(summary.bytes_up))

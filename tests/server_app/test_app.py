@@ -1,6 +1,8 @@
 import json
 import logging
+import re
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -9,7 +11,9 @@ from server_app import checkpoint
 from server_app.app import app, build, run, run_folder
 from server_app.checkpoint import CheckpointError
 from server_app.config import ConfigError
+from server_app.fruitless import FruitlessRunError
 from server_app.journal import Journal, JournalError, alone_in, read_devices, read_rounds, read_summary
+from strategies import base
 from tests.rounds import FLEET, METHODS, connected_grid, same_bits, simulated_grid, small_config
 
 
@@ -331,6 +335,95 @@ def test_a_run_in_which_nobody_can_train_is_given_up_and_says_why(tmp_path):
     summary = json.loads((tmp_path / "runs" / "small" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["rounds"] == 3
+
+
+def poor_fleet(folder, lines='memory = "10 kB"'):
+    path = folder / "poor.toml"
+    path.write_text(f'[[group]]\nname = "poor"\ncount = 6\n{lines}\n')
+    return {"fleet": str(path)}
+
+
+SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
+
+
+@pytest.mark.parametrize(
+    ("method", "fleet", "changes", "words"),
+    [
+        (
+            "heterofl",
+            'memory = "10 kB"',
+            {},
+            r"12 skipped; the smallest model of heterofl over lenet5 needs [\d.]+ kB of memory and [\d.]+ kB of "
+            r"payload, the largest budget seen was 8\.5 kB of memory and payload without limit; try more memory in "
+            r"the fleet '.*poor\.toml', or a smaller width in widths = '1, 0\.5, 0\.25', or "
+            r"a smaller batch-size than 16, or below-smallest = 'smallest'$",
+        ),
+        (
+            "local",
+            'memory = "1 GB"\nlink = "8 kbit/s"',
+            {"transfer-seconds": 0.5},
+            r"850 MB of memory and 500 B of payload; try a larger transfer-seconds than 0\.5, or a smaller width",
+        ),
+        (
+            "exclusive",
+            'memory = "10 kB"',
+            {},
+            r"or a smaller family or smaller family-arguments, or a smaller batch-size than 16$",
+        ),
+        (
+            "depthfl",
+            'memory = "10 kB"',
+            {},
+            r"or a smaller family or smaller family-arguments, or a smaller batch-size",
+        ),
+        ("model-search", 'memory = "10 kB"', {}, "try more memory .*, or " + SHARES),
+        (
+            "heterofl",
+            'memory = "1 GB"',
+            {"deadline-seconds": 1e-6},
+            "12 late; who is late misses deadline-seconds = 1e-06",
+        ),
+    ],
+)
+def test_a_run_in_which_nobody_trained_has_failed_and_says_what_would_help(method, fleet, changes, words, tmp_path):
+    keys = METHODS[method] | {"rounds": 3, "evaluate-every": 3} | poor_fleet(tmp_path, fleet) | changes
+    with pytest.raises(FruitlessRunError, match=f"no device trained in any of 3 rounds: .*{words}"):
+        run(simulated_grid(), small_config(tmp_path, **keys))
+    summary = read_summary(tmp_path / "runs" / "small")
+    assert (summary.status, summary.rounds) == ("failed", 3)
+    assert summary.error.startswith("no device trained")
+
+
+def test_a_log_warns_early_where_nobody_trains(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "flwr"), pytest.raises(FruitlessRunError):
+        run(simulated_grid(), small_config(tmp_path, **poor_fleet(tmp_path), rounds=5, evaluate_every=5))
+    assert [m for m in caplog.messages if "the first 3 rounds: 12 skipped; the smallest" in m]
+
+
+def test_a_warning_names_a_model_in_few_words(tmp_path, caplog):
+    keys = poor_fleet(tmp_path) | {"below-smallest": "smallest", "rounds": 1, "evaluate-every": 1}
+    with caplog.at_level(logging.WARNING, "flwr"):
+        run(simulated_grid(), small_config(tmp_path, **keys))
+    takes = "so any device takes its batch norm statistics"
+    assert f"Round 1: no device affords the whole lenet5, {takes}" in caplog.messages
+    [smallest] = [m for m in caplog.messages if re.search(rf"affords the lenet5 of [\d,]+ parameters, {takes}", m)]
+    assert len(smallest) < 150
+
+
+def test_a_run_in_which_somebody_trained_once_has_finished(tmp_path, monkeypatch, caplog):
+    """In the first round; then nobody has memory. A resumed run knows of it."""
+    budget = base.budget_in_round
+
+    def soon_poor(device, population, settings):
+        whole = budget(device, population, settings)
+        return replace(whole, memory_bytes=0) if population.now_seconds else whole
+
+    monkeypatch.setattr(base, "budget_in_round", soon_poor)
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1))
+    run(simulated_grid(), small_config(tmp_path, rounds=5, evaluate_every=9, resume=True))
+    assert [record.devices_replied for record in read_rounds(run_dir)] == [4, 0, 0, 0, 0]
+    assert read_summary(run_dir).status == "finished"
+    assert "No device has trained" not in caplog.text
 
 
 def test_a_tier_may_be_called_global(tmp_path):

@@ -56,6 +56,22 @@ def test_seeds_of_one_experiment_are_one_row_with_mean_and_spread(tmp_path):
     assert comparison.html.count("line c0 faint") == 3 * 5  # plots, the one of bandwidth being empty
 
 
+def test_what_a_method_does_not_read_makes_no_other_experiment(tmp_path):
+    plain = {"fedprox.mu": 0.01, "distillation.steps": 0, "distillation.batch-size": 64}
+    one = a_run(tmp_path / "one", [0.4], **plain)
+    two = a_run(tmp_path / "two", [0.5], **plain | {"fedprox.mu": 1.5, "distillation.batch-size": 8}, seed=8)
+    (row,) = rows_of(compare([one, two]), "Accuracy")
+    assert (row["run"], row["runs"]) == ("one (+1 seeds)", "2")
+    three = a_run(tmp_path / "three", [0.5], **plain | {"distillation.steps": 1, "distillation.batch-size": 8})
+    four = a_run(tmp_path / "four", [0.5], **plain | {"fedprox.mu": 1.5, "strategy": "fedprox"})
+    assert rows_of(compare([two, three, four]), "Settings that differ") == [
+        {"key": "distillation.batch-size", "two": "", "three": "8", "four": ""},
+        {"key": "distillation.steps", "two": "", "three": "1", "four": ""},
+        {"key": "fedprox.mu", "two": "", "three": "", "four": "1.5"},
+        {"key": "strategy", "two": "heterofl", "three": "heterofl", "four": "fedprox"},
+    ]
+
+
 def test_exits_and_personal_accuracies_side_by_side(tmp_path):
     for name, exits, tiers in (("a", [0.2, 0.4], {"weak": 0.5}), ("b", None, {"weak": 0.7, "strong": 0.9})):
         journal = Journal.open(tmp_path / name, CONFIG | {"strategy": name}, resume=False)

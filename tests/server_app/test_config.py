@@ -1,3 +1,4 @@
+import re
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server_app.config import ConfigError, RunConfig, sampled_devices
+from server_app.config import OTHER_NAMES, ConfigError, RunConfig, sampled_devices
 from server_app.keys import listed_keys, missing_keys
+from server_app.meanings import MEANINGS
 from strategies import STRATEGIES
 from strategies.fedprox import FedProx
 
@@ -93,6 +95,15 @@ def test_an_installation_without_the_apps_pyproject_is_not_asked(tmp_path):
     assert listed_keys(PYPROJECT) == tuple(RunConfig().to_dict())
 
 
+def test_what_keys_mean_stands_beside_them_in_pyproject_as_well():
+    section = PYPROJECT.read_text().partition("[tool.flwr.app.config]\n")[2].partition("\n[")[0]
+    lines = [
+        re.fullmatch(r"(\S+) = (?:\"[^\"]*\"|[^\"#]*?) *# (.+)", line) for line in section.splitlines() if "=" in line
+    ]
+    assert {line[1]: line[2] for line in lines} == MEANINGS
+    assert list(MEANINGS) == list(RunConfig().to_dict())
+
+
 def test_a_configuration_comes_back():
     config = RunConfig.from_run_config(
         {
@@ -139,9 +150,27 @@ def test_an_unknown_key_is_named_with_its_value_and_the_nearest(key, meant):
         RunConfig.from_run_config({key: 3})
 
 
-def test_a_key_that_is_near_nothing_lists_them_all():
-    with pytest.raises(ConfigError, match=r"valid are alpha, .*augment, .*widths, workers"):
-        RunConfig.from_run_config({"zzz": 1})
+@pytest.mark.parametrize("key", OTHER_NAMES)
+def test_what_a_key_is_called_elsewhere_is_understood(key):
+    assert key not in RunConfig().to_dict()
+    for written in (key, key.upper().replace("-", "_")):
+        with pytest.raises(ConfigError, match=rf"unknown key '{written}' = 1: did you mean '{OTHER_NAMES[key]}'\?$"):
+            RunConfig.from_run_config({written: 1})
+    assert OTHER_NAMES[key] in RunConfig().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("zzz", "'wildflower config' lists all 99"),
+        ("zzz.zzz", "'wildflower config' lists all 99"),
+        ("heterofl.zzz", "heterofl has heterofl.dynamic, heterofl.statistics-devices"),
+    ],
+)
+def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({key: 1})
+    assert str(error.value) == f"unknown key '{key}' = 1: {words.replace('99', str(len(RunConfig.model_fields)))}"
 
 
 @pytest.mark.parametrize(

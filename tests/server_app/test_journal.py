@@ -126,6 +126,15 @@ def test_resume_with_another_configuration_is_an_error(tmp_path):
         Journal.open(tmp_path, CONFIG | {"learning-rate": 0.2}, resume=True)
 
 
+def test_a_run_is_not_resumed_for_fewer_rounds_than_it_has(tmp_path):
+    three_rounds(tmp_path).finish("finished")
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(JournalError, match=r"rounds = 2, but the run in .* has 3: ask for 3 or more"):
+        Journal.open(tmp_path, CONFIG | {"rounds": 2}, resume=True)
+    assert (tmp_path / "config.json").read_bytes() == before
+    assert Journal.open(tmp_path, CONFIG | {"rounds": 3}, resume=True).last_round == 3
+
+
 def test_resuming_a_finished_run_takes_its_summary_away(tmp_path):
     three_rounds(tmp_path).finish("finished")
     Journal.open(tmp_path, CONFIG | {"rounds": 5}, resume=True)
@@ -195,6 +204,18 @@ def test_personal_accuracy_of_rounds_that_lack_it_is_none(tmp_path):
         journal.write_round(record | {"round": number}, [])
     summary = journal.finish("finished")  # nobody could be scored in the last round
     assert (summary.personal_accuracy, summary.personal_accuracy_by_tier) == (None, None)
+
+
+def test_tiers_of_a_summary_stand_as_in_the_fleet_file(tmp_path):
+    """Whose devices are numbered group after group; a tier without a device in the run comes last."""
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    tiers = {"unseen": 0.5, "exit 10": 0.4, "exit 2": 0.3, "a": 0.2}
+    devices = [a_device(1, n, tier=tier) for n, tier in [(25, "a"), (7, "exit 10"), (3, "exit 2"), (12, "exit 2")]]
+    personal = {"personal_accuracy": 0.5, "personal_accuracy_by_tier": tiers, "personal_devices": 4}
+    journal.write_round(a_round(1, accuracy_by_tier=tiers, personal_failed=0, **personal), devices)
+    summary = journal.finish("finished")
+    for by_tier in (summary.accuracy_by_tier, read_summary(tmp_path).personal_accuracy_by_tier):
+        assert list(by_tier.items()) == [("exit 2", 0.3), ("exit 10", 0.4), ("a", 0.2), ("unseen", 0.5)]
 
 
 def test_summary_of_a_run_that_failed_before_its_first_round(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from fake_runs import CONFIG, a_device, a_round, three_rounds
 
 from server_app import report
-from server_app.journal import DeviceRecord, Journal, JournalError
+from server_app.journal import DeviceRecord, Journal, JournalError, read_devices
 from server_app.report import gather_activity, shade, shade_bounds, write_report
 
 EVIL = "<script>alert('1')</script>&"
@@ -37,6 +37,51 @@ def test_exits_and_personal_accuracy_have_their_charts(tmp_path):
     page = (tmp_path / "without" / "report.html").read_text()
     assert "by exit" not in page
     assert "Personal" not in page
+
+
+def chart(page: str, title: str) -> str:
+    return page.partition(f"<figcaption>{title}</figcaption>")[2].partition("</figure>")[0]
+
+
+def test_a_chart_leaves_out_what_never_happened(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    seconds = a_round(1)["server_seconds"] | {"distill": 0.0}
+    for number in (1, 2):
+        failed = number - 1
+        changes = {"devices_replied": 0, "devices_failed": failed, "server_seconds": seconds}
+        journal.write_round(a_round(number, **changes), [])
+    journal.finish("finished")
+    page = (tmp_path / "report.html").read_text()
+    devices = chart(page, "Devices per round")
+    assert re.findall(r"</svg>([a-z ]+) <b>", devices) == ["replied", "sampled", "failed"]
+    server = re.findall(r"</svg>([a-z ]+) <b>", chart(page, "Seconds per round on the server"))
+    assert server == ["assign", "payload", "absorb", "finish", "hypernetworks", "evaluate"]
+
+
+def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("server_app.report.MOST_DEVICES", 1)
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    tiers = {"exit 10": 0.4, "exit 2": 0.3}
+    devices = [a_device(1, 7, tier="exit 10"), a_device(1, 3, tier="exit 2")]
+    personal = {"personal_accuracy": 0.5, "personal_accuracy_by_tier": tiers, "personal_devices": 4}
+    journal.write_round(a_round(1, accuracy_by_tier=tiers, personal_failed=0, **personal), devices)
+    journal.finish("finished")
+    page = (tmp_path / "report.html").read_text()
+    for title in ("Accuracy by tier", "Personal accuracy, on devices&#x27; own test shards"):
+        names = re.findall(r"</svg>([a-z 0-9]+) <b>", chart(page, title))
+        assert [name for name in names if name.startswith("exit")] == ["exit 2", "exit 10"]
+    assert list(gather_activity(read_devices(tmp_path), rounds=1).rows) == ["exit 2", "exit 10"]
+
+
+def test_what_is_no_default_is_seen_at_once_with_what_it_means(tmp_path):
+    config = CONFIG | {"strategy": "fedrolex", "alpha": 0.5, "note": "of another version"}
+    Journal.open(tmp_path, config, resume=False).finish("finished")
+    page = write_report(tmp_path).read_text()
+    shown, _, folded = page.partition("<h2>Configuration</h2>")[2].partition("<details>")
+    assert re.findall(r"<tr><td>([a-z-]+)</td>", shown) == ["strategy", "rounds", "seed", "learning-rate", "note"]
+    assert "<td>rounds</td><td>3</td><td>of the whole run</td>" in shown
+    assert re.findall(r"<tr><td>([a-z-]+)</td>", folded.partition("</details>")[0]) == ["task", "alpha"]
+    assert "2 keys with their default" in folded
 
 
 def test_every_text_is_escaped(tmp_path):
@@ -95,7 +140,7 @@ def test_a_huge_fleet_is_shown_by_tier_and_stays_small(tmp_path):
         journal.write_round(a_round(number), devices)
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
-    assert "2,000 devices took part" in page
+    assert "2,000 trained</strong><small>of 2,000 that were asked" in page
     assert "tier tier 3, round 40: 12 trained" in page
     assert "device 1000" not in page
     assert len(page) < 150_000
@@ -118,7 +163,7 @@ def test_activity_adds_up_by_device_and_leaves_out_an_unfinished_round():
     assert activity.rows[4].memory_share == pytest.approx(1.8)
     assert activity.cells[4, 1].mean_parameters == 300
     assert activity.reasons == {"refused: needs # bytes": 2, "late": 1}
-    assert (activity.columns, activity.devices, activity.by_tier) == (3, 3, False)
+    assert (activity.columns, activity.devices, activity.trained, activity.by_tier) == (3, 3, 1, False)
 
 
 def test_long_runs_share_columns():

@@ -1,4 +1,10 @@
 import io
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from email.message import Message
 from pathlib import Path
 
 import datasets
@@ -123,6 +129,7 @@ def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch, empty_cache:
             return _rows("svhn", 20 if split == "train" else 10)
 
     monkeypatch.setattr(hub, "_import_datasets", lambda: Hub)
+    monkeypatch.setattr(hub, "_unreachable", lambda: "")
     assert len(hub.load("svhn", "").test) == 10
     assert asked == [("ufldl-stanford/svhn", "cropped_digits", split) for split in ("train", "test")]
     hub.load("svhn", "")
@@ -136,8 +143,40 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, empty_cac
             raise ConnectionError("no route")
 
     monkeypatch.setattr(hub, "_import_datasets", lambda: Hub)
+    monkeypatch.setattr(hub, "_unreachable", lambda: "")
     with pytest.raises(FileNotFoundError, match=r"uoft-cs/cifar10 could not be downloaded \(no route\).*set data-dir"):
         hub.load("cifar10", "")
+
+
+def test_without_a_network_nothing_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, empty_cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Port 9 of this machine refuses connections."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("a request is tried again"))
+    words = r"uoft-cs/cifar10 could not be downloaded \(no connection to http://127.0.0.1:9: .*refused.*set data-dir"
+    with pytest.raises(FileNotFoundError, match=words):
+        hub.load("cifar10", "")
+    assert "etrying" not in "".join(capfd.readouterr())
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize(
+    ("error", "reached"),
+    [
+        (urllib.error.HTTPError("http://hub", 503, "busy", Message(), None), True),
+        (urllib.error.URLError(ssl.SSLCertVerificationError("who are you")), True),
+        (urllib.error.URLError(socket.gaierror(-2, "Name or service not known")), False),
+        (TimeoutError("timed out"), False),
+    ],
+)
+def test_who_answers_is_reached(error: OSError, reached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def urlopen(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    assert (hub._unreachable() == "") == reached
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])

@@ -65,11 +65,15 @@ def log() -> None:
         signal.pause()
     (run_dir / "submitted.json").write_text(json.dumps({"arguments": submitted, "config": config}))
     print("Loading project configuration...")
+    print("\x1b[93mWARNING \x1b[0m:   Round 1: [one] device is gone")
     if MODE == "crash":
         print("Traceback (most recent call last):\n  File 'client.py', line 1\nKeyError: 'an old one'\n")
         print("ERROR :  again\nTraceback (most recent call last):")
         print("  File 'server.py', line 9, in main\n    run()\nValueError: no [bold] family\nINFO :  bye")
         return
+    if MODE == "fruitless":
+        print("ERROR :  ServerApp\nTraceback (most recent call last):")
+        print("  File 'server.py', line 9, in main\n    run()\napp.FruitlessRunError: nobody trained\n")
     (run_dir / "rounds.jsonl").write_text(os.environ["FAKE_ROUND"] + "\n")
     if MODE != "no summary":
         (run_dir / "summary.json").write_text(os.environ["FAKE_SUMMARY"])

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,20 @@ def test_help_starts_without_anything_heavy():
         assert f" {command} " in shown.stdout
 
 
+def test_versions_are_those_of_what_is_installed(monkeypatch):
+    shown = invoke("--version")
+    assert shown.exit_code == 0
+    lines = dict(line.split(" ", 1) for line in shown.stdout.splitlines())
+    assert list(lines) == ["wildflower", "flwr", "torch", "python"]
+    assert (lines["flwr"], lines["torch"]) == (version("flwr"), version("torch"))
+    monkeypatch.setattr("server_app.journal.version", not_there)
+    assert "torch not installed\n" in invoke("--version").stdout
+
+
+def not_there(package):
+    raise PackageNotFoundError(package)
+
+
 def test_report_of_a_run_that_goes_on(tmp_path):
     run_dir = a_run(tmp_path / "one", 0.5)
     shown = invoke("report", run_dir)
@@ -107,11 +122,21 @@ def test_config_prints_every_value_with_its_source(tmp_path):
     sources = {
         cells[1].strip(): (cells[2].strip(), cells[3].strip())
         for cells in (line.split("│") for line in shown.stdout.splitlines())
-        if len(cells) == 5
+        if len(cells) == 6
     }
-    assert sources["rounds"] == ("7", str(experiment))
+    assert sources["rounds"] == ("7", "experiment.toml")
     assert sources["alpha"] == ("0.25", "--set")
     assert sources["seed"][1] == "default"
+
+
+def test_config_says_what_keys_mean_and_shows_only_what_was_changed(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = invoke("config", "--changed", "--set", "rounds=7", "--set", "alpha=0.5", "--set", "workers=2")
+    assert shown.exit_code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
+    assert rows == [["rounds", "7", "--set", "of the whole run"]]
+    whole = invoke("config").stdout
+    assert "of the Dirichlet partition: smaller is more unequal" in whole
 
 
 def test_a_wrong_setting_is_an_error():

@@ -5,13 +5,15 @@ import stat
 import sys
 import tempfile
 import tomllib
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
 from rich.console import Console
 
-from server_app.journal import RoundRecord, Summary
+from devices.fleet import Fleet, bundled_fleet
+from server_app.journal import Journal, RoundRecord, Summary
 from tests.server_app import fake_runs
 from wildflower import flower
 from wildflower.run import (
@@ -19,12 +21,14 @@ from wildflower.run import (
     Lines,
     find_app,
     last_traceback,
+    log_since,
     progress,
     run_experiment,
     seconds_left,
     simulation,
+    warnings_text,
 )
-from wildflower.settings import SettingsError
+from wildflower.settings import SettingsError, place, resolve
 
 
 def a_round(number: int = 1, **changes) -> RoundRecord:
@@ -116,6 +120,9 @@ def test_a_finished_run(world):
     assert "round 1/1, accuracy 50 %, loss 1.25, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s\n" in text
     for part in ("tier [small]", "25 %", "2 trained, 1 failed", f"Report: {world.run_dir / 'report.html'}\n"):
         assert part in text
+    ignored = "Warning: Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5\n"
+    assert text.index(ignored) < text.index("round 1/1")
+    assert f"Warning: 1 warning in {world.run_dir / 'app.log'}\n  Round 1: [one] device is gone\n" in text
     submitted = json.loads((world.run_dir / "submitted.json").read_text())
     assert submitted["arguments"][0] == str(world.here)
     settings = submitted["arguments"][submitted["arguments"].index("--federation-config") + 1]
@@ -169,6 +176,15 @@ def test_a_summary_that_says_failed_counts_more_than_flower(world, monkeypatch):
     code, text = world.run("finish")
     assert code == 1
     assert "ValueError: from the summary" in text
+
+
+def test_a_run_that_says_in_words_why_it_failed_shows_no_frames(world, monkeypatch):
+    failed = SUMMARY.model_copy(update={"status": "failed", "error": "nobody trained"})
+    monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
+    code, text = world.run("fruitless")
+    assert code == 1
+    assert "The run failed. nobody trained\nLogs: " in text
+    assert "Traceback" not in text
 
 
 def test_an_app_that_flower_does_not_take(world):
@@ -252,6 +268,39 @@ def test_nothing_starts_over_an_earlier_run(world):
     assert not world.pids.exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("batch-size=32", "cannot be resumed with another configuration: batch-size was 16 and is 32"),
+        ("rounds=1", "rounds = 1, but the run in "),
+        ("fleet=changed.toml", "or a trace that it names is not what it was when the run began"),
+    ],
+)
+def test_a_run_that_cannot_be_resumed_so_starts_nothing(world, setting, words):
+    (world.here / "changed.toml").write_text('[[group]]\nname = "all"\ncount = 20\nmemory = "1 GB"\n')
+    config = resolve(world.here / "experiment.toml", [setting] if setting.startswith("fleet") else []).config
+    config = place(config, world.here, datetime.now())[0]
+    journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+    for number in (1, 2):
+        journal.write_round(fake_runs.a_round(number), [])
+    code, text = world.run("finish", "resume=true", "rounds=3", setting)
+    assert code == 1
+    assert words in text
+    assert len(text.splitlines()) == 1
+    assert not world.pids.exists()
+
+
+def bundled_digest() -> str:
+    return Fleet.load(bundled_fleet("digits-demo"), devices=20, seed=1, requirement=lambda width: (1, 1)).digest
+
+
+def test_a_run_is_resumed_with_what_may_change(world):
+    config = place(resolve(world.here / "experiment.toml", []).config, world.here, datetime.now())[0]
+    Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+    code, text = world.run("finish", "resume=true", "rounds=3", "workers=1")
+    assert (code, "round 1/3" in text) == (0, True)
+
+
 def test_nothing_starts_with_a_wrong_setting(world):
     code, text = world.run("finish", "rouns=3")
     assert code == 1
@@ -306,11 +355,32 @@ def test_seconds_left_is_not_fooled_by_the_first_round():
 
 def test_no_traceback_in_a_log(tmp_path):
     log = tmp_path / "app.log"
-    assert last_traceback(log, 0, tmp_path) is None
+    assert log_since(log, 0) == ""
     log.write_text("Traceback (most recent call last):\n  old\nValueError: old\n\n")
-    start = log.stat().st_size
-    assert last_traceback(log, start, tmp_path) is None
-    assert last_traceback(log, 0, tmp_path) == "Traceback (most recent call last):\n  old\nValueError: old"
+    assert last_traceback(log_since(log, log.stat().st_size), tmp_path) is None
+    old = "Traceback (most recent call last):\n  old\nValueError: old"
+    assert last_traceback(log_since(log, 0), tmp_path) == old
+
+
+def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypatch):
+    monkeypatch.setattr("wildflower.run.MOST_WARNINGS", 2)
+    log = (
+        "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.\n"
+        "INFO :      round 1/3: a WARNING : is no warning here\n"
+        "(ClientAppActor pid=9) WARNING :   Manually terminating ClientAppActor\n"
+        "WARNING :   Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5\n"
+        "WARNING :   Round 1: 2 of 4 work orders failed\n"
+        "WARNING :   Round 2: 3 of 4 work orders failed\n"
+        "WARNING :   [nodes] are busy: all\n"
+        "WARNING :   a third kind\n"
+    )
+    assert warnings_text(log, Path("app.log")) == (
+        "4 warnings in app.log\n"
+        "  Round 1: 2 of 4 work orders failed (and 1 more like it)\n"
+        "  [nodes] are busy: all\n"
+        "  and 1 of other kinds"
+    )
+    assert warnings_text(log[: log.index("WARNING :   Round")], Path("app.log")) == ""
 
 
 def test_a_traceback_without_flowers_frames_and_with_the_apps_own_files(tmp_path):
@@ -327,7 +397,7 @@ def test_a_traceback_without_flowers_frames_and_with_the_apps_own_files(tmp_path
         "  two\n"
         "INFO :  more\n"
     )
-    assert last_traceback(log, 0, Path("/project")) == (
+    assert last_traceback(log_since(log, 0), Path("/project")) == (
         "Traceback (most recent call last):\n"
         '  File "/project/server_app/app.py", line 39, in main\n'
         "    run()\n"

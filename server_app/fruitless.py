@@ -1,0 +1,74 @@
+"""Runs in which nobody trains: how they end, and what they say of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from server_app.charts import bytes_text
+from server_app.config import RunConfig
+from server_app.journal import read_devices
+from strategies import Strategy
+
+FRUITLESS_ROUNDS = 3  # in a row, after which something is wrong
+
+
+class FruitlessRunError(RuntimeError):
+    """A run that taught nothing, because no device trained. Its text is all there is to know: no frame tells more."""
+
+
+def why_nobody_trained(run_dir: Path, config: RunConfig, strategy: Strategy) -> str:
+    """Why no device of a run has trained so far, by its journal, and what would let some train."""
+    outcomes: Counter[str] = Counter()
+    memory_bytes, payload_bytes, limited = 0, 0, True
+    for device in read_devices(run_dir):
+        outcomes[device.outcome_word] += 1
+        if device.outcome_word == "skipped" and device.budget is not None:
+            memory_bytes = max(memory_bytes, device.budget.memory_bytes)
+            payload_bytes = max(payload_bytes, device.budget.payload_bytes or 0)
+            limited = limited and device.budget.payload_bytes is not None
+    if not outcomes:
+        return "no device was asked"
+    told = [", ".join(f"{count} {word}" for word, count in outcomes.most_common())]
+    if outcomes["skipped"]:
+        needed = strategy.cost(strategy.least)
+        poor = memory_bytes < needed.peak_training_memory_bytes
+        slow = limited and payload_bytes < needed.payload_bytes
+        told.append(
+            f"the smallest model of {strategy.name} over {strategy.family.name} needs "
+            f"{bytes_text(needed.peak_training_memory_bytes)} of memory and {bytes_text(needed.payload_bytes)} of "
+            f"payload, the largest budget seen was {bytes_text(memory_bytes)} of memory and "
+            f"{bytes_text(payload_bytes) + ' of payload' if limited else 'payload without limit'}"
+        )
+        told.append(f"try {', or '.join(_remedies(config, strategy, poor=poor, slow=slow))}")
+    if outcomes["late"]:
+        deadline = f"deadline-seconds = {config.deadline_seconds:g}" if config.deadline_seconds else "any deadline"
+        told.append(f"who is late misses {deadline}, or has a link that carries nothing")
+    return "; ".join(told)
+
+
+def _remedies(config: RunConfig, strategy: Strategy, *, poor: bool, slow: bool) -> list[str]:
+    """What lets devices train that cannot afford the smallest model. Neither: no device had both at the same time."""
+    remedies = []
+    if poor or not slow:
+        remedies.append(f"more memory in the fleet {config.fleet!r}" if config.fleet else "devices with more memory")
+    if slow or not poor:
+        remedies.append(
+            f"a larger transfer-seconds than {config.transfer_seconds:g}"
+            if config.transfer_seconds
+            else "a larger payload limit of the devices"
+        )
+    narrowest = min(config.widths)
+    by_width = [strategy.family.candidates([width])[-1] for width in (narrowest, narrowest / 2)]
+    if config.strategy == "model-search":
+        remedies.append(f"smaller shares in model-search.shares = {config.to_dict()['model-search.shares']!r}")
+    elif strategy.least == by_width[0] != by_width[1]:
+        remedies.append(f"a smaller width in widths = {config.to_dict()['widths']!r}")
+    else:
+        remedies.append("a smaller family or smaller family-arguments")
+    if poor and config.batch_size > 1:  # at small widths most of the memory is a batch's
+        remedies.append(f"a smaller batch-size than {config.batch_size}")
+    # Under "exclusive" nobody gets what it cannot afford, whatever is said of those below the smallest.
+    if config.below_smallest == "skip" and (config.strategy, config.fedavg__use) != ("fedavg", "exclusive"):
+        remedies.append("below-smallest = 'smallest'")
+    return remedies
