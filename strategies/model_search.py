@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any, Literal
 
 import numpy as np
@@ -101,6 +101,8 @@ class ModelSearch(HeteroFL):
     def summary(self) -> None:
         """Log what runs, and make the searcher: a space that cannot be searched ends the run before round 1."""
         super().summary()
+        if self.space.size == 1:
+            log(WARNING, "There is one architecture to choose from: model-search.shares leave no layer a choice")
         searcher = self.searcher
         if isinstance(searcher, ExactSearch):
             how = "exact" if searcher.exact else "thinned out, so that a little more may fit than is found"

@@ -289,3 +289,13 @@ def test_without_tiers_the_global_model_alone_is_scored(strategy_name, tmp_path)
     if strategy_name != "fedavg":
         assert scored[True] > 1
         assert bytes_down[True] > bytes_down[False]  # statistics
+
+
+def test_a_space_without_a_choice_is_told(tmp_path, caplog):
+    for shares, told in (("1", True), ("0.5, 1", False)):
+        config = small_config(tmp_path, **{**SEARCH, "family": "lenet5", "model-search.shares": shares})
+        strategy, _ = started(config)
+        caplog.clear()
+        with caplog.at_level("WARNING", "flwr"):
+            strategy.summary()
+        assert ("There is one architecture to choose from" in caplog.text) == told
