@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 # What a resumed run may change without becoming another experiment: where things lie, and how far and how fast it goes.
+# Tasks whose data set is what the folder holds; those of named data sets may lie anywhere.
+DATA_OF_A_FOLDER = ("idx", "npz")
 MAY_CHANGE_ON_RESUME = frozenset(
     {"resume", "rounds", "workers", "output-dir", "data-dir", "evaluate-every", "personal-every", "personal-from"}
 )
@@ -329,8 +331,7 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
         for key in sorted(before.keys() | config.keys())
         if before.get(key) != config.get(key)
-        # A folder of IDX files is the data set; those of named data sets may lie anywhere.
-        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and config.get("task") == "idx"))
+        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and config.get("task") in DATA_OF_A_FOLDER))
     ]
     if changed:
         raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))

@@ -72,6 +72,12 @@ def test_what_a_method_does_not_read_makes_no_other_experiment(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("task", "experiments"), [("digits", 1), ("idx", 2), ("npz", 2)])
+def test_runs_on_two_folders_are_two_experiments_where_the_folder_is_the_data_set(task, experiments, tmp_path):
+    runs = [a_run(tmp_path / name, [0.4], **{"task": task, "data-dir": name}) for name in ("here", "there")]
+    assert len(rows_of(compare(runs), "Accuracy")) == experiments
+
+
 def test_exits_and_personal_accuracies_side_by_side(tmp_path):
     for name, exits, tiers in (("a", [0.2, 0.4], {"weak": 0.5}), ("b", None, {"weak": 0.7, "strong": 0.9})):
         journal = Journal.open(tmp_path / name, CONFIG | {"strategy": name}, resume=False)

@@ -126,6 +126,17 @@ def test_resume_with_another_configuration_is_an_error(tmp_path):
         Journal.open(tmp_path, CONFIG | {"learning-rate": 0.2}, resume=True)
 
 
+@pytest.mark.parametrize("task", ["digits", "idx", "npz"])
+def test_another_folder_is_another_data_set_where_the_folder_is_the_data_set(task, tmp_path):
+    here, there = CONFIG | {"task": task, "data-dir": "here"}, CONFIG | {"task": task, "data-dir": "there"}
+    Journal.open(tmp_path, here, resume=False)
+    if task == "digits":
+        Journal.open(tmp_path, there, resume=True)
+    else:
+        with pytest.raises(JournalError, match="data-dir was 'here' and is 'there'"):
+            Journal.open(tmp_path, there, resume=True)
+
+
 def test_a_run_is_not_resumed_for_fewer_rounds_than_it_has(tmp_path):
     three_rounds(tmp_path).finish("finished")
     before = (tmp_path / "config.json").read_bytes()
