@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import ssl
 import urllib.error
 import urllib.request
@@ -118,7 +117,8 @@ def _download(repository: Repository, split: str) -> Dataset:
 
 def _unreachable() -> str:
     """Why no connection to the hub can be made; "" where it answers, whatever it says."""
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    from huggingface_hub.constants import ENDPOINT as endpoint
+
     try:
         urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PROBE_SECONDS).close()
     except urllib.error.HTTPError:

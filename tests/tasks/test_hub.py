@@ -152,7 +152,7 @@ def test_without_a_network_nothing_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, empty_cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Port 9 of this machine refuses connections."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("a request is tried again"))
     words = r"uoft-cs/cifar10 could not be downloaded \(no connection to http://127.0.0.1:9: .*refused.*set data-dir"
