@@ -184,7 +184,9 @@ def table(study: Study, results: dict[str, Figures]) -> str:
     level = None
     if study.target in results:
         level = statistics.mean(f["final_accuracy"] for f in results[study.target].values())
-    personal = sorted({t for seeds in results.values() for f in seeds.values() for t in f["personal_accuracy_by_tier"]})
+    # Older figures have no personal ones.
+    by_tier = [f.get("personal_accuracy_by_tier", {}) for seeds in results.values() for f in seeds.values()]
+    personal = sorted({tier for tiers_of_run in by_tier for tier in tiers_of_run})
     heads = ["method", "seeds", *(("final accuracy", "best") if study.general else ())]
     heads += [*tiers, *(["personal"] if personal else []), *(f"{t}, personal" for t in personal), "MB down", "MB up"]
     if study.part:
