@@ -403,13 +403,13 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
     # RecipFL's paper takes the mean over the last 20 % of its rounds.
     personal = [r for r in rounds[-max(1, round(len(rounds) / 5)) :] if r.personal_accuracy is not None]
     outcomes: Counter[str] = Counter()
-    first: dict[str, int] = {}  # device of a tier
+    tier_of: dict[int, str] = {}
     for device in read_devices(run_dir):
         if device.round <= len(rounds):
             outcomes[device.outcome_word] += 1
             if device.tier is not None:
-                first[device.tier] = min(device.device, first.get(device.tier, device.device))
-    tiers = in_fleet_order((tier for r in personal for tier in r.personal_accuracy_by_tier or {}), first)
+                tier_of[device.device] = device.tier
+    tiers = in_fleet_order((tier for r in personal for tier in r.personal_accuracy_by_tier or {}), tier_of)
     by_tier = evaluated[-1].accuracy_by_tier if evaluated else None
     return Summary(
         status=status,
@@ -417,7 +417,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         final_accuracy=evaluated[-1].accuracy if evaluated else None,
         best_accuracy=best.accuracy if best else None,
         best_round=best.round if best else None,
-        accuracy_by_tier=by_tier and {tier: by_tier[tier] for tier in in_fleet_order(by_tier, first)},
+        accuracy_by_tier=by_tier and {tier: by_tier[tier] for tier in in_fleet_order(by_tier, tier_of)},
         accuracy_by_exit=evaluated[-1].accuracy_by_exit if evaluated else None,
         personal_accuracy=_mean(r.personal_accuracy for r in personal),
         personal_accuracy_by_tier={
@@ -436,12 +436,13 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
     )
 
 
-def in_fleet_order(tiers: Iterable[str], first: Mapping[str, int]) -> list[str]:
+def in_fleet_order(tiers: Iterable[str], tier_of: Mapping[int, str]) -> list[str]:
     """Each tier once, as the fleet file has them: it numbers devices group after group.
 
     Args:
-        first: a device of each tier that trained or was to train, the one of lowest number; other tiers come last.
+        tier_of: the tiers of devices that trained or were to train; a tier that none of them has comes last.
     """
+    first = {tier_of[device]: device for device in sorted(tier_of, reverse=True)}
     return sorted(dict.fromkeys(tiers), key=lambda tier: first.get(tier, float("inf")))
 
 

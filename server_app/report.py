@@ -60,7 +60,7 @@ def write_report(run_dir: Path) -> Path:
             _heading(run_dir, summary.status, content["config"]),
             f"<h2>What stopped the run</h2><pre>{escape(summary.error)}</pre>" if summary.error else "",
             _headline(summary, fleet),
-            _charts(rounds, fleet.first) if rounds else "",
+            _charts(rounds, fleet.tiers) if rounds else "",
             _who_trained_what(fleet) if fleet.rows else "",
             _device_table(fleet) if fleet.rows else "",
             _configuration(content),
@@ -116,7 +116,6 @@ class Activity:
     rounds_per_column: int
     by_tier: bool
     tiers: dict[int, str]  # of the devices
-    first: dict[str, int]  # device of each tier
     reasons: Counter[str]
     devices: int  # how many different ones were asked
     trained: int  # how many of them trained at least once
@@ -155,10 +154,7 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
             device_cells.setdefault((record.device, column), Tally()).add(record)
             by_tier = len(device_rows) > MOST_DEVICES or len(device_cells) > MOST_CELLS
     rows, cells = (tier_rows, tier_cells) if by_tier else (device_rows, device_cells)
-    first: dict[str, int] = {}
-    for number in sorted(seen):
-        first.setdefault(seen[number], number)
-    order: list[Any] = in_fleet_order(first, first) if by_tier else sorted(device_rows)
+    order: list[Any] = in_fleet_order(seen.values(), seen) if by_tier else sorted(device_rows)
     return Activity(
         rows={name: rows[name] for name in order},
         cells=cells,
@@ -166,7 +162,6 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
         rounds_per_column=rounds_per_column,
         by_tier=by_tier,
         tiers=seen,
-        first=first,
         reasons=reasons,
         devices=len(seen),
         trained=len(trained),
@@ -214,12 +209,12 @@ def _headline(summary: Summary, activity: Activity) -> str:
     )
 
 
-def _charts(rounds: Sequence[RoundRecord], first: Mapping[str, int]) -> str:
+def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     numbers = [record.round for record in rounds]
     length, unit = time_unit(rounds[-1].simulated_seconds)
     clock = [record.simulated_seconds / length for record in rounds]
     accuracy = [record.accuracy for record in rounds]
-    tiers = in_fleet_order((tier for record in rounds for tier in record.accuracy_by_tier or {}), first)
+    tiers = in_fleet_order((tier for record in rounds for tier in record.accuracy_by_tier or {}), tier_of)
     by_tier = [[(record.accuracy_by_tier or {}).get(tier) for record in rounds] for tier in tiers]
     parts = [record.server_seconds.model_dump() for record in rounds]
     server = [sum(seconds.values()) for seconds in parts]
@@ -227,7 +222,7 @@ def _charts(rounds: Sequence[RoundRecord], first: Mapping[str, int]) -> str:
     exits = range(max(len(record.accuracy_by_exit or []) for record in rounds))
     by_exit = [[_at(record.accuracy_by_exit, exit) for record in rounds] for exit in exits]
     personal_tiers = in_fleet_order(
-        (tier for record in rounds for tier in record.personal_accuracy_by_tier or {}), first
+        (tier for record in rounds for tier in record.personal_accuracy_by_tier or {}), tier_of
     )
     personal = [Line("all devices", numbers, [record.personal_accuracy for record in rounds])]
     personal += [

@@ -41,8 +41,7 @@ LOOK_SECONDS = 0.3
 TRACEBACK_LINES = 30
 MOST_WARNINGS = 5
 WARNING_LETTERS = 400
-# What Flower itself warns of in every run, and what is told before the run starts.
-KNOWN_WARNINGS = ("Since flwr ", "Keys of other methods, ")
+FLOWERS_WARNING = "Since flwr "  # how what Flower itself warns of in every run begins
 LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
 
 
@@ -120,7 +119,7 @@ def _run(
         with progress(console, config.rounds, earlier) as show:
             failure = follow(flower, run_id, run_dir, app_log, show)
     log = log_since(app_log, app_log_start)
-    if told := warnings_text(log, app_log):
+    if told := warnings_text(log, app_log, already=ignored):
         console.print(f"[yellow]Warning:[/] {escape(told)}", highlight=False, soft_wrap=True)
     summary = read_summary(run_dir)
     if failure is None and (summary is None or summary.status != "finished"):
@@ -367,8 +366,10 @@ def log_since(log: Path, start: int) -> str:
         return re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", errors="replace"))
 
 
-def warnings_text(log: str, path: Path) -> str:
+def warnings_text(log: str, path: Path, already: str) -> str:
     """How often the app warned in a log, and of what: the first of each kind, at most `MOST_WARNINGS`; "" if never.
+
+    What has been told `already` is left out.
 
     Warnings that differ in their numbers only are of one kind. Those of Ray's actors, which begin with their name, are
     none of the app's.
@@ -377,7 +378,7 @@ def warnings_text(log: str, path: Path) -> str:
     for line in log.splitlines():
         begin, colon, text = line.partition(":")
         text = text.strip()
-        if colon and begin.rstrip() == "WARNING" and not text.startswith(KNOWN_WARNINGS):
+        if colon and begin.rstrip() == "WARNING" and text != already and not text.startswith(FLOWERS_WARNING):
             kinds.setdefault(re.sub(r"\d[\d,.]*", "#", text), []).append(text[:WARNING_LETTERS])
     if not kinds:
         return ""

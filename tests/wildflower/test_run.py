@@ -364,23 +364,24 @@ def test_no_traceback_in_a_log(tmp_path):
 
 def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypatch):
     monkeypatch.setattr("wildflower.run.MOST_WARNINGS", 2)
+    already = "Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5"
     log = (
         "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.\n"
         "INFO :      round 1/3: a WARNING : is no warning here\n"
         "(ClientAppActor pid=9) WARNING :   Manually terminating ClientAppActor\n"
-        "WARNING :   Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5\n"
+        f"WARNING :   {already}\n"
         "WARNING :   Round 1: 2 of 4 work orders failed\n"
         "WARNING :   Round 2: 3 of 4 work orders failed\n"
         "WARNING :   [nodes] are busy: all\n"
         "WARNING :   a third kind\n"
     )
-    assert warnings_text(log, Path("app.log")) == (
+    assert warnings_text(log, Path("app.log"), already) == (
         "4 warnings in app.log\n"
         "  Round 1: 2 of 4 work orders failed (and 1 more like it)\n"
         "  [nodes] are busy: all\n"
         "  and 1 of other kinds"
     )
-    assert warnings_text(log[: log.index("WARNING :   Round")], Path("app.log")) == ""
+    assert warnings_text(log[: log.index("WARNING :   Round")], Path("app.log"), already) == ""
 
 
 def test_a_traceback_without_flowers_frames_and_with_the_apps_own_files(tmp_path):
