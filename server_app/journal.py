@@ -85,7 +85,8 @@ class RoundRecord(Record):
     simulated_seconds: Seconds
     wall_seconds: Seconds
     server_seconds: ServerSeconds
-    distillation_steps_per_second: Share | None  # None when nothing was distilled
+    distillation_steps_per_second: Share | None  # these two are None when nothing was distilled
+    distillation_told_apart_nats: float | None = None  # older runs do not have it
     server_peak_rss_bytes: Bytes
 
 
@@ -277,6 +278,7 @@ class Journal:
             "seconds/wall": record.wall_seconds,
             "server/peak_rss_bytes": record.server_peak_rss_bytes,
             "distillation/steps_per_second": record.distillation_steps_per_second,
+            "distillation/told_apart_nats": record.distillation_told_apart_nats,
         }
         scalars |= {f"accuracy_by_tier/{tier}": value for tier, value in (record.accuracy_by_tier or {}).items()}
         scalars |= {f"accuracy_by_exit/{n}": value for n, value in enumerate(record.accuracy_by_exit or [], start=1)}

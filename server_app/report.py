@@ -219,6 +219,7 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     parts = [record.server_seconds.model_dump() for record in rounds]
     server = [sum(seconds.values()) for seconds in parts]
     steps = [record.distillation_steps_per_second for record in rounds]
+    told_apart = [record.distillation_told_apart_nats for record in rounds]
     exits = range(max(len(record.accuracy_by_exit or []) for record in rounds))
     by_exit = [[_at(record.accuracy_by_exit, exit) for record in rounds] for exit in exits]
     personal_tiers = in_fleet_order(
@@ -324,6 +325,9 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
                 from_zero=True,
             )
         )
+    if any(nats is not None for nats in told_apart):
+        title = "What the distilling model tells apart of noise, in nats"
+        figures.append(line_chart(title, [Line("nats", numbers, told_apart)], x_label="round", from_zero=True))
     return f'<div class="charts">{"".join(figures)}</div>'
 
 

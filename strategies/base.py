@@ -29,7 +29,7 @@ from models.architecture import Architecture
 from models.cost import Cost, cost
 from models.family import Family
 from strategies.budgets import beside_message, budget_in_round
-from strategies.distillation import Distillation
+from strategies.distillation import Distillation, Distilled
 from strategies.exchange import Failure, exchange, failure_of
 from strategies.lateness import drop_late, simulated_seconds
 from strategies.population import Population
@@ -124,7 +124,7 @@ class Strategy(FlowerStrategy):
         self.round = 0
         self.assignments: list[Assignment] = []  # of the round that runs
         self.tier_architectures: dict[str, Architecture] = {}  # the newest of every tier
-        self.distillation_steps_per_second: float | None = None  # of this round; None where nothing was distilled
+        self.distilled: Distilled | None = None  # in this round
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._bytes: Counter[str] = Counter()
         self._open: tuple[Work, list[tuple[list[Assignment], Message]], float] | None = None  # of Flower's own loop
@@ -223,7 +223,7 @@ class Strategy(FlowerStrategy):
         """One whole round: sample, assign, train, absorb, finish, evaluate."""
         started = time.perf_counter()
         self.round, self._seconds, self._bytes = number, defaultdict(float), Counter()
-        self.distillation_steps_per_second = None
+        self.distilled = None
         work = self._plan(grid)
         self._run(grid, work)
         with self._timed("finish"):
@@ -248,7 +248,7 @@ class Strategy(FlowerStrategy):
             simulated_seconds=self.population.now_seconds,
             wall_seconds=wall_seconds,
             server_seconds=self._seconds,
-            distillation_steps_per_second=self.distillation_steps_per_second,
+            distilled=self.distilled,
         )
         return RoundResult(record, [device_record(work.round, a) for a in work.assignments])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,28 @@ class Distillation:
     learning_rate: float = 1e-3
 
 
+class Distilled(NamedTuple):
+    """What a distillation came to.
+
+    weights: of the global model.
+    steps_per_second: Adam's; None where every student equals the teacher.
+    told_apart_nats: how far the teacher told the noise apart (`told_apart_nats`); None as above.
+    """
+
+    weights: Weights
+    steps_per_second: float | None = None
+    told_apart_nats: float | None = None
+
+
+def told_apart_nats(said: Tensor) -> float:
+    """Mutual information of input and class, H(mean of p) - mean of H(p), of log-probabilities (inputs, classes).
+
+    0 where a model says the same of all inputs, ln(classes) where it is sure of each and says all classes as often.
+    """
+    p = said.exp()
+    return float(torch.special.entr(p.mean(dim=0)).sum() - torch.special.entr(p).sum(dim=1).mean())
+
+
 def distill(
     family: Family,
     weights: Weights,
@@ -39,7 +62,7 @@ def distill(
     students: Sequence[Cut],
     settings: Distillation,
     seed: int,
-) -> tuple[Weights, float | None]:
+) -> Distilled:
     """Distill the global model into its own sub-models, and average them back into it.
 
     For every student i, cut out of W: T_SKD steps of Adam on KL(softmax W(x) || softmax W_i(x)), with normal x in place
@@ -48,7 +71,8 @@ def distill(
     is: Adam would make steps of full size of what rounding leaves of its gradient.
 
     Both sides run in evaluation mode, without dropout; running statistics of batch norms are used and left as
-    they are; static batch norms normalize by the batch, as they always do.
+    they are; static batch norms normalize by the batch, as they always do. A teacher that says the same of all noise
+    teaches its sub-models to say it of everything, so how far it tells the noise apart is measured.
 
     Args:
         family: of the global model.
@@ -59,7 +83,7 @@ def distill(
         seed: what the inputs follow from.
 
     Returns:
-        The new global weights, and Adam's steps per second; None where every student equals the teacher.
+        The new global weights, and what was measured.
 
     Raises:
         FloatingPointError: the distillation diverged; names the tensor.
@@ -74,7 +98,7 @@ def distill(
     counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
     started = time.perf_counter()
     taught = place.gather(weights)
-    steps = 0
+    said = []
     for architecture, placement in students:
         before = placement.gather(weights)
         if architecture == whole and all(torch.equal(before[name], value) for name, value in taught.items()):
@@ -82,13 +106,13 @@ def distill(
             placement.add_weight(counts, 1)
             continue
         student = with_weights(family, architecture, before).to(device).eval()
-        steps += settings.steps
         learn = noise.reader(student, placement)
         optimizer = torch.optim.Adam(student.parameters(), lr=settings.learning_rate)
         for _ in range(settings.steps):
             inputs = noise.draw(settings.batch_size, generator).to(device)
             with torch.no_grad():
                 target = teach(inputs).log_softmax(dim=1)
+            said.append(target)
             loss = F.kl_div(learn(inputs).log_softmax(dim=1), target, reduction="batchmean", log_target=True)
             optimizer.zero_grad()
             loss.backward()
@@ -104,7 +128,7 @@ def distill(
         name: torch.where(counts[name] > 0, (totals[name] / counts[name].clamp(min=1)).to(old.dtype), old)
         for name, old in weights.items()
     }
-    return result, steps / seconds if steps else None
+    return Distilled(result, len(said) / seconds, told_apart_nats(torch.cat(said))) if said else Distilled(result)
 
 
 class Noise:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from strategies.distillation import Distilled
 from strategies.scores import Evaluation, Personal
 from strategies.work import Assignment, Work, by_device, fits
 
@@ -36,7 +37,7 @@ def round_record(
     simulated_seconds: float,
     wall_seconds: float,
     server_seconds: Mapping[str, float],
-    distillation_steps_per_second: float | None,
+    distilled: Distilled | None,
 ) -> dict[str, Any]:
     """One line of rounds.jsonl. Utilisation is the mean over the devices that trained, each of its own budget.
 
@@ -84,7 +85,8 @@ def round_record(
         "simulated_seconds": simulated_seconds,
         "wall_seconds": wall_seconds,
         "server_seconds": {what: server_seconds[what] for what in PARTS},
-        "distillation_steps_per_second": distillation_steps_per_second,
+        "distillation_steps_per_second": distilled.steps_per_second if distilled else None,
+        "distillation_told_apart_nats": distilled.told_apart_nats if distilled else None,
         "server_peak_rss_bytes": peak_rss_bytes(),
     }
 

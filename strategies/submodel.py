@@ -100,19 +100,16 @@ class SubModelStrategy(CandidateStrategy):
         students = self.students(rng)
         seed = int(rng.integers(2**63))
         try:
-            self.weights, self.distillation_steps_per_second = distill(
+            distilled = distill(
                 self.family, self.weights, self.scored_cut(self.scored_architecture), students, settings, seed
             )
         except FloatingPointError as error:
             log(WARNING, "Round %s: %s; the round's weights stay undistilled", self.round, error)
             return
-        log(
-            INFO,
-            "Round %s: %s sub-models distilled, %.1f steps/s",
-            self.round,
-            len(students),
-            self.distillation_steps_per_second or 0.0,
-        )
+        self.weights, self.distilled = distilled.weights, distilled
+        if distilled.told_apart_nats is not None:
+            text = "Round %s: %s sub-models distilled, %.1f steps/s, noise told apart by %.3f nats"
+            log(INFO, text, self.round, len(students), distilled.steps_per_second, distilled.told_apart_nats)
 
     def students(self, rng: np.random.Generator) -> list[Cut]:
         """The sub-models of one distillation, as many as a round has devices."""

@@ -2,11 +2,12 @@
 
     python -m benchmarks.model_search.distillation [RUN_FOLDER ...] [--inputs 1000]
 
-From the checkpoint of a finished run without distillation, one distillation of ten sub-models with several settings.
-Measured before and after it: the mean divergence KL(whole before it || sub-model) on noise, which distillation makes
-small, and on test inputs, which it is for, and the accuracies of the whole model and of the sub-models. Scored without
-training statistics: a static batch norm takes those of the batch. And what a distillation as long as the paper's takes,
-beside the run's rounds. Writes distillation.json and the tables in README.md.
+From the checkpoint of a run, one distillation of ten sub-models with several settings. Measured before and after it:
+the mean divergence KL(whole before it || sub-model) on noise, which distillation makes small, and on test inputs, which
+it is for, the accuracies of the whole model and of the sub-models, and how far the whole tells inputs apart
+(`told_apart_nats`): one that says the same of all noise teaches to say it of everything. Scored without training
+statistics: a static batch norm takes those of the batch. And what a distillation as long as the paper's takes, beside
+the run's rounds. Writes distillation.json and the tables in README.md.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from torch import Tensor
 from benchmarks.runs import from_test_set, trained_strategy
 from benchmarks.tables import markdown, write_between
 from models.base import Family, with_weights
-from strategies.distillation import Cut, Distillation, Noise, distill
+from strategies.distillation import Cut, Distillation, Noise, distill, told_apart_nats
 from strategies.work import Weights
 
 HERE = Path(__file__).resolve().parent
@@ -68,17 +69,20 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
             return statistics.mean(float((f.argmax(dim=1) == labels).double().mean()) for f in found)
 
         said = [says(family, weights, student, inputs) for student in students]
+        whole_said = says(family, weights, whole, inputs)
         return {
             "divergence_on_noise": statistics.mean(
                 divergence(on_noises, says(family, weights, student, noise, normal)) for student in students
             ),
             "divergence_on_inputs": statistics.mean(divergence(on_inputs, found) for found in said),
             "accuracy_of_sub_models": accuracy(said),
-            "accuracy_of_whole": accuracy([says(family, weights, whole, inputs)]),
+            "accuracy_of_whole": accuracy([whole_said]),
+            "noise_told_apart_nats": told_apart_nats(says(family, weights, whole, noise, normal)),
+            "inputs_told_apart_nats": told_apart_nats(whole_said),
         }
 
     def after(settings: Distillation | None) -> Weights:
-        return before if settings is None else distill(family, before, whole, students, settings, seed=1)[0]
+        return before if settings is None else distill(family, before, whole, students, settings, seed=1).weights
 
     return {case: figures(after(settings)) for case, settings in CASES.items()}
 
@@ -112,12 +116,14 @@ def main() -> None:
         results[name] = {"cases": measure(run, arguments.inputs), "seconds": seconds(run)}
         FILE.write_text(json.dumps(results, indent=1) + "\n")
     heads = ["run", "distillation", "divergence on noise", "on test inputs", "accuracy of sub-models", "of the whole"]
+    heads += ["nats the whole tells apart of noise", "of test inputs"]
     rows = [
         [
             name,
             case,
             *(f"{r[key]:.3f}" for key in ("divergence_on_noise", "divergence_on_inputs")),
             *(f"{100 * r[key]:.1f}" for key in ("accuracy_of_sub_models", "accuracy_of_whole")),
+            *(f"{r[key]:.3f}" for key in ("noise_told_apart_nats", "inputs_told_apart_nats")),
         ]
         for name, result in results.items()
         for case, r in result["cases"].items()

@@ -43,6 +43,7 @@ def a_round(number: int, **changes) -> dict:
             "evaluate": 0.1,
         },
         "distillation_steps_per_second": None,
+        "distillation_told_apart_nats": None,
         "server_peak_rss_bytes": 10**8,
     }
     return record | changes

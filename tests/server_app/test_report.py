@@ -117,12 +117,14 @@ def test_distillation_has_its_own_figures(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     seconds = a_round(1)["server_seconds"] | {"distill": 2.5}
     for number in (1, 2):
-        changes = {"distillation_steps_per_second": 37.0, "devices_below_smallest": 2, "server_seconds": seconds}
+        distilled = {"distillation_steps_per_second": 37.0, "distillation_told_apart_nats": 0.25}
+        changes = distilled | {"devices_below_smallest": 2, "server_seconds": seconds}
         journal.write_round(a_round(number, **changes), [a_device(number, 0)])
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
     for text in ("steps per second: 37 at round 2", "distill: 2.5 s at round 2", "below the smallest: 2 at round 1"):
         assert text in page
+    assert "nats: 0.25 at round 2" in page
     three_rounds(tmp_path / "plain").finish("finished")
     assert "steps per second" not in (tmp_path / "plain" / "report.html").read_text()
 

@@ -246,6 +246,8 @@ def test_the_time_of_distillation_is_its_own(steps, tmp_path):
     strategy, scorer = started(small_config(tmp_path, **{"distillation.steps": steps, "distillation.batch-size": 2}))
     record = strategy.run_round(simulated_grid(), 1, scorer).record
     assert (record["server_seconds"]["distill"] > 0) == (steps > 0)
-    assert (record["distillation_steps_per_second"] is None) == (steps == 0)
+    measured = ("distillation_steps_per_second", "distillation_told_apart_nats")
+    assert all((record[name] is None) == (steps == 0) for name in measured)
     strategy.distillation = None
-    assert strategy.run_round(simulated_grid(), 2, scorer).record["distillation_steps_per_second"] is None
+    record = strategy.run_round(simulated_grid(), 2, scorer).record
+    assert all(record[name] is None for name in measured)

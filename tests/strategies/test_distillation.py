@@ -11,7 +11,7 @@ from models.cnn import Cnn3
 from models.layers import Block, Channels, Linear
 from models.lenet import LeNet5
 from models.resnet import ResNet18
-from strategies.distillation import Distillation, Noise, distill
+from strategies.distillation import Distillation, Noise, distill, told_apart_nats
 from strategies.submodel import initial_weights
 
 
@@ -66,7 +66,7 @@ def test_one_step_of_adam_by_hand():
     }
     one = family.architecture({"hidden": 1})
     settings = Distillation(steps=1, batch_size=5, learning_rate=0.1)
-    result, _ = distill(family, weights, whole(family), students(family, one, one), settings, seed=3)
+    result, *_ = distill(family, weights, whole(family), students(family, one, one), settings, seed=3)
 
     expected = {name: value.clone() for name, value in weights.items()}
     generator = torch.Generator().manual_seed(3)
@@ -92,7 +92,7 @@ def test_coordinates_that_no_student_has_keep_their_value():
     weights = initial_weights(family, 1)
     before = {name: value.clone() for name, value in weights.items()}
     quarter = family.width(0.25)
-    result, steps_per_second = distill(
+    result, steps_per_second, _ = distill(
         family, weights, whole(family), students(family, quarter), Distillation(2, 8), seed=1
     )
     assert steps_per_second > 0
@@ -117,7 +117,7 @@ def test_students_come_nearer_to_the_teacher(family):
     weights = {name: value + 0.05 * torch.randn_like(value) for name, value in initial_weights(family, 2).items()}
     half = family.architecture({g: math.ceil(w / 2) for g, w in family.groups.items()})
     inputs = torch.randn(64, *family.input_shape)
-    result, _ = distill(family, weights, whole(family), students(family, half), Distillation(30, 32, 1e-3), seed=5)
+    result, *_ = distill(family, weights, whole(family), students(family, half), Distillation(30, 32, 1e-3), seed=5)
     # Measured against the old teacher: only the student's coordinates of the result are the student.
     student = family.build(half)
     student.load_state_dict(family.place(half).gather(result))
@@ -132,7 +132,9 @@ def test_running_statistics_stay_as_they_are():
     family = Cnn3(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
     weights |= {name: value + 0.5 for name, value in weights.items() if name.endswith(("running_mean", "running_var"))}
-    result, _ = distill(family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 8), seed=1)
+    result, *_ = distill(
+        family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 8), seed=1
+    )
     for name in weights:
         if name.endswith(("running_mean", "running_var")):
             torch.testing.assert_close(result[name], weights[name], rtol=1e-6, atol=0)
@@ -160,11 +162,11 @@ def test_the_whole_as_a_student_stays_as_it_is_and_counts_in_the_mean():
     family = LeNet5(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
     full, half, settings = family.full(), family.width(0.5), Distillation(2, 8)
-    alone, steps_per_second = distill(family, weights, whole(family), students(family, full), settings, seed=9)
-    assert steps_per_second is None
+    alone, *measured = distill(family, weights, whole(family), students(family, full), settings, seed=9)
+    assert measured == [None, None]
     assert all(torch.equal(alone[name], weights[name]) for name in weights)
-    moved, _ = distill(family, weights, whole(family), students(family, half), settings, seed=9)
-    both, _ = distill(family, weights, whole(family), students(family, half, full), settings, seed=9)
+    moved, *_ = distill(family, weights, whole(family), students(family, half), settings, seed=9)
+    both, *_ = distill(family, weights, whole(family), students(family, half, full), settings, seed=9)
     for name, old in weights.items():
         torch.testing.assert_close(both[name] - old, (moved[name] - old) / 2, rtol=0, atol=1e-7)
 
@@ -181,7 +183,9 @@ def test_noise_takes_the_place_of_token_embeddings():
         # Fed with the embeddings that tokens have, it computes what it computes on the tokens.
         torch.testing.assert_close(feed(model.embedding.tokens.weight[tokens]), model(tokens))
     weights = initial_weights(family, 1)
-    result, _ = distill(family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 4), seed=1)
+    result, *_ = distill(
+        family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 4), seed=1
+    )
     assert torch.equal(result["embedding.tokens.weight"], weights["embedding.tokens.weight"])
     assert not torch.equal(result["head.classifier.bias"], weights["head.classifier.bias"])
 
@@ -199,3 +203,28 @@ def test_noise_is_spread_as_the_embeddings_of_all_tokens():
     images = Noise(LeNet5(input_shape=(1, 8, 8)), {}).draw(500, torch.Generator().manual_seed(1))
     assert images.shape == (500, 1, 8, 8)
     assert images.std().item() == pytest.approx(1.0, rel=0.02)
+
+
+def test_what_is_told_apart_is_the_mutual_information():
+    """Two inputs, (0.9, 0.1) and (0.1, 0.9): ln 2 - (0.9 ln(1/0.9) + 0.1 ln(1/0.1)) = 0.693147 - 0.325083."""
+    assert told_apart_nats(torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log()) == pytest.approx(0.368064, abs=1e-6)
+    # The same of all inputs, however sure.
+    assert told_apart_nats(torch.tensor([[0.9, 0.1]] * 3).log()) == pytest.approx(0, abs=1e-7)
+    # Sure of each, and all classes alike: ln 3. A probability of 0 is none of nan.
+    assert told_apart_nats(torch.eye(3).log()) == pytest.approx(math.log(3))
+
+
+def test_a_distillation_measures_what_its_teacher_tells_apart():
+    """With the first layer 0 the teacher says the same of all noise; with a large one it is sure, of one class or the
+    other alike: ln 2 but for a few inputs near the boundary."""
+    family = TwoFeatures()
+    for size, expected, near in ((0.0, 0.0, 1e-6), (1000.0, math.log(2), 0.02)):
+        weights = {
+            "body.first.weight": size * torch.eye(2),
+            "body.first.bias": torch.zeros(2),
+            "body.second.weight": torch.eye(2),
+            "body.second.bias": torch.zeros(2),
+        }
+        one = students(family, family.architecture({"hidden": 1}))
+        done = distill(family, weights, whole(family), one, Distillation(steps=20, batch_size=50), seed=1)
+        assert done.told_apart_nats == pytest.approx(expected, abs=near)

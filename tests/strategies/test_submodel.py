@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from strategies import submodel
+from strategies.distillation import Distilled
 from tests.rounds import simulated_grid, small_config, started
 
 DISTILLED = {
@@ -25,7 +26,7 @@ def test_what_is_distilled_takes_the_place_of_the_mean(method, widths, tmp_path,
             found, select = placement.gather(weights), strategy.scored_selection(architecture).select
             expected = strategy.family.place(architecture, select).gather(weights)
             assert all(torch.equal(expected[name], value) for name, value in found.items())
-        return {name: value + 1 for name, value in weights.items()}, 7.0
+        return Distilled({name: value + 1 for name, value in weights.items()}, 7.0, 0.5)
 
     strategy, scorer = started(small_config(tmp_path, strategy=method, widths=widths, **DISTILLED))
     monkeypatch.setattr(submodel, "distill", distill)

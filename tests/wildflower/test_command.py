@@ -55,6 +55,7 @@ def a_run(run_dir: Path, accuracy: float, seed: int = 1) -> Path:
                 "evaluate": 0,
             },
             "distillation_steps_per_second": None,
+            "distillation_told_apart_nats": None,
             "server_peak_rss_bytes": 0,
         },
         [],
