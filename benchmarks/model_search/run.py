@@ -29,6 +29,7 @@ METHODS = {
     "search": ["strategy=model-search"],
     "search-distilled": ["strategy=model-search", *DISTILLED],
     "heterofl-distilled": ["strategy=heterofl", *DISTILLED],
+    "search-distilled-1e-4": ["strategy=model-search", *DISTILLED, "distillation.learning-rate=1e-4"],
     "search-pool": ["strategy=model-search", "model-search.searcher=pool"],
     # What is due to HeteroFL's way to train, masked cross-entropy and static batch norm, and what to the search.
     "smallest-as-heterofl": ["strategy=heterofl", "widths=0.25"],
@@ -37,12 +38,11 @@ METHODS = {
     # Uniform widths nearer to what a device can afford: what the search gains by that alone.
     "heterofl-fine-widths": ["strategy=heterofl", "widths=1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25"],
 }
-# Of one twin only. ViT, the cheapest: as many steps as the paper's, 25 s a round, and smaller ones. ResNet: searches
-# that give devices fewer different sub-models.
+# Of one twin only. ViT, the cheapest: as many steps as the paper's, 25 s a round. ResNet: searches that give devices
+# fewer different sub-models.
 OF = {
     "vit": {
         "search-distilled-100": ["strategy=model-search", "distillation.steps=100", "distillation.batch-size=16"],
-        "search-distilled-1e-4": [*METHODS["search-distilled"], "distillation.learning-rate=1e-4"],
     },
     "bert": {},
     "resnet": {
@@ -54,6 +54,7 @@ OF = {
 NO_SCALER = "heterofl-without-scaler"  # for which the family's arguments are needed
 # With the first seed only.
 ONCE = (
+    "search-distilled-1e-4",
     "search-pool",
     "smallest-as-heterofl",
     "search-plain",
