@@ -32,3 +32,9 @@ def from_test_set(strategy: SubModelStrategy, count: int) -> tuple[Tensor, Tenso
     """Inputs and labels of the first `count` examples of a run's test set, as a model takes them."""
     task = load_task(TaskSpec.from_json(strategy.settings.task))
     return task.prepare(task.test.inputs[:count], augment=None), task.test.labels[:count]
+
+
+def from_training_set(strategy: SubModelStrategy, count: int) -> Tensor:
+    """Inputs of the first `count` examples of a run's training set, as a model takes them."""
+    task = load_task(TaskSpec.from_json(strategy.settings.task))
+    return task.prepare(task.train.inputs[:count], augment=None)

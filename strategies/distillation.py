@@ -62,6 +62,7 @@ def distill(
     students: Sequence[Cut],
     settings: Distillation,
     seed: int,
+    noise: Noise | None = None,
 ) -> Distilled:
     """Distill the global model into its own sub-models, and average them back into it.
 
@@ -81,6 +82,7 @@ def distill(
         students: the sub-models that learn.
         settings: the method's numbers.
         seed: what the inputs follow from.
+        noise: where inputs come from; None: `Noise` of the family.
 
     Returns:
         The new global weights, and what was measured.
@@ -92,7 +94,7 @@ def distill(
     generator = torch.Generator().manual_seed(seed)
     whole, place = taught_by
     teacher = with_weights(family, whole, place.gather(weights)).to(device).eval().requires_grad_(False)
-    noise = Noise(family, weights)
+    noise = noise or Noise(family, weights)
     teach = noise.reader(teacher, place)
     totals = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in weights.items()}
     counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}

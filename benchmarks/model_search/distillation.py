@@ -14,16 +14,17 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.runs import from_test_set, trained_strategy
+from benchmarks.runs import from_test_set, from_training_set, trained_strategy
 from benchmarks.tables import markdown, write_between
 from models.base import Family, with_weights
+from models.placement import Placement
 from strategies.distillation import Cut, Distillation, Noise, distill, told_apart_nats
 from strategies.work import Weights
 
@@ -35,7 +36,24 @@ CASES = {
     "5 steps of 1e-4": Distillation(steps=5, batch_size=16, learning_rate=1e-4),
     "5 steps of 1e-5": Distillation(steps=5, batch_size=16, learning_rate=1e-5),
     "50 steps of 1e-4": Distillation(steps=50, batch_size=16, learning_rate=1e-4),
+    "20 x 64 of 1e-3, training inputs": Distillation(steps=20, batch_size=64, learning_rate=1e-3),
 }
+
+
+class TrainingInputs(Noise):
+    """Inputs of the task's training set, which no server has: what distillation could do at best."""
+
+    def __init__(self, family: Family, weights: Weights, inputs: Tensor) -> None:
+        super().__init__(family, weights)
+        self.inputs = inputs
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Of (count, *an input's shape)."""
+        return self.inputs[torch.randint(len(self.inputs), (count,), generator=generator)]
+
+    def reader(self, model: nn.Module, placement: Placement) -> Callable[[Tensor], Tensor]:
+        """The model itself: inputs stand for themselves."""
+        return model
 
 
 @torch.no_grad()
@@ -57,6 +75,7 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
     strategy, _ = trained_strategy(run)
     family, before = strategy.family, strategy.weights
     inputs, labels = from_test_set(strategy, examples)
+    training = from_training_set(strategy, 5000)
     normal = Noise(family, before)
     noise = normal.draw(examples, torch.Generator().manual_seed(1))
     students = strategy.students(strategy.rng(5))
@@ -81,10 +100,11 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
             "inputs_told_apart_nats": told_apart_nats(whole_said),
         }
 
-    def after(settings: Distillation | None) -> Weights:
-        return before if settings is None else distill(family, before, whole, students, settings, seed=1).weights
+    def after(case: str, settings: Distillation | None) -> Weights:
+        inputs = TrainingInputs(family, before, training) if "training inputs" in case else normal
+        return distill(family, before, whole, students, settings, 1, inputs).weights if settings else before
 
-    return {case: figures(after(settings)) for case, settings in CASES.items()}
+    return {case: figures(after(case, settings)) for case, settings in CASES.items()}
 
 
 def seconds(run: Path) -> dict[str, float]:
