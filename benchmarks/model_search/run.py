@@ -38,8 +38,9 @@ METHODS = {
     # Uniform widths nearer to what a device can afford: what the search gains by that alone.
     "heterofl-fine-widths": ["strategy=heterofl", "widths=1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25"],
 }
+TWICE = ["rounds=400", "decay-rounds=260, 350"]
 # Of one twin only. ViT, the cheapest: as many steps as the paper's, 25 s a round. ResNet: searches that give devices
-# fewer different sub-models.
+# fewer different sub-models, and twice the rounds.
 OF = {
     "vit": {
         "search-distilled-100": ["strategy=model-search", "distillation.steps=100", "distillation.batch-size=16"],
@@ -49,6 +50,8 @@ OF = {
         "search-optimum": ["strategy=model-search", "model-search.tolerance=0"],
         "search-all-blocks": ["strategy=model-search", "model-search.least-blocks=2"],
         "search-two-shares": ["strategy=model-search", "model-search.shares=0.25, 1"],
+        "smallest-400-rounds": ["strategy=fedavg", "fedavg.use=all-small", *TWICE],
+        "search-400-rounds": ["strategy=model-search", *TWICE],
     },
 }
 NO_SCALER = "heterofl-without-scaler"  # for which the family's arguments are needed
