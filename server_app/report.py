@@ -215,7 +215,7 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     clock = [record.simulated_seconds / length for record in rounds]
     accuracy = [record.accuracy for record in rounds]
     tiers = in_fleet_order((tier for record in rounds for tier in record.accuracy_by_tier or {}), tier_of)
-    by_tier = [[(record.accuracy_by_tier or {}).get(tier) for record in rounds] for tier in tiers]
+    by_tier = [Line(tier, numbers, [(record.accuracy_by_tier or {}).get(tier) for record in rounds]) for tier in tiers]
     parts = [record.server_seconds.model_dump() for record in rounds]
     server = [sum(seconds.values()) for seconds in parts]
     steps = [record.distillation_steps_per_second for record in rounds]
@@ -239,12 +239,7 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
         line_chart(
             "Accuracy over simulated time", [Line("global model", clock, accuracy)], x_label=unit, y_format=percent
         ),
-        line_chart(
-            "Accuracy by tier",
-            [Line(tier, numbers, values) for tier, values in zip(tiers, by_tier, strict=True)],
-            x_label="round",
-            y_format=percent,
-        ),
+        *([line_chart("Accuracy by tier", by_tier, x_label="round", y_format=percent)] if by_tier else []),
         line_chart("Loss", [Line("global model", numbers, [record.loss for record in rounds])], x_label="round"),
         line_chart(
             "Budget used by what was assigned",
