@@ -109,7 +109,7 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
 
 
 def seconds(run: Path) -> dict[str, float]:
-    """Of a round of the run without its evaluation, and of distilling ten sub-models by 100 steps of 64 inputs."""
+    """Of a round without evaluation and distillation, and of distilling ten sub-models by 100 steps of 64 inputs."""
     strategy, _ = trained_strategy(run)
     whole, students = strategy.scored_cut(strategy.scored_architecture), strategy.students(strategy.rng(5))
     tenth = Distillation(steps=10, batch_size=64)
@@ -117,10 +117,12 @@ def seconds(run: Path) -> dict[str, float]:
     distill(strategy.family, strategy.weights, whole, students, tenth, seed=1)
     distilling = 10 * (time.perf_counter() - started)
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    server = [r["server_seconds"] for r in rounds]
+    bare = [r["wall_seconds"] - s["evaluate"] - s["distill"] for r, s in zip(rounds, server, strict=True)]
     return {
         "distillation": distilling,
-        "round": statistics.median(r["wall_seconds"] - r["server_seconds"]["evaluate"] for r in rounds),
-        "search": statistics.median(r["server_seconds"]["assign"] for r in rounds),
+        "round": statistics.median(bare),
+        "search": statistics.median(s["assign"] for s in server),
     }
 
 

@@ -16,8 +16,8 @@ from benchmarks.tables import markdown, write_between
 HERE = Path(__file__).resolve().parent
 TWINS = ("resnet", "vit", "bert")
 
-# The paper distills for 100 steps of 64 inputs on a GPU. Five steps of 16 take a third of a round of the
-# transformers on a CPU, and half of one of the ResNet.
+# The paper distills for 100 steps of 64 inputs on a GPU. Five steps of 16 take a third of a transformer's round on a
+# CPU, and half of a ResNet's.
 DISTILLED = ["distillation.steps=5", "distillation.batch-size=16"]
 METHODS = {
     "largest": ["strategy=fedavg", "fedavg.use=all-large"],
@@ -40,8 +40,8 @@ METHODS = {
     "heterofl-fine-widths": ["strategy=heterofl", "widths=1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25"],
 }
 TWICE = ["rounds=400", "decay-rounds=260, 350"]
-# Of one twin only. ViT, the cheapest: as many steps as the paper's, 33 s a round. ResNet: what
-# keeps its search below the smallest model.
+# Of one twin only. ViT, the cheapest: as many steps as the paper's, 33 s a round. ResNet: what keeps its search below
+# the smallest model.
 OF = {
     "vit": {
         "search-distilled-100": ["strategy=model-search", "distillation.steps=100", "distillation.batch-size=16"],
