@@ -1,8 +1,8 @@
 """Training on a GPU that only a board's own PyTorch can use, for a node in a container (deploy/jetson/gpu_trainer.py).
 
-What is sent is the graph of the loss, traced from the model and its objective, the weights, and one batch after the
-other; what comes back are the trained weights. So the other end knows no models, and every family that can be traced
-trains there.
+What is sent is the graph of the loss, traced from the model and its loss, the weights, and one batch after the other;
+what comes back are the trained weights. So the other end knows no models and no methods: whatever can be traced trains
+there.
 """
 
 from __future__ import annotations
@@ -20,23 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from client_app.board_link import BoardError, connection, take, told
-from client_app.objectives import Loss
 from client_app.worker import send
 from messages.orders import LocalTraining
 from models.layers import BatchNorm, Network
+from strategies.losses import Loss, Regularizer
 
 PROTOCOL = 1
 TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
-# Objectives whose loss is the same graph for every batch and has the gradients of all that it names. FedProx's pull is
-# not part of the graph: the other end adds its gradient, as it does FedDyn's.
-OBJECTIVES = {
-    "cross entropy",
-    "masked cross entropy",
-    "sum of exits",
-    "mutual learning of exits",
-    "weighted exits",
-    "proximal",
-}
 FUNCTIONS: dict[Any, str] = {
     operator.add: "add",
     operator.mul: "mul",
@@ -78,6 +68,10 @@ MODULES: dict[type[nn.Module], tuple[str, Arguments]] = {
     nn.AdaptiveAvgPool2d: ("adaptive_avg_pool2d", lambda m, tensor: [m.output_size]),
     nn.Flatten: ("flatten", lambda m, tensor: [m.start_dim, m.end_dim]),
 }
+
+
+class Untraceable(BoardError):
+    """A loss that cannot be sent as one graph for all batches; the text says why. It can be trained here instead."""
 
 
 # What is computed ----------------------------------------------------------------------------------------------------
@@ -122,10 +116,16 @@ def trace(model: Network, loss: Loss) -> LossGraph:
     """The graph of a loss of a model, in training mode.
 
     Raises:
-        BoardError: the loss has an operator that the trainer does not know, or a term that is already computed.
+        Untraceable: the loss has an operator that the trainer does not know, or a term that is already computed, or is
+            another one for every batch.
     """
     whole = _Whole(model, loss)
-    graph = _Tracer().trace(whole)
+    try:
+        graph = _Tracer().trace(whole)
+    except Untraceable:
+        raise
+    except Exception as error:  # of many kinds: a loss is any Python
+        raise Untraceable(f"it cannot be traced: {type(error).__name__}: {error}") from error
     steps: list[dict[str, Any]] = []
     constants: dict[str, Tensor] = {}
     values: dict[fx.Node, Any] = {}
@@ -139,7 +139,7 @@ def trace(model: Network, loss: Loss) -> LossGraph:
             return [as_json(item) for item in value]
         if value is None or isinstance(value, bool | int | float | str):
             return value
-        raise BoardError(f"an argument of the loss cannot be sent to the board's trainer: {value!r}")
+        raise Untraceable(f"an argument of the loss cannot be sent to the board's trainer: {value!r}")
 
     def tensor(module: nn.Module, path: str, name: str) -> dict[str, str] | None:
         return None if getattr(module, name) is None else {"tensor": f"{path}.{name}".removeprefix("model.")}
@@ -157,12 +157,12 @@ def trace(model: Network, loss: Loss) -> LossGraph:
             if not name.startswith("model."):
                 constants[name] = operator.attrgetter(name)(whole)
                 if constants[name].requires_grad:
-                    raise BoardError("a term of the loss does not depend on the batch, so that it cannot be traced")
+                    raise Untraceable("a term of the loss does not depend on the batch, so that it cannot be traced")
             values[node] = {"tensor": name.removeprefix("model.")}
         elif node.op == "call_module":
             module = whole.get_submodule(str(node.target))
             if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "approximate", "none") != "none":
-                raise BoardError(f"the board's trainer has no operator {module}")
+                raise Untraceable(f"the board's trainer has no operator {module}")
             operator_name, own = MODULES[type(module)]
             values[node] = step(operator_name, [*arguments, *own(module, partial(tensor, module, str(node.target)))])
         elif node.op == "call_function" and node.target is getattr and arguments[1] == "shape":
@@ -173,9 +173,9 @@ def trace(model: Network, loss: Loss) -> LossGraph:
             values[node] = step(str(node.target), arguments, options)
         elif node.op == "output":
             if arguments[0] != {"step": len(steps) + 1}:
-                raise BoardError("the loss is not what is computed last")
+                raise Untraceable("the loss is not what is computed last")
         elif node.op != "placeholder":
-            raise BoardError(f"the board's trainer has no operator {node.target}")
+            raise Untraceable(f"the board's trainer has no operator {node.target}")
     return LossGraph(steps, constants)
 
 
@@ -185,39 +185,37 @@ def trace(model: Network, loss: Loss) -> LossGraph:
 def fit(
     path: Path,
     model: Network,
-    loss: Loss,
+    graph: LossGraph,
     batches: Iterator[tuple[Tensor, Tensor]],
     training: LocalTraining,
     *,
     seed: int,
     limit_bytes: int | None,
     new_statistics: bool,
-    pull: float = 0.0,
-    pull_is_told: bool = False,
-    correction: Mapping[str, Tensor] | None = None,
-) -> tuple[float, int | None]:
-    """Train a model, in place, with the board's trainer. -> (mean loss over the examples seen, most memory it held).
+    regularizer: Regularizer,
+) -> tuple[float, int | None, int]:
+    """Train a model, in place, with the board's trainer.
 
     Args:
         path: the trainer's socket.
-        loss: of the model, from `local_loss`.
+        graph: of the model's loss.
         limit_bytes: what the training's tensors may take on the GPU; None: all there is.
-        new_statistics: as of `client_app.training`.
-        pull: p in p / 2 ||w - w_received||^2 - <correction, w>, which is added to the loss. With `pull_is_told` the
-            first term is in the mean too.
-        correction: per parameter; parameters without one have none.
+        new_statistics: as of `strategies.method.Bench.fit`.
+        regularizer: is added to the loss.
+
+    Returns:
+        The mean loss over the examples seen, the most memory that the trainer held, and the number of steps.
 
     Raises:
         BoardError: the trainer cannot be reached or failed.
         MemoryError: the memory was not enough.
     """
-    graph = trace(model, loss)
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     tensors: dict[str, Mapping[str, Tensor]] = {
         "parameter": parameters,
         "buffer": buffers,
         "constant": graph.constants,
-        "correction": {name: value for name, value in (correction or {}).items() if name in parameters},
+        "correction": {name: value for name, value in regularizer.correction.items() if name in parameters},
     }
     begin = {
         "do": "begin",
@@ -226,16 +224,16 @@ def fit(
         "roles": [[name, role] for role, named in tensors.items() for name in named],
         "training": training.model_dump(mode="json"),
         "seed": seed,
-        "pull": pull,
-        "pull_is_told": pull_is_told,
+        "pull": regularizer.strength,
+        "pull_is_told": regularizer.reported,
         "new_statistics": new_statistics,
         "memory_bytes": limit_bytes,
     }
     with connection(path) as link:
         _send(link, begin, [value for named in tensors.values() for value in named.values()])
         take(link)
-        seen, total, waiting = 0, 0.0, 0
-        for inputs, labels in batches:
+        seen, total, waiting, steps = 0, 0.0, 0, 0
+        for steps, (inputs, labels) in enumerate(batches, start=1):  # noqa: B007
             _send(link, {"do": "step"}, [inputs, labels])  # the trainer computes while the next batch is made
             if waiting:
                 total += _loss(link, limit_bytes) * waiting
@@ -250,7 +248,7 @@ def fit(
     with torch.no_grad():
         for value, array in zip(state.values(), arrays, strict=True):
             value.copy_(torch.frombuffer(bytearray(array), dtype=value.dtype).reshape(value.shape))
-    return total / max(1, seen), answer["peak_bytes"]
+    return total / max(1, seen), answer["peak_bytes"], steps
 
 
 def _send(link: socket.socket, header: Mapping[str, Any], tensors: list[Tensor]) -> None:

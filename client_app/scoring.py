@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from torch import nn
 
-from client_app.memory import MemoryMeter
-from client_app.objectives import Masked
+from client_app.bench import DeviceBench, Workplace, batches_of, do_order, out_of_memory_refused
+from client_app.memory import memory_limit
 from client_app.state import DeviceState
-from client_app.training import batches_of, load_statistics, take_statistics, train, within_limits
-from messages.layouts import sent_layout
 from messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining, Score
-from messages.packing import MessageError, unpack
-from models.architecture import Architecture
-from models.base import Family, with_weights
+from messages.packing import MessageError
+from models.base import Family
 from models.layers import Network
+from strategies.method import local_half
+from strategies.statistics import take_statistics
 from tasks.scoring import score
 from tasks.task import Task
 
@@ -27,20 +24,20 @@ def score_order(
     batch: EvaluationBatch,
     family: Family,
     task: Task,
-    data: bytes | None,
+    arrays: list[bytes],
     state: DeviceState,
-    device: torch.device,
-    available_bytes: int | None,
-    board: Path | None = None,
+    place: Workplace,
 ) -> Score:
-    """Do an evaluation order; arguments as of `training.train`. The device's state is as it was before.
+    """Do an evaluation order. The device's state is as it was before.
 
     Raises:
         Refusal: the training cannot fit the budget, or it or the scoring grew beyond it.
-        MessageError: the weights are not those of the architecture, the device keeps no such model or holds no test
-            examples.
+        MessageError: the parcels are not those of the order, the device keeps no such model or holds no test examples.
     """
-    architecture = Architecture.from_json(order.architecture)
+    local = local_half(order.local)
+    training = batch.training or LocalTraining(batch_size=batch.batch_size)
+    before = batch.round + 1  # the device's own model is that of this round
+    bench = DeviceBench(order, local, before, training, family, task, arrays, state, place, evaluated_round=batch.round)
     if order.data == "test set":
         inputs, labels = task.test.inputs, task.test.labels
     else:
@@ -48,76 +45,33 @@ def score_order(
         if not len(labels):
             raise MessageError(f"device {order.device} holds no test examples")
     with torch.device("meta"):
-        alike = family.build(architecture)
+        alike = family.build(bench.architecture)
     # Training, batch norm's statistics and scoring have batches of their own sizes, each with code of its own.
-    with within_limits(order, available_bytes, device, MemoryMeter(device), alike, alike):
-        if batch.training is not None:
-            after = batch.round + 1  # the device's own model is that of this round
-            model = train(
-                order,
-                after,
-                batch.training,
-                family,
-                task,
-                data,
-                state,
-                device,
-                available_bytes,
-                board=board,
-                keep=False,
-                statistics_since=batch.round,  # older ones are of weights that have moved since
-            ).model
-        else:
-            model = _given(order, batch.round, family, architecture, data, state)
+    limit_bytes = min(bench.limits.values(), default=None)
+    with (
+        out_of_memory_refused(order, place.available_bytes, bench.meter),
+        memory_limit(limit_bytes, place.device, alike, alike),
+    ):
+        model = local.model(bench) if batch.training is None else do_order(bench).answer.model
+        if model is None:
+            raise MessageError(f"device {order.device}: {order.local.name} trained no model that could be scored")
         if order.data == "shard" and family.norm == "static":
-            model = _with_statistics(model, family, architecture, task, order.device, batch, device)
-        scored: nn.Module = model
-        if order.data == "shard" and order.objective.kind == "masked cross entropy":
-            held = task.train.labels[task.shard(order.device).train]
-            scored = Masked(model, held.bincount(minlength=task.classes) > 0)
-        correct, loss, examples = score(scored, task, inputs, labels, batch_size=batch.batch_size, device=device)
+            model = _with_statistics(model, bench, training)
+        scored = local.scored(bench, model) if order.data == "shard" else model
+        correct, loss, examples = score(scored, task, inputs, labels, batch_size=batch.batch_size, device=place.device)
     return Score(device=order.device, correct=correct, loss_sum=loss, examples=examples)
 
 
-def _given(
-    order: EvaluationOrder,
-    round_number: int,
-    family: Family,
-    architecture: Architecture,
-    data: bytes | None,
-    state: DeviceState,
-) -> Network:
-    """The model as it was sent, or as the device keeps it."""
-    layout = sent_layout(family, architecture)
-    if order.digest != layout.digest:
-        raise MessageError(f"device {order.device}: server and device disagree about the tensors of {architecture}")
-    weights = state.load(f"model-{layout.digest}", round_number + 1) if data is None else unpack(data, layout)
-    if weights is None:
-        raise MessageError(f"device {order.device} keeps no model of {architecture}")
-    model = with_weights(family, architecture, weights)
-    if order.keeps_statistics:
-        load_statistics(model, state, f"model-{layout.digest}", round_number + 1)
-    return model
-
-
-def _with_statistics(
-    model: Network,
-    family: Family,
-    architecture: Architecture,
-    task: Task,
-    number: int,
-    batch: EvaluationBatch,
-    device: torch.device,
-) -> Network:
+def _with_statistics(model: Network, bench: DeviceBench, training: LocalTraining) -> Network:
     """The model with the batch norm statistics of one pass over the device's training examples.
 
     While they train, norms of a "static" family keep none. Scored by the statistics of the batch instead, a device with
     few test examples would be scored by which of them come together.
     """
-    scored = replace(family, norm="batch").build(architecture).to(device)
+    scored = replace(bench.family, norm="batch").build(bench.architecture).to(bench.device)
     # What lacks are the statistics themselves, which the pass sets.
     scored.load_state_dict(model.state_dict(), strict=False)
-    training = batch.training or LocalTraining(batch_size=batch.batch_size)
     generator = torch.Generator().manual_seed(0)  # of the order in which examples are seen
-    take_statistics(scored, batches_of(task, task.shard(number).train, training, generator, device, once=True))
+    shard = bench.task.shard(bench.order.device).train
+    take_statistics(scored, batches_of(bench.task, shard, training, generator, bench.device, once=True))
     return scored

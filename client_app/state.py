@@ -42,6 +42,10 @@ class DeviceState:
             raise ValueError(f"{problems[0]}; delete it to start this device anew")
         return None
 
+    def is_empty(self) -> bool:
+        """Whether this device keeps nothing of this run."""
+        return next(self.folder.glob("*.safetensors"), None) is None
+
     def save(self, key: str, round_number: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors under `key`: written beside, then renamed, and on the disk when this returns.
 

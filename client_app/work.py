@@ -11,21 +11,21 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
+from client_app.bench import DeviceBench, Done, Refusal, Workplace, do_order
 from client_app.memory import own_bytes
 from client_app.report import device_report, gpu_trainer
 from client_app.scoring import score_order
 from client_app.state import DeviceState
-from client_app.training import Refusal, Trained, train
 from devices.probe import probe_machine
 from devices.state import node_state_dir
 from messages.bound import bounded
 from messages.error import MessageError
-from messages.layouts import class_spans, returned_layout, sent_layout
 from messages.orders import (
     Batch,
     EvaluationBatch,
@@ -39,12 +39,13 @@ from messages.orders import (
     WorkOrder,
     parse,
 )
-from messages.packing import int64_bytes, pack, pick, unpack
+from messages.packing import int64_bytes, pack
+from messages.parcels import Parcel, Weights
 from messages.sums import WeightedSum, device_weight, flatten
 from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
-from models.architecture import Architecture
 from models.family import Family, make_family
 from models.layers import Network
+from strategies.method import local_half
 from tasks.task import Task, TaskSpec, load_task
 
 NodeConfig = Mapping[str, object]
@@ -74,38 +75,48 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
     raise ValueError(f"no message is called {kind!r}")
 
 
+@dataclass
+class _Sum:
+    """The sum of one parcel over the devices of one group."""
+
+    parcel: Parcel
+    total: WeightedSum
+    orders: list[int] = field(default_factory=list)
+
+
+_Sums = dict[tuple[int, str], _Sum]  # by group and parcel
+
+
 def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:
     """Do the work orders of a batch; one device's failure is told in its update and leaves the others alone."""
     task, family, device = _prepare(batch, config)
     updates: list[Update] = []
     out: list[bytes] = []
-    sums: dict[int, tuple[WorkOrder, WeightedSum, list[int]]] = {}
+    sums: _Sums = {}
     own_device = None if batch.shared_process else _own_device(config)
     before_bytes = 0 if batch.shared_process else own_bytes()
-    models: dict[int, tuple[int, Network]] = {}  # order -> its device and what it trained, of orders that teach later
+    models: dict[int, tuple[int, Network]] = {}  # order -> its device and what it trained, of orders read later
     for place, order in enumerate(batch.orders):
         started = time.perf_counter()
         try:
             if own_device is not None and order.device != own_device:
                 raise MessageError(f"this node carries device {own_device}, not {order.device}")
-            data = None if order.payload is None else pick(arrays, order.payload, f"device {order.device}")
-            state = DeviceState(_state_dir(batch, config), batch.run, order.device)
-            available_bytes = _make_room(order, batch.shared_process)
-            trained = train(
+            bench = DeviceBench(
                 order,
+                local_half(order.local),
                 batch.round,
                 batch.training,
                 family,
                 task,
-                data,
-                state,
-                device,
-                available_bytes,
-                _teacher(order, models),
-                board=_board(batch, config),
+                arrays,
+                DeviceState(_state_dir(batch, config), batch.run, order.device),
+                Workplace(device, _make_room(order, batch.shared_process), _board(batch, config)),
+                earlier=_earlier(order, models),
             )
-            updates.append(_answer(batch, order, family, trained, data, out, sums))
-            models[order.order] = (order.device, trained.model)
+            done = do_order(bench)
+            updates.append(_answer(batch, order, bench, done, out, sums))
+            if done.answer.model is not None:
+                models[order.order] = (order.device, done.answer.model)
         except Refusal as refusal:
             updates.append(_no(order, f"refused: {refusal}", started, overrun=refusal.overrun))
         except MessageError as error:
@@ -113,23 +124,24 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         except Exception as error:  # one device's trouble must not take the others' work with it
             log.error("Device %s failed:\n%s", order.device, traceback.format_exc())
             updates.append(_no(order, f"failed: {type(error).__name__}: {error}", started))
-        still_to_teach = {later.teacher for later in batch.orders[place + 1 :]}
-        models = {number: model for number, model in models.items() if number in still_to_teach}
+        still_read = {later.after for later in batch.orders[place + 1 :]}
+        models = {number: model for number, model in models.items() if number in still_read}
     headers: list[SumHeader] = []
-    for group, (order, total, orders) in sums.items():
-        if not orders:  # its only update was refused when it was added
+    for (group, name), found in sums.items():
+        if not found.orders:  # its only update was refused when it was added
             continue
+        weights = found.total.class_weight
         headers.append(
             SumHeader(
                 group=group,
-                orders=orders,
-                digest=order.digest,
-                weight=total.weight,
-                class_weight=None if total.class_weight is None else total.class_weight.tolist(),
+                parcel=name,
+                orders=found.orders,
+                weight=found.total.weight,
+                class_weight=None if weights is None else weights.tolist(),
                 payload=len(out),
             )
         )
-        out.append(int64_bytes(total.total))
+        out.append(int64_bytes(found.total.total))
     if not batch.shared_process:
         # After the work, so that the report is of the device as the next round finds it: without what the work has left
         # in this process, which is about to end.
@@ -143,62 +155,77 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
     return Reply(run=batch.run, round=batch.round, updates=updates, sums=headers).model_dump_json(), out
 
 
-def _teacher(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Network | None:
-    """The model that teaches in an order; MessageError where it names none that its device has just trained."""
-    if order.teacher is None:
+def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Network | None:
+    """The trained model that an order reads; MessageError where it names none that its device has just trained."""
+    if order.after is None:
         return None
-    device, model = models.get(order.teacher, (None, None))
+    device, model = models.get(order.after, (None, None))
     if device != order.device:
         raise MessageError(
-            f"device {order.device}: order {order.order} is to be taught by order {order.teacher}, which is none that "
+            f"device {order.device}: order {order.order} reads the model of order {order.after}, which is none that "
             "this device has done before in this message"
         )
     return model
 
 
-def _answer(
-    batch: Batch,
-    order: WorkOrder,
-    family: Family,
-    trained: Trained,
-    data: bytes | None,
-    out: list[bytes],
-    sums: dict[int, tuple[WorkOrder, WeightedSum, list[int]]],
-) -> Update:
-    """The update of a device that trained: its weights go into a sum, into the message, or stay."""
-    architecture = Architecture.from_json(order.architecture)
-    layout = returned_layout(family, architecture, order.objective.kind)
-    payload: int | None = None
+def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out: list[bytes], sums: _Sums) -> Update:
+    """The update of a device that trained: each of its parcels goes into a sum or into the message."""
+    merged = {name for name, parcel in bench.returned.items() if parcel.merge is not None and batch.shared_process}
     far = False
-    if batch.merge is not None and batch.shared_process and data is not None:
-        if order.group not in sums:
-            classes = family.classes if batch.merge.present_classes else None
-            sums[order.group] = (order, WeightedSum.zeros(layout, classes), [])
-        _, total, orders = sums[order.group]
-        weight = device_weight(batch.merge, trained.examples)
-        present = trained.present if batch.merge.present_classes else None
-        returned = trained.returned
-        if batch.norm_bound:  # what others can only do before they add, the server does with a single update
-            returned, far = bounded(returned, unpack(data, sent_layout(family, architecture)), batch.norm_bound)
-        total.add(flatten(returned, layout), weight, present, class_spans(family, architecture, layout))
-        orders.append(order.order)
-    elif order.payload is not None:
-        payload = len(out)
-        out.append(pack({name: value.cpu() for name, value in trained.returned.items()}, layout))
-    wants_classes = batch.merge is not None and batch.merge.present_classes and payload is not None
+    added: dict[str, Weights] = {}
+    for name in merged:
+        added[name], moved = _bounded(batch, bench, name, done.answer.parcels[name])
+        far = far or moved
+    _add(order, bench, done, added, sums)
+    payloads: dict[str, int] = {}
+    for name, parcel in bench.returned.items():
+        if name not in merged:
+            contents = done.answer.parcels[name]
+            payloads[name] = len(out)
+            out.append(pack({e.name: contents[e.name].cpu() for e in parcel.layout.entries}, parcel.layout))
+    wants_classes = any(parcel.merge and parcel.merge.present_classes for parcel in bench.returned.values())
     return Update(
         order=order.order,
         device=order.device,
         outcome="trained",
-        payload=payload,
-        examples=trained.examples,
-        loss=trained.loss,
-        seconds=trained.seconds,
-        measured_memory_bytes=trained.measured_memory_bytes,
+        payloads=payloads,
+        examples=done.examples,
+        loss=done.answer.loss,
+        seconds=done.seconds,
+        measured_memory_bytes=done.measured_memory_bytes,
         bounded=far,
-        present_classes=trained.present.nonzero().flatten().tolist() if wants_classes else None,
-        class_counts=trained.class_counts.tolist() if order.asks_class_counts else None,
+        present_classes=done.present.nonzero().flatten().tolist() if wants_classes and payloads else None,
+        facts=done.answer.facts,
+        state_kept=done.state_kept,
+        state_lost=done.state_lost,
     )
+
+
+def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[Weights, bool]:
+    """A parcel within the norm bound. Before it is added up only the node can do this; else the server does."""
+    if not batch.norm_bound:
+        return contents, False
+    tensors = {entry.name: contents[entry.name].detach() for entry in bench.returned[name].layout.entries}
+    return bounded(tensors, bench.sent_again(name), batch.norm_bound)
+
+
+def _add(order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Weights], sums: _Sums) -> None:
+    """Add a device's parcels to the sums of its group: all of them or, where one is too large, none."""
+    ready = []
+    for name, contents in parcels.items():
+        parcel = bench.returned[name]
+        assert parcel.merge is not None
+        if (order.group, name) not in sums:
+            classes = bench.family.classes if parcel.merge.present_classes else None
+            sums[order.group, name] = _Sum(parcel, WeightedSum.zeros(parcel.layout, classes))
+        into = sums[order.group, name]
+        flat, weight = flatten(contents, parcel.layout), device_weight(parcel.merge, done.examples)
+        if len(parcels) > 1:
+            into.total.check(flat, weight)
+        ready.append((into, flat, weight, done.present if parcel.merge.present_classes else None))
+    for into, flat, weight, present in ready:
+        into.total.add(flat, weight, present, into.parcel.class_spans)
+        into.orders.append(order.order)
 
 
 def _no(order: WorkOrder, outcome: str, started: float, *, overrun: bool = False) -> Update:
@@ -230,11 +257,9 @@ def _score(
     try:
         if not batch.shared_process and order.device != _own_device(config):
             raise MessageError(f"this node carries device {_own_device(config)}, not {order.device}")
-        data = None if order.payload is None else pick(arrays, order.payload, f"device {order.device}")
         state = DeviceState(_state_dir(batch, config), batch.run, order.device)
-        available_bytes = _make_room(order, batch.shared_process)
-        board = _board(batch, config)
-        return score_order(order, batch, family, task, data, state, device, available_bytes, board)
+        place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
+        return score_order(order, batch, family, task, arrays, state, place)
     except Exception as error:  # as in training: told, and the others go on
         return Score(device=order.device, error=f"{type(error).__name__}: {error}")
 
@@ -260,6 +285,8 @@ def preload(kind: str, text: str, config: NodeConfig) -> None:
         batch = parse(Batch, text) if kind == "train" else parse(EvaluationBatch, text)
         load_task(_task(batch, config))
         _family(json.dumps(batch.family))
+        for order in batch.orders:
+            local_half(order.local)
 
 
 def _prepare(batch: Batch | EvaluationBatch, config: NodeConfig) -> tuple[Task, Family, torch.device]:

@@ -27,69 +27,14 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
 
 
-class Objective(_Model):
-    """What a device computes with its data, named by what it computes and not by the method that asks for it.
+class LocalHalf(_Model):
+    """The device half of a method, as it travels: what the device does with its data.
 
-    kind:
-        cross entropy: the mean cross-entropy of the batch.
-        masked cross entropy: the logits of classes that the device does not hold are set to 0 first (HeteroFL).
-        sum of exits: the mean cross-entropies of all exits that the sub-model has, added up without weights; the loss
-            that is reported is that sum (HypeMeFed).
-        mutual learning of exits: the sum of exits + `weight` x the sum over exits of the mean over the other exits of
-            KL(other || exit), the other being constant (DepthFL). With one exit, cross-entropy. With `alpha` above 0,
-            FedDyn's regularizer of that strength, for which the device keeps a correction; it is not in the loss that
-            is reported.
-        weighted exits: sum over exits j = 1..K of j L_j, divided by K (K + 1) / 2, where L_j is the cross-entropy of
-            exit j, and of all but the last + `gamma` T^2 KL(last || exit j) between softmaxes of `temperature` T;
-            the last exit is not constant there (ScaleFL).
-        taught: cross-entropy + the cross-entropy with the softmax of a teacher + the divergence between softmaxes of
-            what both classifiers read, KL("student || teacher") or the other way round (RecipFL).
-        proximal: cross-entropy + mu / 2 ||w - w_received||^2 (FedProx).
-        ordered dropout: cross-entropy of the leading cut of one of `widths`, drawn anew for every batch. With
-            `distillation`, cross-entropy of the whole sub-model, and of the cut to what the whole one says (FjORD).
-        batch norm statistics: no training; the cumulative batch norm statistics of one pass (HeteroFL's static BN).
+    name: "package.module:Class". settings: the fields of that class, which its own validation reads.
     """
 
-    kind: Literal[
-        "cross entropy",
-        "masked cross entropy",
-        "sum of exits",
-        "mutual learning of exits",
-        "weighted exits",
-        "taught",
-        "proximal",
-        "ordered dropout",
-        "batch norm statistics",
-    ] = "cross entropy"
-    mu: float = Field(0.0, ge=0, allow_inf_nan=False)
-    widths: tuple[Width, ...] = ()  # of the global model's channels, ascending; the last is the ordered architecture's
-    distillation: bool = False
-    weight: float = Field(0.0, ge=0, allow_inf_nan=False)
-    alpha: float = Field(0.0, ge=0, allow_inf_nan=False)
-    gamma: float = Field(0.0, ge=0, allow_inf_nan=False)
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
-    divergence: Literal["student || teacher", "teacher || student"] = "student || teacher"
-
-    @model_validator(mode="after")
-    def _of_its_kind(self) -> Self:
-        if self.mu and self.kind != "proximal":
-            raise ValueError(f"mu belongs to proximal, not to {self.kind}")
-        if (self.weight or self.alpha) and self.kind != "mutual learning of exits":
-            raise ValueError(f"weight and alpha belong to mutual learning of exits, not to {self.kind}")
-        if self.divergence != "student || teacher" and self.kind != "taught":
-            raise ValueError(f"divergence belongs to taught, not to {self.kind}")
-        if (self.gamma or self.temperature != 1.0) and self.kind != "weighted exits":
-            raise ValueError(f"gamma and temperature belong to weighted exits, not to {self.kind}")
-        return self
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.kind != "ordered dropout":
-            if self.widths or self.distillation:
-                raise ValueError(f"widths and distillation belong to ordered dropout, not to {self.kind}")
-        elif not self.widths or list(self.widths) != sorted(set(self.widths)):
-            raise ValueError(f"widths of ordered dropout must ascend, such as [0.25, 0.5, 1.0], not {self.widths}")
-        return self
+    name: Annotated[str, Field(max_length=300)]
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class LocalTraining(_Model):
@@ -129,30 +74,28 @@ class WorkOrder(_Model):
 
     Attributes:
         order: its number, unlike any other's of the exchange.
-        payload: index of the array with its weights in this message; None where the device keeps its own model.
-        group: updates of one group are of the same tensors at the same coordinates, so that they may be added up.
-        digest: digest of the layout of the weights to return.
+        payloads: parcel -> index of its array in this message.
+        group: parcels of one group are of the same tensors at the same coordinates, so that they may be added up.
+        digest: of the layouts of all parcels, both ways (`messages.parcels.digest`).
+        local: the device half of the method.
         memory_bytes: what training may use; 0 for no limit but the device's own.
-        keeps_statistics: batch norm's running statistics are the device's own, kept from one training to the next;
-            those that it was sent do not count.
-        asks_class_counts: the device is to say how many training examples of each class it holds.
-        teacher: the number of an earlier order of the device in this message, whose trained model teaches in this one.
+        after: the number of an earlier order of the device in this message, whose trained model this one reads.
+        kept: the device has kept something in an earlier round; where nothing of it is left, it was lost.
     """
 
     order: NonNegative
     device: NonNegative
     tier: str
     architecture: dict[str, Any]
-    payload: NonNegative | None
+    payloads: dict[str, NonNegative]
     group: NonNegative
     digest: str
-    objective: Objective
+    local: LocalHalf
     seed: NonNegative
     memory_bytes: NonNegative
     predicted_memory_bytes: NonNegative
-    teacher: NonNegative | None = None
-    keeps_statistics: bool = False
-    asks_class_counts: bool = False
+    after: NonNegative | None = None
+    kept: bool = False
 
 
 class Batch(_Model):
@@ -169,7 +112,6 @@ class Batch(_Model):
     task: dict[str, Any]
     family: dict[str, Any]
     training: LocalTraining
-    merge: Merge | None
     shared_process: bool
     norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     state_dir: str = ""
@@ -182,21 +124,22 @@ class Update(_Model):
     Attributes:
         order: the number of that order.
         outcome: "trained", or "refused: why" (by the device, before or while training), or "failed: why".
-        payload: index of the array with its weights in this message; None where they were added to a sum or stay.
-        index: the full weight index, only where it is not the one ordered.
+        payloads: parcel -> index of its array in this message; parcels that were added to a sum are not among them.
         seconds: wall time of the work on the device.
         measured_memory_bytes: peak memory above what the process held before the work; None where nothing was trained
             and in a simulation, where the devices of one process share its allocator.
         overrun: the work outgrew its memory while it ran, was killed because the machine had none left, or was not
             begun because less was free than it needs, though its budget allowed it.
-        bounded: its weights were further from those sent than the bound, and were moved back.
+        bounded: its parcels were further from those sent than the bound, and were moved back.
+        facts: numbers that the device half returns beside its parcels.
+        state_kept: the device keeps something of this order for later rounds.
+        state_lost: what the device had kept from earlier rounds could not be read any more; it began anew.
     """
 
     order: NonNegative
     device: NonNegative
     outcome: str
-    payload: NonNegative | None = None
-    index: list[Any] | None = None
+    payloads: dict[str, NonNegative] = Field(default_factory=dict)
     examples: Examples = 0
     loss: float | None = None
     seconds: Seconds = 0.0
@@ -204,16 +147,18 @@ class Update(_Model):
     overrun: bool = False
     bounded: bool = False
     present_classes: list[NonNegative] | None = None
-    class_counts: list[Examples] | None = None
+    facts: dict[str, list[float]] = Field(default_factory=dict)
+    state_kept: bool = False
+    state_lost: bool = False
     report: dict[str, Any] | None = None
 
 
 class SumHeader(_Model):
-    """A sum of updates of one group: the orders that they answer, its weight, also per class, and its array."""
+    """A sum of one parcel over devices of one group: their orders, its weight, also per class, and its array."""
 
     group: NonNegative
+    parcel: str
     orders: list[NonNegative] = Field(min_length=1)
-    digest: str
     weight: Positive
     class_weight: list[NonNegative] | None = None
     payload: NonNegative
@@ -232,20 +177,18 @@ class EvaluationOrder(_Model):
     """One model to score on one device, which first trains it where the batch says so.
 
     data: the device's own test shard, or the test set of the whole task.
-    payload: index of the array with the weights; None for the model that the device keeps.
-    objective, seed, memory_bytes, predicted_memory_bytes, keeps_statistics: of the training, as in a work order.
+    payloads, digest, local, seed, memory_bytes, predicted_memory_bytes: as in a work order.
     """
 
     device: NonNegative
     architecture: dict[str, Any]
-    payload: NonNegative | None
+    payloads: dict[str, NonNegative]
     digest: str
     data: Literal["shard", "test set"]
-    objective: Objective = Objective()
+    local: LocalHalf
     seed: NonNegative = 0
     memory_bytes: NonNegative = 0
     predicted_memory_bytes: NonNegative = 0
-    keeps_statistics: bool = False
 
 
 class EvaluationBatch(_Model):

@@ -59,11 +59,7 @@ class WeightedSum:
         Raises:
             MessageError: a value is not finite, or too large to be added exactly.
         """
-        if weight < 1:
-            raise MessageError(f"the weight of an update is a positive integer, got {weight}")
-        factor = float(weight) * SCALE
-        lowest, highest = torch.aminmax(flat) if flat.numel() else (torch.zeros(()), torch.zeros(()))  # NaN stays NaN
-        bound = new_bound(self.largest, max(-float(lowest), float(highest)) * factor, weight)
+        factor, bound = float(weight) * SCALE, self.check(flat, weight)
         if present is not None and self.class_weight is not None:
             flat = flat.clone()
             for start, stop in class_spans:
@@ -74,6 +70,13 @@ class WeightedSum:
             total += values.to(torch.float64).mul_(factor).round_().to(torch.int64)
         self.weight += weight
         self.largest = bound
+
+    def check(self, flat: Tensor, weight: int) -> float:
+        """The bound of the sum after `add`. Raises MessageError as `add` does, and changes nothing."""
+        if weight < 1:
+            raise MessageError(f"the weight of an update is a positive integer, got {weight}")
+        lowest, highest = torch.aminmax(flat) if flat.numel() else (torch.zeros(()), torch.zeros(()))  # NaN stays NaN
+        return new_bound(self.largest, max(-float(lowest), float(highest)) * float(weight) * SCALE, weight)
 
     def include(self, other: WeightedSum) -> None:
         """Add another sum over the same tensors. Raises MessageError, and changes nothing, where it is too large."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import fields
 from logging import INFO, WARNING
 from pathlib import Path
@@ -21,16 +21,15 @@ from messages.orders import LocalTraining
 from models.base import with_weights
 from models.cost import cost
 from models.family import FAMILIES, Family, make_family
+from rounds.engine import Engine, Scorer, Scores
+from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
 from server_app import checkpoint
 from server_app.config import ConfigError, RunConfig, parse_arguments, sampled_devices
-from server_app.fruitless import FRUITLESS_ROUNDS, FruitlessRunError, why_nobody_trained
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
+from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import write_nodes
-from strategies import STRATEGIES, Local, Setup, Strategy
-from strategies.base import Model, Scorer, Scores
-from strategies.distillation import Distillation
-from strategies.population import ConnectedDevices, Holdings, Population, SimulatedDevices
-from strategies.work import RoundSettings
+from strategies.method import Method, Model, Setup
+from strategies.settings import RoundSettings
 from tasks.scoring import score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
@@ -56,57 +55,57 @@ def run(grid: Grid, config: RunConfig) -> Path:
     config = named(config)
     run_dir = run_folder(config)
     check_folder(run_dir, config.resume)
-    strategy, scorer = build(config)
+    engine, scorer = build(config)
     with alone_in(run_dir):
-        _run(grid, config, run_dir, strategy, scorer)
+        _run(grid, config, run_dir, engine, scorer)
     return run_dir
 
 
-def _run(grid: Grid, config: RunConfig, run_dir: Path, strategy: Strategy, scorer: Scorer) -> None:
+def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer) -> None:
     # First, because it says in words how a resumed run's configuration differs from the one before.
-    journal = Journal.open(run_dir, config.to_dict(), config.resume, strategy.population.fleet_digest)
+    journal = Journal.open(run_dir, config.to_dict(), config.resume, engine.population.fleet_digest)
     first_round = 1
     if config.resume and (journal.last_round or checkpoint.exists(run_dir)):
         saved = checkpoint.load(run_dir)
-        strategy.load_state_dict(saved.state)
-        strategy.population.now_seconds = saved.now_seconds
+        engine.load(saved.state)
+        engine.population.now_seconds = saved.now_seconds
         first_round = saved.round + 1
         journal.drop_after(saved.round)
     log(INFO, "Run folder: %s", run_dir)
-    strategy.summary()
+    method = engine.method
+    log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
+    method.start()
     if ignored := config.ignored_text():
         log(WARNING, "%s", ignored)
-    fruitless = 0
+    idle_rounds = 0
     trained = any(record.devices_replied for record in read_rounds(run_dir))  # in any round, also before a restart
     try:
         for number in range(first_round, config.rounds + 1):
-            result = strategy.run_round(grid, number, scorer)
+            result = engine.run_round(grid, number, scorer)
             troubles = [d["outcome"] for d in result.devices if d["outcome"].startswith(("failed", "refused"))]
             trained = trained or result.record["devices_replied"] > 0
             # Under a fleet nobody may have a link in this simulated minute; on hardware an empty round is trouble.
-            empty = not result.record["devices_replied"] and (troubles or not strategy.population.simulated)
-            fruitless = fruitless + 1 if empty else 0
+            empty = not result.record["devices_replied"] and (troubles or not engine.population.simulated)
+            idle_rounds = idle_rounds + 1 if empty else 0
             # The journal first: a checkpoint without its journal lines could not be resumed.
             journal.write_round(result.record, result.devices)
-            if reports := strategy.population.newest_reports():
+            if reports := engine.population.newest_reports():
                 write_nodes(run_dir, reports)
-            checkpoint.save(
-                run_dir, checkpoint.Checkpoint(number, strategy.population.now_seconds, strategy.state_dict())
-            )
+            checkpoint.save(run_dir, checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state()))
             log(INFO, "%s", _line(config, result.record))
-            if fruitless == FRUITLESS_ROUNDS:
+            if idle_rounds == NO_PROGRESS_ROUNDS:
                 outcomes = Counter(d["outcome"] for d in result.devices).most_common(1)
                 last = (
                     f"{outcomes[0][1]} of {len(result.devices)} {outcomes[0][0]}" if outcomes else "no device was free"
                 )
-                raise FruitlessRunError(f"{fruitless} rounds in a row in which none trained; in round {number}, {last}")
-            if not trained and number == FRUITLESS_ROUNDS < config.rounds:
-                why = why_nobody_trained(run_dir, config, strategy)
+                raise NoProgressError(f"{idle_rounds} rounds in a row in which none trained; in round {number}, {last}")
+            if not trained and number == NO_PROGRESS_ROUNDS < config.rounds:
+                why = why_nobody_trained(run_dir, config, engine.method)
                 log(WARNING, "No device has trained in the first %s rounds: %s", number, why)
         if not trained:
-            why = why_nobody_trained(run_dir, config, strategy)
-            raise FruitlessRunError(f"no device trained in any of {config.rounds} rounds: {why}")
-    except FruitlessRunError as error:
+            why = why_nobody_trained(run_dir, config, engine.method)
+            raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
+    except NoProgressError as error:
         journal.finish("failed", str(error))
         raise
     except BaseException:
@@ -131,8 +130,8 @@ def run_folder(config: RunConfig) -> Path:
     return (Path(config.output_dir).expanduser() / config.run_name).absolute()
 
 
-def build(config: RunConfig) -> tuple[Strategy, Scorer]:
-    """The strategy of a configuration with all it stands on, and the function that scores models.
+def build(config: RunConfig) -> tuple[Engine, Scorer]:
+    """The engine of a configuration with all it stands on, and the function that scores models.
 
     Raises ValueError, ConfigError among them, where the data, the fleet or the family are not there or do not go
     together.
@@ -156,10 +155,7 @@ def build(config: RunConfig) -> tuple[Strategy, Scorer]:
             f"personal-every = {config.personal_every}: no device has examples to be tested on; set test-fraction, "
             "such as 0.2, or partition = 'strong-and-weak', or personal-every = 0"
         )
-    kind, params_of = STRATEGIES[config.strategy]
-    prefix = config.strategy.replace("-", "_") + "__"
-    params = params_of(**{f.name: getattr(config, prefix + f.name) for f in fields(params_of)})
-    alone = config.strategy == "fedavg" and config.fedavg__use == "local"
+    kind, params = config.method, config.params
     family = _family(config, task, kind.family_options, kind.family_defaults(params))
     settings = RoundSettings(
         run=config.run_name,
@@ -196,27 +192,12 @@ def build(config: RunConfig) -> tuple[Strategy, Scorer]:
         norm_bound=config.norm_bound,
     )
 
-    def requirement(width: float) -> tuple[int, int]:
-        """Memory and payload that the method needs for the sub-model of a width."""
-        needed = kind.price(family, family.width(width), settings, config.widths, params)
-        return needed.peak_training_memory_bytes, needed.payload_bytes
-
-    population = _population(config, requirement, task)
-    distillation = (
-        Distillation(
-            steps=config.distillation__steps,
-            batch_size=config.distillation__batch_size,
-            learning_rate=config.distillation__learning_rate,
-        )
-        if config.distillation__steps
-        else None
-    )
-    setup = Setup(family, population, settings, config.widths, config.below_smallest, distillation, config.both_models)
-    strategy = Local(setup) if alone else kind(setup, params)  # type: ignore[call-arg]
-    return strategy, _scorer(task)
+    setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared)
+    method = kind(setup, params)
+    return Engine(method, _population(config, method, task)), _scorer(task)
 
 
-def _family(config: RunConfig, task: Task, options: dict[str, Any], defaults: dict[str, Any]) -> Family:
+def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults: dict[str, Any]) -> Family:
     """The family of a run; ConfigError where it cannot take the task's inputs.
 
     `options` are the method's and cannot be changed; `defaults` are the method's where the user says nothing else, as
@@ -244,11 +225,17 @@ def _family(config: RunConfig, task: Task, options: dict[str, Any], defaults: di
     return family
 
 
-def _population(config: RunConfig, requirement: Callable[[float], tuple[int, int]], task: Task) -> Population:
+def _population(config: RunConfig, method: Method, task: Task) -> Population:
     holdings = Holdings(task.training_examples, task.test_examples, len(task.test))
     if not config.fleet:
         least = min(config.devices, config.devices_per_round)
         return ConnectedDevices(holdings, least=least, report_max_age_seconds=config.report_max_age_seconds)
+
+    def requirement(width: float) -> tuple[int, int]:
+        """Memory and payload that the method needs for the sub-model of a width."""
+        needed = method.cost(method.family.width(width))
+        return needed.peak_training_memory_bytes, needed.payload_bytes
+
     path = Path(config.fleet).expanduser() if config.fleet.endswith(".toml") else bundled_fleet(config.fleet)
     fleet = Fleet.load(path, devices=config.devices, seed=config.seed, requirement=requirement)
     group, count = next(iter(fleet.counts.items()), ("", config.strong_devices))
@@ -271,8 +258,9 @@ def _scorer(task: Task) -> Scorer:
             correct, loss, n = score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
             return Scores(correct / n, loss / n)
         exits = score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
-        by_exit = tuple(correct / len(labels) for correct, _ in exits)
-        return Scores(by_exit[-1], exits[-1][1] / len(labels), by_exit)
+        by_exit = tuple(correct / len(labels) for correct, _ in exits[:-1])
+        whole = exits[-1] if model.exits == "mean" else exits[-2]
+        return Scores(whole[0] / len(labels), whole[1] / len(labels), by_exit)
 
     return score_model
 

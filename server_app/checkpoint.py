@@ -11,7 +11,7 @@ from typing import Any
 
 import safetensors.torch
 
-from strategies.base import State
+from strategies.method import State
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The run configuration: one typed, validated model of every key.
 
-The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml (each with what it means, from
-`server_app.meanings`), in an experiment file and in `--set`. A method's own settings carry its name: `fedprox.mu`.
+The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml, in an experiment file and in `--set`.
+A method's own settings carry its name: `fedprox.mu`. Every setting stands once: as a field here or of a method's
+`Params`, with its default, its bounds and what it is. All else that shows settings is made from these.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
 from models.family import FAMILIES
-from server_app.keys import listed_keys, missing_fields, missing_keys
-from strategies import STRATEGIES
-from strategies.model_search import layer_shares
+from server_app.keys import listed_keys, missing_keys
+from strategies import METHODS
+from strategies.method import Method
+from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
 from tasks.task import TASKS
 
 if TYPE_CHECKING:
@@ -69,9 +72,6 @@ OTHER_NAMES = {
     "output": "output-dir",
     "out": "output-dir",
 }
-# Strategies whose devices train cuts of one global model.
-DISTILLED = ("heterofl", "fedrolex", "federated-dropout", "fjord", "anycostfl", "model-search")
-NUMBERS = "must be numbers such as [1, 0.5] or '1, 0.5'"
 # What would be right, by the beginning of pydantic's name of an error.
 RIGHT = {
     "int_": "a whole number such as {default}",
@@ -81,34 +81,10 @@ RIGHT = {
 }
 
 
-def _numbers(value: object) -> tuple[float, ...]:
-    """Flower's own TOML configuration holds scalars only: there a list is written "1, 0.5" or "[1, 0.5]"."""
-    if isinstance(value, str):
-        text = value.strip()
-        if text.startswith("[") and text.endswith("]"):
-            text = text[1:-1]
-        parts: list[object] = [part for part in text.split(",") if part.strip()]
-    else:
-        parts = list(value) if isinstance(value, list | tuple) else [value]
-        if not all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts):
-            raise ValueError(NUMBERS)
-    try:
-        return tuple(float(part) for part in parts)  # type: ignore[arg-type]
-    except (ValueError, OverflowError):
-        raise ValueError(NUMBERS) from None
-
-
 def _arguments(value: object) -> object:
     """A family's arguments, such as "first_channels = 16, activation = 'relu6'": the inside of an inline TOML table."""
     if isinstance(value, str):
         parse_arguments(value)
-    return value
-
-
-def _layer_shares(value: object) -> object:
-    """Shares of single layers, as `strategies.model_search.layer_shares` reads them."""
-    if isinstance(value, str):
-        layer_shares(value)
     return value
 
 
@@ -121,134 +97,161 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 Arguments = Annotated[str, BeforeValidator(_arguments)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+# Where a part of the settings begins, by its first field.
+PARTS = {
+    "task": "What is learned, and from what",
+    "devices": "Who learns",
+    "strategy": "How devices learn",
+    "evaluate_every": "What is measured and kept",
+}
 
 
-def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() else repr(value)
+def method_groups() -> dict[str, type[Params]]:
+    """The settings of all methods and of the parts that they share: the first part of the keys -> their class."""
+    shared = {name: params for kind in METHODS.values() for name, params in kind.shared_params.items()}
+    return {name: kind.Params for name, kind in METHODS.items() if kind.Params.model_fields} | shared
 
 
-def _kebab(name: str) -> str:
-    method, dot, rest = name.partition("__")
-    return f"{method}.{rest}".replace("_", "-") if dot else name.replace("_", "-")
-
-
-class RunConfig(BaseModel):
+class RunConfig(Params):
     """Every key of a run, with its default. Units are in the names; 0 or "" means unset where a key may be unset."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=_kebab, populate_by_name=True)
+    task: str = Field("digits", description="Data set, and what is learned from it (docs/tasks.md)")
+    data_dir: str = Field("", description='Folder of the data; "" looks in the usual places')
+    family: str = Field("", description='Global model, and how it is cut (docs/families.md); "" takes the task\'s own')
+    family_arguments: Arguments = Field(
+        "", description='Arguments of the family, such as "first_channels = 16" (docs/families.md)'
+    )
+    partition: Literal["iid", "dirichlet", "natural", "strong-and-weak"] = Field(
+        "dirichlet", description="How examples are dealt out to devices: iid, dirichlet, natural, strong-and-weak"
+    )
+    alpha: PositiveRate = Field(0.5, description="Concentration of the Dirichlet partition: smaller is more unequal")
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="Share of each device's examples that it keeps for its own test"
+    )
+    examples_per_device: CountOrZero = Field(
+        0,
+        description="Examples that every device draws under iid and dirichlet, shared ones allowed; 0 deals out all "
+        "examples once",
+    )
+    strong_devices: CountOrZero = Field(
+        0, description="Number of strong devices under strong-and-weak: those of the fleet's first group"
+    )
+    strong_share: Share = Field(0.5, description="Share of the training examples that strong devices hold together")
+    strong_test: Literal["share", "whole"] = Field(
+        "share", description="Test examples of a strong device: an equal share like all others, or the whole test set"
+    )
 
-    # What is learned, and from what
-    task: str = "digits"
-    data_dir: str = ""
-    family: str = ""
-    family_arguments: Arguments = ""
-    partition: Literal["iid", "dirichlet", "natural", "strong-and-weak"] = "dirichlet"
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    examples_per_device: Annotated[int, Field(ge=0)] = 0
-    strong_devices: Annotated[int, Field(ge=0)] = 0
-    strong_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    strong_test: Literal["share", "whole"] = "share"
+    devices: Count = Field(20, description="Number of devices in all")
+    workers: Count = Field(2, description="Number of simulated nodes, which carry the devices")
+    fleet: str = Field(
+        "digits-demo", description='Bundled fleet or .toml file (docs/fleets.md); "" for real devices, one per node'
+    )
+    devices_per_round: Count = Field(10, description="Devices sampled per round")
+    over_selection: Rate = Field(
+        0.0, description="Share of devices sampled beyond that; the first devices-per-round that answer count"
+    )
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.85, description="Share of the reported available memory that training may use: the cost may be 10 % off"
+    )
+    transfer_seconds: Rate = Field(
+        0.0, description="Longest time that parcels may travel one way, which bounds the payload; 0 is no limit"
+    )
+    deadline_seconds: Rate = Field(
+        0.0, description="Longest time of a round, simulated under a fleet, real on hardware; 0 waits for all"
+    )
+    report_max_age_seconds: Rate = Field(
+        600.0, description="Age of a real node's last report from which on it is asked for a new one"
+    )
+    below_smallest: Literal["skip", "smallest"] = Field(
+        "skip", description='What a device below the smallest architecture gets: nothing (skip), or the "smallest"'
+    )
+    both_models: bool = Field(
+        False,
+        description="Whether a device that can afford more than the smallest candidate trains the smallest as well",
+    )
 
-    # Who learns
-    devices: Count = 20
-    workers: Count = 2
-    fleet: str = "digits-demo"
-    devices_per_round: Count = 10
-    over_selection: Rate = 0.0
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.85
-    transfer_seconds: Rate = 0.0
-    deadline_seconds: Rate = 0.0
-    report_max_age_seconds: Rate = 600.0
-    below_smallest: Literal["skip", "smallest"] = "skip"
-    both_models: bool = False
+    strategy: str = Field(
+        "heterofl", description=f"Method (docs/methods): {', '.join(METHODS)}, or package.module:Class of your own"
+    )
+    widths: Numbers = Field(
+        (1.0, 0.5, 0.25, 0.125, 0.0625), description="Candidate widths; a device gets the widest that fits"
+    )
+    rounds: Count = Field(20, description="Rounds of the whole run")
+    local_epochs: Count = Field(1, description="Passes of a device over its examples in a round")
+    local_steps: CountOrZero = Field(0, description="Optimizer steps of a device in a round, in place of epochs")
+    batch_size: Count = Field(16, description="Batch size of local training")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="Optimizer of local training: sgd, adam, adamw"
+    )
+    learning_rate: PositiveRate = Field(0.05, description="Learning rate of local training")
+    momentum: Decay = Field(0.9, description="Momentum of sgd; the other optimizers have none")
+    betas: Numbers = Field((0.9, 0.999), description="Betas of adam and adamw")
+    weight_decay: Rate = Field(5e-4, description="Weight decay of local training")
+    clip_norm: Rate = Field(0.0, description="Largest norm of a gradient; 0 does not clip")
+    norm_bound: Rate = Field(
+        0.0,
+        description="Largest norm of a device's update, larger ones are scaled down; 0 does not bound "
+        "(docs/security.md)",
+    )
+    schedule: Literal["steps", "cosine"] = Field(
+        "steps",
+        description="Schedule of the learning rate: steps (at decay-rounds), cosine (down to 0 in the last round)",
+    )
+    decay_rounds: Numbers = Field(
+        (), description="Rounds after each of which the learning rate is multiplied by decay-factor"
+    )
+    decay_factor: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.1, description="Factor of the learning rate at each of decay-rounds"
+    )
+    augment: bool = Field(True, description="Whether training images are cropped and flipped where the task has that")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        1, description="Seed of all that is drawn at random: partition, fleet, first weights, rounds"
+    )
 
-    # How
-    strategy: str = "heterofl"
-    widths: Numbers = (1.0, 0.5, 0.25, 0.125, 0.0625)
-    rounds: Count = 20
-    local_epochs: Count = 1
-    local_steps: Annotated[int, Field(ge=0)] = 0
-    batch_size: Count = 16
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    betas: Numbers = (0.9, 0.999)
-    weight_decay: Rate = 5e-4
-    clip_norm: Rate = 0.0
-    norm_bound: Rate = 0.0
-    schedule: Literal["steps", "cosine"] = "steps"
-    decay_rounds: Numbers = ()
-    decay_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    augment: bool = True
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    evaluate_every: Count = Field(
+        1, description="Rounds between evaluations of the global model; the last one is evaluated too"
+    )
+    evaluate_tiers: bool = Field(
+        True, description="Whether the newest sub-model of every tier is scored too, not the global model alone"
+    )
+    personal_every: CountOrZero = Field(
+        0, description="Rounds between evaluations of every device on its own test shard; 0: never"
+    )
+    personal_epochs: CountOrZero = Field(
+        1, description="Epochs that a device trains the model before it is scored so; 0: it is scored as it is given"
+    )
+    personal_from: Count = Field(1, description="First round of personal evaluations")
+    output_dir: str = Field(
+        "runs",
+        description="Folder of all runs, absolute or relative to where the SuperLink was started (wildflower run: "
+        "where you are)",
+    )
+    run_name: str = Field("", description='Folder of this run; "" makes a name of strategy, task and time')
+    resume: bool = Field(False, description="Whether the run of this name goes on from its checkpoint")
+    state_dir: str = Field(
+        "", description='Folder where simulated devices keep what stays on them; "" is a folder of the run'
+    )
 
-    # A method's own settings
-    fedavg__use: Literal["all-small", "all-large", "exclusive", "affordable", "local"] = "all-large"
-    fedprox__mu: Rate = 0.01
-    fedadam__eta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
-    fedadam__beta_1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    fedadam__beta_2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    fedadam__tau: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
-    heterofl__dynamic: bool = False
-    heterofl__statistics_devices: Annotated[int, Field(ge=0)] = 0
-    fedrolex__statistics_devices: Annotated[int, Field(ge=0)] = 0
-    federated_dropout__statistics_devices: Annotated[int, Field(ge=0)] = 0
-    fjord__distillation: bool = False
-    fjord__statistics_devices: Annotated[int, Field(ge=0)] = 0
-    anycostfl__statistics_devices: Annotated[int, Field(ge=0)] = 0
+    groups: dict[str, Params] = Field(
+        default_factory=lambda: {name: params() for name, params in method_groups().items()}, exclude=True
+    )
 
-    model_search__searcher: Literal["exact", "pool"] = "exact"
-    model_search__shares: Numbers = (0.0, 0.5, 1.0)
-    model_search__layer_shares: Annotated[str, BeforeValidator(_layer_shares)] = ""
-    model_search__least_blocks: Count = 1
-    model_search__tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    model_search__epsilon: Annotated[float, Field(gt=0, le=1)] = 0.8
-    model_search__most_draws: Count = 5
-    model_search__weighting: Literal["uniform", "examples"] = "uniform"
-    model_search__masked_loss: bool = True
-    model_search__statistics_devices: Annotated[int, Field(ge=0)] = 0
-    hypemefed__rank: Count = 100
-    hypemefed__hidden: Count = 512
-    hypemefed__epochs: Count = 5
-    hypemefed__learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-4
-    hypemefed__guess: Literal["change", "weight"] = "change"
-    hypemefed__fill: Literal["hypernetwork", "owners", "stale"] = "hypernetwork"
-    hypemefed__generate: Literal["layers", "all"] = "layers"
-    hypemefed__exits: bool = True
-    depthfl__ramp_rounds: Annotated[int, Field(ge=0, lt=2**31)] = 300
-    depthfl__alpha: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    scalefl__widths: Numbers = ()
-    scalefl__gamma: Rate = 0.0
-    scalefl__temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
-    recipfl__eta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
-    recipfl__clip_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 50.0
-    recipfl__transfer: Literal["teacher", "both", "none"] = "teacher"
-    recipfl__divergence: Literal["student || teacher", "teacher || student"] = "student || teacher"
-    recipfl__weighting: Literal["sum", "examples"] = "sum"
-    recipfl__hidden: Annotated[int, Field(ge=4, lt=2**16)] = 128
-    recipfl__decoder_hidden: Annotated[int, Field(ge=1, lt=2**16)] = 256
-    recipfl__tile: Annotated[int, Field(ge=0, lt=2**31)] = 64
-    recipfl__descriptor: Literal["classes", "client"] = "classes"
-    recipfl__conditioned: Literal["all", "classifier"] = "all"
-    recipfl__virtual_edges: bool = True
-    distillation__steps: Annotated[int, Field(ge=0)] = 0
-    distillation__batch_size: Annotated[int, Field(ge=2)] = 64
-    distillation__learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
+    @property
+    def method(self) -> type[Method]:
+        """The server half of the run's method."""
+        return METHODS[self.strategy]
 
-    # What is measured and kept
-    evaluate_every: Count = 1
-    evaluate_tiers: bool = True
-    personal_every: Annotated[int, Field(ge=0)] = 0
-    personal_epochs: Annotated[int, Field(ge=0, lt=2**31)] = 1
-    personal_from: Count = 1
-    output_dir: str = "runs"
-    run_name: str = ""
-    resume: bool = False
-    state_dir: str = ""
+    @property
+    def params(self) -> Params:
+        """The method's own settings."""
+        return self.groups.get(self.strategy, self.method.Params())
+
+    @property
+    def shared(self) -> dict[str, Params]:
+        """The settings of the shared parts that the method reads."""
+        return {name: self.groups[name] for name in self.method.shared_params}
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -259,7 +262,7 @@ class RunConfig(BaseModel):
         def known(key: str, value: str, names: Mapping[str, object]) -> None:
             need(value in names, key, f"no such {key}; {nearest(value, names)}")
 
-        known("strategy", self.strategy, STRATEGIES)
+        known("strategy", self.strategy, METHODS)
         known("task", self.task, TASKS)
         if self.family:
             known("family", self.family, FAMILIES)
@@ -296,44 +299,7 @@ class RunConfig(BaseModel):
             "personal-from",
             f"with rounds = {self.rounds} no round is scored personally: at most that, or personal-every = 0",
         )
-        need(
-            not self.both_models or self.strategy != "fedavg" or self.fedavg__use not in ("local", "all-small"),
-            "both-models",
-            f"with fedavg.use = {self.fedavg__use!r} no device trains two models that travel: leave it false",
-        )
-        need(
-            not self.both_models or self.strategy != "recipfl",
-            "both-models",
-            "recipfl says itself what strong devices train: leave it false, and see recipfl.transfer",
-        )
-        need(
-            not self.both_models or self.strategy != "hypemefed" or self.hypemefed__fill == "owners",
-            "both-models",
-            "hypemefed would count a device that trains two models twice in the deep layers, with its own and with "
-            f"what hypemefed.fill = {self.hypemefed__fill!r} adds for its smaller one: false, or set that to 'owners'",
-        )
-        need(
-            not self.both_models or self.strategy != "depthfl" or not self.depthfl__alpha,
-            "both-models",
-            f"with depthfl.alpha = {self.depthfl__alpha} a device corrects the training of one model, not of two: "
-            "leave it false, or set depthfl.alpha = 0",
-        )
-        need(
-            not self.distillation__steps or self.strategy in DISTILLED,
-            "distillation.steps",
-            f"strategy {self.strategy!r} has no sub-models to distill: 0, or one of {', '.join(DISTILLED)}",
-        )
-        need(
-            all(0 <= s <= 1 for s in self.model_search__shares) and max(self.model_search__shares, default=0) > 0,
-            "model-search.shares",
-            "every share lies in [0, 1], and one is above 0",
-        )
-        need(
-            self.recipfl__hidden % 4 == 0,
-            "recipfl.hidden",
-            "a multiple of 4: four heads of attention, and four sides of a tensor, share it",
-        )
-        need(all(0 < w <= 1 for w in self.scalefl__widths), "scalefl.widths", "every width is above 0 and at most 1")
+        self.method.check(self.params, both_models=self.both_models)
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,
@@ -355,48 +321,80 @@ class RunConfig(BaseModel):
     @classmethod
     def from_run_config(cls, values: Mapping[str, Any]) -> RunConfig:
         """Check a flat run configuration as Flower hands it over; ConfigError names the key that is wrong."""
-        if missing := missing_fields(STRATEGIES, cls.model_fields):
-            raise ConfigError(missing)
         listed = listed_keys()
         if listed is not None and (missing := missing_keys(cls().to_dict(), listed)):
             raise ConfigError(missing)
-        keys = [_kebab(name) for name in cls.model_fields]
+        settings = all_settings()
         for key in values:
-            if key not in keys:
-                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {_meant(key, keys)}")
-        try:
-            return cls.model_validate({key: _whole_to_float(cls, key, value) for key, value in values.items()})
-        except ValidationError as error:
-            lines = []
-            for item in error.errors(include_url=False):
-                if item["loc"]:
-                    lines.append(f"{item['loc'][0]} = {item['input']!r}: {_wrong(item)}")
-                else:
-                    lines.append(item["msg"].removeprefix("Value error, "))
-            raise ConfigError("; ".join(lines)) from None
+            if key not in settings:
+                raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {_meant(key, list(settings))}")
+        groups, problems = {}, []
+        for name, params in method_groups().items():
+            prefix = f"{name}."
+            own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+            groups[name], wrong = _validated(params, own, prefix)
+            problems += wrong
+        run = {key: value for key, value in values.items() if "." not in key}
+        if not problems:
+            config, problems = _validated(cls, {**run, "groups": groups}, "")
+        if problems or not isinstance(config, RunConfig):
+            raise ConfigError("; ".join(problems))
+        return config
 
     def ignored(self) -> dict[str, Any]:
-        """Keys of other methods that have another value than their default: nothing reads them in this run."""
+        """Keys that have another value than their default, and that nothing reads in this run."""
         values, defaults = self.to_dict(), RunConfig().to_dict()
         return {key: values[key] for key in unread(values) if values[key] != defaults[key]}
 
     def ignored_text(self) -> str:
         """What `ignored` finds, in words; "" where it finds nothing."""
-        told = ", ".join(f"{key} = {value!r}" for key, value in self.ignored().items())
-        return f"Keys of other methods, which strategy = {self.strategy!r} does not read: {told}" if told else ""
+        found = ", ".join(f"{key} = {value!r}" for key, value in self.ignored().items())
+        return f"Keys of other methods, which strategy = {self.strategy!r} does not read: {found}" if found else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as flat kebab-case keys and TOML scalars."""
         values = self.model_dump(by_alias=True)
-        return {k: ", ".join(map(_number, v)) if isinstance(v, tuple) else v for k, v in values.items()}
+        for name, params in self.groups.items():
+            values |= {f"{name}.{key}": value for key, value in params.model_dump(by_alias=True).items()}
+        return {key: to_scalar(value) for key, value in values.items()}
+
+
+def all_settings() -> dict[str, FieldInfo]:
+    """The field of every key: those of the run, then those of the methods."""
+    found = {kebab(name): field for name, field in RunConfig.model_fields.items() if name != "groups"}
+    for group, params in method_groups().items():
+        found |= {f"{group}.{kebab(name)}": field for name, field in params.model_fields.items()}
+    return found
 
 
 def unread(values: Mapping[str, Any]) -> list[str]:
-    """The keys of a flat configuration, of any version, that belong to other methods than its own."""
-    others = {*STRATEGIES, "distillation"} - {values["strategy"]}
-    if values.get("distillation.steps"):
-        others.remove("distillation")
-    return [key for key in values if key.partition(".")[0] in others and "." in key]
+    """The keys of a flat configuration, of any version, that its method does not read: they are other methods'."""
+    kind = METHODS.get(values["strategy"])
+    read = {values["strategy"], *(kind.shared_params if kind else ())}
+    return [key for key in values if "." in key and key.partition(".")[0] not in read]
+
+
+def description(key: str) -> str:
+    """What a key is, in a sentence; "" for a key of another version."""
+    field = all_settings().get(key)
+    return (field.description or "") if field else ""
+
+
+def _validated(kind: type[Params], values: Mapping[str, Any], prefix: str) -> tuple[Params | None, list[str]]:
+    """A group of settings, or what is wrong with it."""
+    names = {kebab(name): field for name, field in kind.model_fields.items()}
+    given = {key: _whole_to_float(names[key], value) for key, value in values.items()}
+    try:
+        return kind.model_validate(given), []
+    except ValidationError as error:
+        lines = []
+        for item in error.errors(include_url=False):
+            if item["loc"]:
+                key = f"{prefix}{item['loc'][0]}"
+                lines.append(f"{key} = {item['input']!r}: {_wrong(key, item)}")
+            else:
+                lines.append(item["msg"].removeprefix("Value error, "))
+        return None, lines
 
 
 def _meant(key: str, keys: list[str]) -> str:
@@ -415,20 +413,22 @@ def _meant(key: str, keys: list[str]) -> str:
     return did_you_mean(key, keys) or f"'wildflower config' lists all {len(keys)}"
 
 
-def _wrong(item: ErrorDetails) -> str:
+def _wrong(key: str, item: ErrorDetails) -> str:
     """What was wrong with one value, and what would be right."""
     message = item["msg"].removeprefix("Value error, ")
-    default = RunConfig().to_dict()[str(item["loc"][0])]
+    default = RunConfig().to_dict()[key]
     for kind, right in RIGHT.items():
         if item["type"].startswith(kind):
             return f"must be {'a text in quotes' if default == '' else right.format(default=default)}"
     return message
 
 
-def _whole_to_float(model: type[RunConfig], key: str, value: object) -> object:
+def _whole_to_float(field: FieldInfo, value: object) -> object:
     """`learning-rate = 1` is a whole number in TOML and means 1.0."""
-    field = next(f for name, f in model.model_fields.items() if _kebab(name) == key)
-    return float(value) if field.annotation is float and type(value) is int else value
+    kind = field.annotation
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return float(value) if kind is float and type(value) is int else value
 
 
 def sampled_devices(devices_per_round: int, over_selection: float) -> int:

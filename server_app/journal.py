@@ -45,18 +45,6 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
-class ServerSeconds(Record):
-    """Where the server's time of one round went."""
-
-    assign: Seconds
-    payload: Seconds
-    absorb: Seconds
-    finish: Seconds  # aggregation
-    hypernetworks: Seconds
-    distill: Seconds
-    evaluate: Seconds
-
-
 class RoundRecord(Record):
     """One finished round. `wall_seconds` is what this round took, `simulated_seconds` the virtual clock at its end."""
 
@@ -76,6 +64,7 @@ class RoundRecord(Record):
     devices_failed: Count
     devices_refused: Count
     devices_bounded: Count  # whose updates were scaled down to norm-bound
+    devices_state_lost: Count = 0  # that began anew because what they kept is gone
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
     bytes_down: Bytes
     bytes_up: Bytes
@@ -84,9 +73,8 @@ class RoundRecord(Record):
     distinct_architectures: Count
     simulated_seconds: Seconds
     wall_seconds: Seconds
-    server_seconds: ServerSeconds
-    distillation_steps_per_second: Share | None  # these two are None when nothing was distilled
-    distillation_told_apart_nats: float | None = None  # older runs do not have it
+    server_seconds: dict[str, Seconds]  # assign, payload, absorb, finish (aggregation), evaluate, and a method's own
+    metrics: dict[str, float | None] = Field(default_factory=dict)  # of the method's own
     server_peak_rss_bytes: Bytes
 
 
@@ -277,14 +265,13 @@ class Journal:
             "seconds/simulated": record.simulated_seconds,
             "seconds/wall": record.wall_seconds,
             "server/peak_rss_bytes": record.server_peak_rss_bytes,
-            "distillation/steps_per_second": record.distillation_steps_per_second,
-            "distillation/told_apart_nats": record.distillation_told_apart_nats,
         }
         scalars |= {f"accuracy_by_tier/{tier}": value for tier, value in (record.accuracy_by_tier or {}).items()}
         scalars |= {f"accuracy_by_exit/{n}": value for n, value in enumerate(record.accuracy_by_exit or [], start=1)}
         by_tier = record.personal_accuracy_by_tier or {}
         scalars |= {f"personal_accuracy_by_tier/{tier}": value for tier, value in by_tier.items()}
-        scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.model_dump().items()}
+        scalars |= {f"metrics/{name}": value for name, value in record.metrics.items()}
+        scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.items()}
         for name, value in scalars.items():
             if value is not None:
                 self._writer.add_scalar(name, value, record.round)

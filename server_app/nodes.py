@@ -12,8 +12,8 @@ from typing import Any
 
 from devices.report import DeviceReport
 from devices.validation import check_number, check_whole, json_object
+from rounds.population import NodeState
 from server_app.journal import JournalError
-from strategies.population import NodeState
 
 FILE = "nodes.json"
 KEYS = ("node", "device", "report", "reported_at", "memory_factor")

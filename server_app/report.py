@@ -21,7 +21,7 @@ from server_app.charts import (
     table,
     time_unit,
 )
-from server_app.config import RunConfig
+from server_app.config import RunConfig, description
 from server_app.journal import (
     DeviceRecord,
     RoundRecord,
@@ -33,7 +33,6 @@ from server_app.journal import (
     read_summary,
     summarize,
 )
-from server_app.meanings import MEANINGS
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
 MOST_DEVICES = 200
@@ -216,10 +215,9 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     accuracy = [record.accuracy for record in rounds]
     tiers = in_fleet_order((tier for record in rounds for tier in record.accuracy_by_tier or {}), tier_of)
     by_tier = [Line(tier, numbers, [(record.accuracy_by_tier or {}).get(tier) for record in rounds]) for tier in tiers]
-    parts = [record.server_seconds.model_dump() for record in rounds]
+    parts = [record.server_seconds for record in rounds]
     server = [sum(seconds.values()) for seconds in parts]
-    steps = [record.distillation_steps_per_second for record in rounds]
-    told_apart = [record.distillation_told_apart_nats for record in rounds]
+    own_figures = sorted({name for record in rounds for name in record.metrics})
     exits = range(max(len(record.accuracy_by_exit or []) for record in rounds))
     by_exit = [[_at(record.accuracy_by_exit, exit) for record in rounds] for exit in exits]
     personal_tiers = in_fleet_order(
@@ -284,8 +282,8 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
             "Seconds per round on the server",
             _that_happened(
                 *(
-                    Line(part, numbers, [seconds[part] for seconds in parts], color)
-                    for color, part in enumerate(parts[0])
+                    Line(part, numbers, [seconds.get(part, 0.0) for seconds in parts], color)
+                    for color, part in enumerate(dict.fromkeys(name for seconds in parts for name in seconds))
                 )
             ),
             x_label="round",
@@ -311,18 +309,15 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     if personal_tiers:
         title = "Personal accuracy, on devices' own test shards"
         figures.append(line_chart(title, personal, x_label="round", y_format=percent))
-    if any(step is not None for step in steps):
+    for name in own_figures:
         figures.append(
             line_chart(
-                "In-place distillation",
-                [Line("steps per second", numbers, steps)],
+                name.replace("_", " ").capitalize(),
+                [Line(name, numbers, [record.metrics.get(name) for record in rounds])],
                 x_label="round",
                 from_zero=True,
             )
         )
-    if any(nats is not None for nats in told_apart):
-        title = "What the distilling model tells apart of noise, in nats"
-        figures.append(line_chart(title, [Line("nats", numbers, told_apart)], x_label="round", from_zero=True))
     return f'<div class="charts">{"".join(figures)}</div>'
 
 
@@ -456,7 +451,7 @@ def _configuration(content: dict[str, Any]) -> str:
     own, others = (
         table(
             ["key", "value", "meaning"],
-            [(key, str(config[key]), MEANINGS.get(key, "")) for key in keys],
+            [(key, str(config[key]), description(key)) for key in keys],
             text_columns=3,
         )
         for keys in (changed, [key for key in config if key not in changed])

@@ -1,42 +1,44 @@
-"""The server side of every method, one file per method.
+"""Methods: one file each, with both halves; `strategies.method` is their contract.
 
-`STRATEGIES` holds each method's class and its parameters by the name that the run configuration uses.
+`METHODS` holds each method's server half by the name that the run configuration uses.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from strategies.anycostfl import AnycostFL
+from strategies.depthfl import DepthFL
+from strategies.fedadam import FedAdam
+from strategies.fedavg import FedAvg
+from strategies.federated_dropout import FederatedDropout
+from strategies.fedprox import FedProx
+from strategies.fedrolex import FedRolex
+from strategies.fjord import FjORD
+from strategies.heterofl import HeteroFL
+from strategies.hypemefed import HypeMeFed
+from strategies.local import LocalOnly
+from strategies.method import Method
+from strategies.model_search import ModelSearch
+from strategies.recipfl import RecipFL
+from strategies.scalefl import ScaleFL
 
-from strategies.anycostfl import AnycostFL, AnycostFLParams
-from strategies.base import Setup, Strategy
-from strategies.depthfl import DepthFL, DepthFLParams
-from strategies.fedadam import FedAdam, FedAdamParams
-from strategies.fedavg import FedAvg, FedAvgParams
-from strategies.federated_dropout import FederatedDropout, FederatedDropoutParams
-from strategies.fedprox import FedProx, FedProxParams
-from strategies.fedrolex import FedRolex, FedRolexParams
-from strategies.fjord import FjORD, FjORDParams
-from strategies.heterofl import HeteroFL, HeteroFLParams
-from strategies.hypemefed import HypeMeFed, HypeMeFedParams
-from strategies.local import Local
-from strategies.model_search import ModelSearch, ModelSearchParams
-from strategies.recipfl import RecipFL, RecipFLParams
-from strategies.scalefl import ScaleFL, ScaleFLParams
-
-STRATEGIES: dict[str, tuple[type[Strategy], type[Any]]] = {
-    "fedavg": (FedAvg, FedAvgParams),
-    "fedadam": (FedAdam, FedAdamParams),
-    "fedprox": (FedProx, FedProxParams),
-    "heterofl": (HeteroFL, HeteroFLParams),
-    "fedrolex": (FedRolex, FedRolexParams),
-    "model-search": (ModelSearch, ModelSearchParams),
-    "hypemefed": (HypeMeFed, HypeMeFedParams),
-    "depthfl": (DepthFL, DepthFLParams),
-    "recipfl": (RecipFL, RecipFLParams),
-    "scalefl": (ScaleFL, ScaleFLParams),
-    "federated-dropout": (FederatedDropout, FederatedDropoutParams),
-    "fjord": (FjORD, FjORDParams),
-    "anycostfl": (AnycostFL, AnycostFLParams),
+METHODS: dict[str, type[Method]] = {
+    kind.name(): kind
+    for kind in (
+        FedAvg,
+        LocalOnly,
+        FedAdam,
+        FedProx,
+        HeteroFL,
+        FedRolex,
+        FederatedDropout,
+        FjORD,
+        AnycostFL,
+        ModelSearch,
+        HypeMeFed,
+        DepthFL,
+        ScaleFL,
+        RecipFL,
+    )
 }
 
-__all__ = ["STRATEGIES", "Local", "Setup", "Strategy"]
+__all__ = ["METHODS"]

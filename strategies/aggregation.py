@@ -33,6 +33,10 @@ class CoordinateMean:
         placement.add_to(self._totals, split(added.total, layout))
         placement.add_weight(self._counts, added.weight, added.class_weight)
 
+    def check(self, added: WeightedSum) -> None:
+        """Raise MessageError where `add` would."""
+        new_bound(self._bound, added.largest, added.weight)
+
     def weight(self) -> dict[str, Tensor]:
         """A copy of the weight that was added at every coordinate so far, 0 where nobody trained."""
         return {name: count.clone() for name, count in self._counts.items()}

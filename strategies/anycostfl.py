@@ -6,40 +6,35 @@ that must stay together, such as those of a residual stream, are sorted together
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from messages.orders import Merge, Objective
 from models.architecture import Architecture
 from models.base import Family
 from models.placement import Axis, Coordinates, Select
-from strategies.base import Setup, State
-from strategies.heterofl import HeteroFL, HeteroFLParams
-from strategies.work import Selection
+from strategies.heterofl import HeteroFL, StatisticsParams
+from strategies.method import Local, Order, Selection, Setup, State, Trained, Training
+from strategies.params import Params
 
 
-@dataclass(frozen=True)
-class AnycostFLParams:
-    """statistics_devices: as in HeteroFL."""
-
-    statistics_devices: int = 0
+class AnycostFLParams(StatisticsParams):
+    """AnycostFL's settings."""
 
 
 class AnycostFL(HeteroFL):
     """The k channels of largest norm of every group; w <- mean over the owners of a coordinate, weighted by examples.
 
     The selection follows from the global weights alone: all devices of a round share it, and so does a resumed run.
-    Devices minimize L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
+    Devices minimize the task's loss (`strategies.method.Training`).
     """
 
-    merge = Merge(weighting="examples")
+    Params: ClassVar[type[Params]] = AnycostFLParams
 
     def __init__(self, setup: Setup, params: AnycostFLParams) -> None:
-        super().__init__(setup, HeteroFLParams(statistics_devices=params.statistics_devices))
+        super().__init__(setup, params)
         self._strongest: Selection | None = None  # of the current weights
 
     @classmethod
@@ -47,9 +42,9 @@ class AnycostFL(HeteroFL):
         """No scaler."""
         return {}
 
-    def objective(self, device: int, architecture: Architecture) -> Objective:
-        """Plain cross-entropy."""
-        return Objective()
+    def local(self, order: Order) -> Local:
+        """Plain training, averaged by examples."""
+        return Training()
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The strongest channels of the global model as the round found it."""
@@ -62,15 +57,16 @@ class AnycostFL(HeteroFL):
         """A tier's sub-model has the strongest channels of the global model as it is now."""
         return self.selection(0, architecture)
 
-    def finish_round(self) -> None:
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """As in HeteroFL; then other channels may be the strongest."""
         self._strongest = None
-        super().finish_round()
+        metrics = super().finish_round(trained)
         self._strongest = None
+        return metrics
 
-    def load_state_dict(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Restore the global weights, and with them the selection."""
-        super().load_state_dict(state)
+        super().load(state)
         self._strongest = None
 
 

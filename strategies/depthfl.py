@@ -8,52 +8,121 @@ round T on. With alpha, devices and server correct for the devices' different da
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
 
-from messages.layouts import STATISTICS
-from messages.orders import Merge, Objective
+from messages.parcels import STATISTICS
 from messages.sums import UNIT
 from models.architecture import Architecture
 from models.cost import Cost
-from models.family import Family
-from strategies.base import Setup, State
-from strategies.submodel import SubModelStrategy, by_exit, require_exits
-from strategies.work import RoundSettings
+from models.layers import Network
+from strategies.losses import Loss, Regularizer, divergence
+from strategies.method import Answer, Bench, Local, Model, Order, Setup, State, Trained, Training
+from strategies.params import CountOrZero, Params, Rate
+from strategies.submodel import SubModelMethod, by_exit, require_exits
 
 EXTRA_BYTES = 12  # per parameter: what was received, the correction, and a gradient before there is one
 
+# The device half ------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class DepthFLParams:
-    """ramp_rounds: T, the round from which on exits learn from each other with weight 1; 0: from the first.
 
-    alpha: of FedDyn's regularizer; 0 leaves it out.
+class MutualLearningOfExits(Training):
+    """L = sum_i (CE(f_i(x), y) + w / (K - 1) sum_{j != i} KL(p_j || p_i)) over the device's K exits.
+
+    p_i is the softmax of exit i, constant where it is p_j; with one exit L is its CE. With alpha devices minimize
+    L - <c, w> + alpha / 2 ||w - w_received||^2 in place of L, and then c <- c - alpha (w - w_received). c is the
+    device's correction, 0 at first: FedDyn's gradient of L at the end of its last training. It has parameters only,
+    each under its name, so that a device keeps those of layers that it did not get this time.
     """
 
-    ramp_rounds: int = 300
-    alpha: float = 0.0
+    weight: Rate
+    alpha: Rate
+    ensemble: bool
+
+    def loss(self, bench: Bench, model: Network) -> Loss:
+        """The sum over exits, which also learn from each other."""
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            exits = [F.log_softmax(logits, dim=1) for logits in model.exits(inputs)]
+            own = torch.stack([F.nll_loss(exit, labels) for exit in exits]).sum()
+            if len(exits) == 1:
+                return own
+            pairs = [divergence(other.detach(), exit) for other, exit in itertools.permutations(exits, 2)]
+            return own + self.weight / (len(exits) - 1) * torch.stack(pairs).sum()
+
+        return loss
+
+    def train(self, bench: Bench) -> Answer:
+        """Train; with alpha under FedDyn's regularizer, whose correction the device keeps."""
+        if not self.alpha:
+            return super().train(bench)
+        model = self.model(bench)
+        kept = bench.kept("correction", per_architecture=False) or {}
+        received = {name: p.detach().clone() for name, p in model.named_parameters()}
+        regularizer = Regularizer(strength=self.alpha, toward=received, correction=kept)
+        loss = bench.fit(model, self.loss(bench, model), regularizer=regularizer)
+        new: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            moved = (parameter.detach() - received[name]).mul_(-self.alpha)
+            new[name] = moved + kept[name].to(moved.device) if name in kept else moved
+        bench.keep("correction", kept | new, per_architecture=False)
+        return Answer(model, {"weights": dict(model.state_dict())}, loss)
+
+    def scored(self, bench: Bench, model: Network) -> nn.Module:
+        """What the device's exits say together, or its deepest."""
+        return MeanOfExits(model) if self.ensemble else model
 
 
-class DepthFL(SubModelStrategy):
+class MeanOfExits(nn.Module):
+    """A network that says the mean of its exits' logits."""
+
+    def __init__(self, model: Network) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, *input shape) -> (batch, classes)."""
+        return torch.stack(self.model.exits(inputs)).mean(dim=0)
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class DepthFLParams(Params):
+    """DepthFL's settings."""
+
+    ramp_rounds: CountOrZero = Field(
+        300, description="Round from which on exits learn from each other with full weight; 0: from the first"
+    )
+    alpha: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.1, description="Strength of FedDyn's regularizer, for which devices keep a correction; 0 leaves it out"
+    )
+    scored: Literal["ensemble", "deepest"] = Field(
+        "ensemble",
+        description="Which prediction is scored: the mean of the exits' logits (ensemble), or the deepest exit",
+    )
+
+
+class DepthFL(SubModelMethod):
     """w_l <- mean over the devices that have layer l, unweighted; layers that nobody trained are kept.
 
     With alpha, h_l <- h_l - alpha n / N (mean - w_l), n being the devices of the round that trained layer l and N all
     there are, and w_l <- mean - h_l / alpha; batch norm's statistics stay the mean.
-
-    Devices minimize L = sum_i (CE(f_i(x), y) + w / (K - 1) sum_{j != i} KL(p_j || p_i)) over their K exits, p_i being
-    the softmax of exit i, constant where it is p_j; with one exit its CE (`client_app.objectives._mutual_learning`,
-    "mutual learning of exits"). With alpha they minimize L - <c, w> + alpha / 2 ||w - w_received||^2 and then set
-    c <- c - alpha (w - w_received) (`client_app.dynamic.DynamicRegularizer`).
     """
 
-    merge = Merge(weighting="uniform")
+    Params: ClassVar[type[Params]] = DepthFLParams
 
     def __init__(self, setup: Setup, params: DepthFLParams) -> None:
         require_exits("depthfl", setup.family)
-        super().__init__(setup, by_exit(setup.family))
+        super().__init__(setup, params, by_exit(setup.family))
         self.params = params
         self.h = {
             name: torch.zeros_like(value)
@@ -61,44 +130,52 @@ class DepthFL(SubModelStrategy):
             if params.alpha and not name.endswith(STATISTICS)
         }
 
-    def objective(self, device: int, architecture: Architecture) -> Objective:
-        """Cross-entropy of all exits, which also learn from each other."""
-        weight = ramp(self.round, self.params.ramp_rounds)
-        return Objective(kind="mutual learning of exits", weight=weight, alpha=self.params.alpha)
-
     @classmethod
-    def price(
-        cls,
-        family: Family,
-        architecture: Architecture,
-        settings: RoundSettings,
-        widths: tuple[float, ...],
-        params: DepthFLParams,
-    ) -> Cost:
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """A device's correction is that of one model."""
+        if both_models and params.alpha:
+            raise ValueError(
+                f"both-models = True: with depthfl.alpha = {params.alpha} a device corrects the training of one model, "
+                "not of two: leave it false, or set depthfl.alpha = 0"
+            )
+
+    def local(self, order: Order) -> Local:
+        """Cross-entropy of all exits, which also learn from each other."""
+        p = self.params
+        weight = ramp(self.round, p.ramp_rounds)
+        return MutualLearningOfExits(weighting="uniform", weight=weight, alpha=p.alpha, ensemble=p.scored == "ensemble")
+
+    def training_cost(self, architecture: Architecture) -> Cost:
         """The cost of training all exits, and with alpha `EXTRA_BYTES` of memory per parameter."""
-        plain = super().price(family, architecture, settings, widths, params)
-        extra = EXTRA_BYTES * plain.parameters if params.alpha else 0
+        plain = super().training_cost(architecture)
+        extra = EXTRA_BYTES * plain.parameters if self.params.alpha else 0
         return replace(plain, peak_training_memory_bytes=plain.peak_training_memory_bytes + extra)
 
-    def finish_round(self) -> None:
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every layer becomes the mean over the devices that have it, with alpha less h / alpha."""
         before, owners = self.weights, self.mean.weight()
-        super().finish_round()
+        metrics = super().finish_round(trained)
         for name, h in self.h.items():
-            mean, trained = self.weights[name], owners[name] > 0
-            share = owners[name].float() / (UNIT * int(self.settings.task["devices"]))
+            mean, has_owner = self.weights[name], owners[name] > 0
+            share = owners[name].float() / (UNIT * self.settings.devices)
             h -= self.params.alpha * share * (mean - before[name])
-            self.weights[name] = torch.where(trained, mean - h / self.params.alpha, mean)
+            self.weights[name] = torch.where(has_owner, mean - h / self.params.alpha, mean)
+        return metrics
 
-    def state_dict(self) -> State:
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The networks up to the exits, which say the mean of their exits by default."""
+        exits: Literal["mean", "deepest"] = "mean" if self.params.scored == "ensemble" else "deepest"
+        return {a: replace(model, exits=exits) for a, model in super().models(architectures).items()}
+
+    def state(self) -> State:
         """The global weights, and h."""
-        state = super().state_dict()
+        state = super().state()
         state.tensors |= {f"h/{name}": value for name, value in self.h.items()}
         return state
 
-    def load_state_dict(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Restore the global weights and h; ValueError where the checkpoint is of a run without alpha."""
-        super().load_state_dict(state)
+        super().load(state)
         missing = [name for name in self.h if f"h/{name}" not in state.tensors]
         if missing:
             raise ValueError(f"the checkpoint holds no h of {missing[0]}: its run had depthfl.alpha = 0")

@@ -6,31 +6,36 @@ each other; what is done here stands in `distill`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from models.architecture import Architecture
+from messages.parcels import Weights
 from models.base import Family, with_weights
 from models.placement import Placement
-from strategies.work import Weights
+from strategies.params import CountOrZero, Params, PositiveRate
+from strategies.submodel import Cut, SubModelMethod
 
-Cut = tuple[Architecture, Placement]
-"""A sub-model of the global model, and where it lies in it."""
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """steps: T_SKD, Adam's steps of every sub-model; batch_size: K, inputs per step; learning_rate: of Adam."""
+class Distillation(Params):
+    """In-place distillation of sub-models on the server after every round, by methods that cut one global model."""
 
-    steps: int = 100
-    batch_size: int = 64
-    learning_rate: float = 1e-3
+    steps: CountOrZero = Field(
+        0, description="Adam's steps per sub-model in the distillation after each round (paper: 100); 0: none"
+    )
+    batch_size: Annotated[int, Field(ge=2)] = Field(64, description="Noise inputs per step of distillation")
+    learning_rate: PositiveRate = Field(
+        1e-3, description="Learning rate of distillation's Adam; it falls as learning-rate does"
+    )
 
 
 class Distilled(NamedTuple):
@@ -53,6 +58,35 @@ def told_apart_nats(said: Tensor) -> float:
     """
     p = said.exp()
     return float(torch.special.entr(p.mean(dim=0)).sum() - torch.special.entr(p).sum(dim=1).mean())
+
+
+def distill_in_place(
+    method: SubModelMethod, settings: Distillation, students: Sequence[Cut], rng: np.random.Generator
+) -> dict[str, float | None]:
+    """Distill a method's global model into its own sub-models; the round's weights stay where that diverges.
+
+    The learning rate falls with that of local training, or late rounds could not mend what distillation moves.
+
+    Returns:
+        The figures of the journal: steps per second, and how far the teacher told the noise apart.
+    """
+    rate = settings.learning_rate * method.settings.rate_factor_in(method.round)
+    settings = settings.model_copy(update={"learning_rate": rate})
+    seed = int(rng.integers(2**63))
+    teacher = method.scored_cut(method.scored_architecture)
+    try:
+        distilled = distill(method.family, method.weights, teacher, students, settings, seed)
+    except FloatingPointError as error:
+        log.warning("Round %s: %s; the round's weights stay undistilled", method.round, error)
+        return {}
+    method.weights = distilled.weights
+    if distilled.told_apart_nats is not None:
+        text = "Round %s: %s sub-models distilled, %.1f steps/s, noise told apart by %.3f nats"
+        log.info(text, method.round, len(students), distilled.steps_per_second, distilled.told_apart_nats)
+    return {
+        "distillation_steps_per_second": distilled.steps_per_second,
+        "distillation_told_apart_nats": distilled.told_apart_nats,
+    }
 
 
 def distill(

@@ -1,55 +1,94 @@
-"""FedAvg (McMahan et al., AISTATS 2017) over unequal devices; its fourth use, devices alone, is `strategies.local`.
+"""FedAvg (McMahan et al., AISTATS 2017) over unequal devices.
 
 all-small: every device trains the narrowest model. all-large: every device trains the whole model whatever its budget,
 the upper bound. exclusive: only devices that can afford the whole model take part. affordable: every device trains the
-widest model that it can afford; over the members of a family `choice` these are separate federations.
+widest model that it can afford; over the members of a family `choice` these are separate federations. Devices that
+share nothing are the method `local`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from devices.budget import Budget
 from models.architecture import Architecture
-from strategies.base import Setup
-from strategies.submodel import SubModelStrategy, by_exit
-from strategies.work import fits
+from strategies.method import Local, Order, Setup, Training, fits
+from strategies.params import Params
+from strategies.submodel import SubModelMethod, by_exit
+
+# The device half is `strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
 
 
-@dataclass(frozen=True)
-class FedAvgParams:
-    """Who trains what; see the module."""
+class OneModel(SubModelMethod):
+    """All devices train one architecture, by default the whole model whatever their budget.
 
-    use: Literal["all-small", "all-large", "exclusive", "affordable", "local"] = "all-large"
-
-
-class FedAvg(SubModelStrategy):
-    """w <- sum_k (n_k / n) w_k over one architecture (Algorithm 1, FederatedAveraging).
-
-    Devices minimize L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
+    `everyone`: whether it is given to devices that cannot afford it.
     """
 
-    def __init__(self, setup: Setup, params: FedAvgParams) -> None:
-        super().__init__(setup, by_exit(setup.family) if len(setup.family.segments) > 1 else None)
-        self.params = params
-        self.architecture = self.candidates[-1] if params.use == "all-small" else self.candidates[0]
+    everyone = True
+
+    def __init__(self, setup: Setup, params: Params) -> None:
+        super().__init__(setup, params, by_exit(setup.family) if len(setup.family.segments) > 1 else None)
+        self.architecture = self.candidates[0]
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
-        """The one architecture of this use, for every device or for those it fits; under `affordable` the widest."""
-        if self.params.use == "affordable":
-            return super().assign(device, budget)
-        everyone = self.params.use == "all-large" or (
-            self.params.use == "all-small" and self.below_smallest == "smallest"
-        )
-        return self.architecture if everyone or fits(self.cost(self.architecture), budget) else None
+        """The one architecture, for every device or for those that can afford it."""
+        return self.architecture if self.everyone or fits(self.cost(self.architecture), budget) else None
 
     @property
-    def least(self) -> Architecture:
-        """The one architecture, or the narrowest."""
-        return self.smallest if self.params.use == "affordable" else self.architecture
+    def smallest_architecture(self) -> Architecture:
+        """The one architecture."""
+        return self.architecture
 
     @property
     def scored_architecture(self) -> Architecture:
-        """The one architecture, or the widest."""
+        """The one architecture."""
         return self.architecture
+
+    def local(self, order: Order) -> Local:
+        """Plain training, averaged by examples."""
+        return Training()
+
+
+class FedAvgParams(Params):
+    """FedAvg's settings."""
+
+    use: Literal["all-large", "all-small", "exclusive", "affordable"] = Field(
+        "all-large", description="Who trains what: all-large, all-small, exclusive, affordable"
+    )
+
+
+class FedAvg(OneModel):
+    """w <- sum_k (n_k / n) w_k over one architecture (Algorithm 1, FederatedAveraging)."""
+
+    Params: ClassVar[type[Params]] = FedAvgParams
+
+    def __init__(self, setup: Setup, params: FedAvgParams) -> None:
+        super().__init__(setup, params)
+        self.use = params.use
+        self.architecture = self.candidates[-1] if params.use == "all-small" else self.candidates[0]
+        self.everyone = params.use == "all-large" or (params.use == "all-small" and setup.below_smallest == "smallest")
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """Nobody trains two models where all train the smallest."""
+        if both_models and params.use == "all-small":
+            raise ValueError("both-models = True: with fedavg.use = 'all-small' no device trains two models: leave it")
+
+    def assign(self, device: int, budget: Budget) -> Architecture | None:
+        """The one architecture of this use; under `affordable` the widest that fits."""
+        if self.use == "affordable":
+            return super(OneModel, self).assign(device, budget)
+        return super().assign(device, budget)
+
+    @property
+    def smallest_architecture(self) -> Architecture:
+        """The one architecture, or the narrowest."""
+        return self.candidates[-1] if self.use == "affordable" else self.architecture
+
+    @property
+    def helps_below_smallest(self) -> bool:
+        """Under "exclusive" nobody gets what it cannot afford."""
+        return self.use != "exclusive"

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import ClassVar
 
-from messages.orders import Objective
-from models.architecture import Architecture
-from strategies.base import Setup
-from strategies.fedavg import FedAvg, FedAvgParams
+from pydantic import Field
 
-
-@dataclass(frozen=True)
-class FedProxParams:
-    """mu: weight of the proximal term."""
-
-    mu: float = 0.01
+from strategies.fedavg import OneModel
+from strategies.losses import Regularizer
+from strategies.method import Answer, Bench, Local, Order, Setup, Training
+from strategies.params import Params, Rate
 
 
-class FedProx(FedAvg):
-    """FedAvg whose devices minimize h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2 (Eq. 2), all on the whole model.
+class ProximalTraining(Training):
+    """Devices minimize h_k(w; w_t) = F_k(w) + mu / 2 ||w - w_t||^2 (Eq. 2).
 
-    F_k is CE(f(x), y), the norm that of all parameters, w_t what was received (`client_app.objectives.local_loss`,
-    "proximal"). Batch norm's running statistics are not in it.
+    F_k is the task's loss, the norm that of all parameters, w_t what was received. Batch norm's running statistics are
+    not in it.
     """
 
-    def __init__(self, setup: Setup, params: FedProxParams) -> None:
-        super().__init__(setup, FedAvgParams(use="all-large"))
-        self.prox = params
+    mu: Rate
 
-    def objective(self, device: int, architecture: Architecture) -> Objective:
+    def train(self, bench: Bench) -> Answer:
+        """Train with the proximal term, which the reported loss contains."""
+        model = self.model(bench)
+        pull = Regularizer(strength=self.mu, reported=True)
+        loss = bench.fit(model, self.loss(bench, model), regularizer=pull)
+        return Answer(model, {"weights": dict(model.state_dict())}, loss)
+
+
+class FedProxParams(Params):
+    """FedProx's settings."""
+
+    mu: Rate = Field(0.01, description="Weight of the distance to the global model in a device's loss")
+
+
+class FedProx(OneModel):
+    """FedAvg whose devices minimize the proximal objective, all on the whole model."""
+
+    Params: ClassVar[type[Params]] = FedProxParams
+
+    def __init__(self, setup: Setup, params: FedProxParams) -> None:
+        super().__init__(setup, params)
+        self.params = params
+
+    def local(self, order: Order) -> Local:
         """The proximal objective."""
-        return Objective(kind="proximal", mu=self.prox.mu)
+        return ProximalTraining(mu=self.params.mu)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import ClassVar
 
 from models.architecture import Architecture
 from models.placement import rolling
-from strategies.base import Setup
-from strategies.heterofl import HeteroFL, HeteroFLParams
-from strategies.work import Selection
+from strategies.heterofl import HeteroFL, StatisticsParams
+from strategies.method import Selection
+from strategies.params import Params
 
 
-@dataclass(frozen=True)
-class FedRolexParams:
-    """statistics_devices: as in HeteroFL."""
-
-    statistics_devices: int = 0
+class FedRolexParams(StatisticsParams):
+    """FedRolex's settings."""
 
 
 class FedRolex(HeteroFL):
     """Channels {t, ..., t + k - 1} modulo the group's size in round t (Eq. 4), for every group; else as HeteroFL.
 
-    Devices minimize HeteroFL's L = CE(m(f(x)), y) (`client_app.objectives.Masked`, "masked cross entropy").
+    The device half is HeteroFL's `MaskedTraining`.
     """
 
-    def __init__(self, setup: Setup, params: FedRolexParams) -> None:
-        super().__init__(setup, HeteroFLParams(statistics_devices=params.statistics_devices))
+    Params: ClassVar[type[Params]] = FedRolexParams
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The window of this round."""

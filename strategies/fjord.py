@@ -7,12 +7,19 @@ up to p_max; all cuts share their parameters, so that the leading channels learn
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
-from messages.orders import Merge, Objective
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from torch import Tensor
+from torch.func import functional_call
+
+from messages.packing import MessageError
 from models.architecture import Architecture
 from models.cost import (
     CONVOLUTION_KERNEL_BYTES,
@@ -24,32 +31,97 @@ from models.cost import (
     distinct_convolutions,
 )
 from models.family import Family
-from strategies.base import Setup
-from strategies.heterofl import HeteroFL, HeteroFLParams
-from strategies.work import RoundSettings
+from models.layers import Network
+from strategies.heterofl import HeteroFL, StatisticsParams
+from strategies.losses import Loss
+from strategies.method import Bench, Local, Order, Setup, Training
+from strategies.params import Params
+
+# The device half ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FjORDParams:
-    """distillation: the paper's self-distillation. statistics_devices: as in HeteroFL."""
+class OrderedDropout(Training):
+    """Devices minimize E_p L_p, one width p drawn uniformly per batch, of shared parameters.
 
-    distillation: bool = False
-    statistics_devices: int = 0
+    L_p = CE(F_p(x), y), or with distillation L_p = CE(F(x), y) + CE(F_p(x), softmax F(x)), F being the device's whole
+    sub-model of width p_max and the softmax constant; with p = p_max the first term alone (the paper's alpha = T = 1).
+    The first term is differentiated before the second is computed: a device never holds the activations of both.
+
+    widths: of the global model's channels, ascending; the last is the device's own.
+    """
+
+    widths: tuple[float, ...]
+    distillation: bool
+
+    @field_validator("widths")
+    @classmethod
+    def _ascend(cls, widths: tuple[float, ...]) -> tuple[float, ...]:
+        if not widths or list(widths) != sorted(set(widths)) or not 0 < widths[0] <= widths[-1] <= 1:
+            raise ValueError(f"widths must ascend in (0, 1], such as [0.25, 0.5, 1.0], not {widths}")
+        return widths
+
+    def loss(self, bench: Bench, model: Network) -> Loss:
+        """Cross-entropy of the leading cut of a width that is drawn for every batch."""
+        family = bench.family
+        if bench.architecture != family.width(self.widths[-1]):
+            raise MessageError(f"ordered dropout up to width {self.widths[-1]} is not training of {bench.architecture}")
+        if next(model.buffers(), None) is not None:
+            raise MessageError("ordered dropout would mix the batch norm statistics of all widths: use norm = 'static'")
+        cuts: dict[float, Callable[[Tensor], Tensor]] = {self.widths[-1]: model}
+        for width in self.widths[:-1]:
+            cuts[width] = leading_cut(model, family, family.width(width))
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            cut = cuts[bench.chance.choice(self.widths)]
+            if not self.distillation:
+                return F.cross_entropy(cut(inputs), labels)
+            logits = model(inputs)
+            own = F.cross_entropy(logits, labels)
+            if cut is model:  # it agrees with itself
+                return own
+            target = logits.detach().softmax(dim=1)
+            del logits
+            own.backward()
+            return own.detach() + F.cross_entropy(cut(inputs), target)
+
+        return loss
+
+
+def leading_cut(model: Network, family: Family, architecture: Architecture) -> Callable[[Tensor], Tensor]:
+    """A narrower sub-model that computes with the leading slices of the model's parameters.
+
+    It has no tensors of its own, so that its gradients arrive in those of the model.
+    """
+    with torch.device("meta"):
+        cut = family.build(architecture)
+    coordinates = family.place(architecture).coordinates
+
+    def compute(inputs: Tensor) -> Tensor:
+        slices = {name: p[coordinates[name]] for name, p in model.named_parameters() if name in coordinates}
+        logits: Tensor = functional_call(cut, slices, (inputs,))
+        return logits
+
+    return compute
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class FjORDParams(StatisticsParams):
+    """FjORD's settings."""
+
+    distillation: bool = Field(
+        True, description="Whether every batch trains the widest model too, and the narrower one learns what that says"
+    )
 
 
 class FjORD(HeteroFL):
-    """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p.
+    """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p."""
 
-    Devices minimize E_p L_p, one p drawn per batch: L_p = CE(F_p(x), y), or with distillation
-    L_p = CE(F(x), y) + CE(F_p(x), softmax F(x)), F being the device's whole sub-model of width p_max and the softmax
-    constant; with p = p_max the first term alone (`client_app.objectives._ordered_dropout`, "ordered dropout").
-    """
-
-    merge = Merge(weighting="examples")
+    Params: ClassVar[type[Params]] = FjORDParams
 
     def __init__(self, setup: Setup, params: FjORDParams) -> None:
-        super().__init__(setup, HeteroFLParams(statistics_devices=params.statistics_devices))
-        self.params = params
+        super().__init__(setup, params)
         self.widths = tuple(sorted(setup.widths, reverse=True))  # of the candidates
 
     @classmethod
@@ -57,23 +129,15 @@ class FjORD(HeteroFL):
         """No scaler."""
         return {}
 
-    def objective(self, device: int, architecture: Architecture) -> Objective:
+    def local(self, order: Order) -> Local:
         """Ordered dropout among the candidates up to the device's own."""
-        widths = self.widths[self.candidates.index(architecture) :]
-        return Objective(kind="ordered dropout", widths=widths[::-1], distillation=self.params.distillation)
+        widths = [w for w in self.widths if self.family.width(w).widths <= order.architecture.widths]
+        return OrderedDropout(widths=tuple(widths[::-1]), distillation=self.params.distillation)
 
-    @classmethod
-    def price(
-        cls,
-        family: Family,
-        architecture: Architecture,
-        settings: RoundSettings,
-        widths: tuple[float, ...],
-        params: FjORDParams,
-    ) -> Cost:
-        """`training_cost`."""
-        batch_size = settings.training.batch_size
-        return training_cost(family, architecture, widths, params.distillation, batch_size, settings.optimizer)
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """More than training the architecture alone: see the function `training_cost`."""
+        batch_size, distillation = self.settings.training.batch_size, self.params.distillation
+        return training_cost(self.family, architecture, self.widths, distillation, batch_size, self.settings.optimizer)
 
 
 @lru_cache(maxsize=4096)

@@ -10,130 +10,138 @@ the width, which changes nothing in the whole model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from logging import WARNING
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
-import torch
-from flwr.common import log
-from flwr.serverapp import Grid
+import numpy as np
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
 
 from devices.budget import Budget
-from messages.layouts import returned_layout
-from messages.orders import Merge, Objective
-from messages.sums import SCALE, WeightedSum, split
+from messages.orders import Merge
+from messages.parcels import Parcel
 from models.architecture import Architecture
-from models.family import Family
-from strategies.base import Model, Setup
-from strategies.submodel import SubModelStrategy
-from strategies.work import LEADING, Contribution, Weights, Work, fits
+from models.base import Family
+from models.layers import Network
+from strategies.distillation import Distillation, distill_in_place
+from strategies.losses import Loss
+from strategies.method import Bench, Local, Order, Setup, Trained, Training
+from strategies.params import CountOrZero, Params
+from strategies.submodel import Cut, SubModelMethod
+
+# The device half ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HeteroFLParams:
-    """dynamic: every device draws its width anew each round among those it can afford (the paper's "dynamic").
+class Masked(nn.Module):
+    """A model whose logits of classes that a device does not hold are 0, as HeteroFL trains and tests on devices.
 
-    statistics_devices: devices that pass their data for the batch norm statistics; 0 stands for as many as a round has.
+    They are 0, as in the original, and not minus infinity: absent classes still take part in the softmax.
     """
 
-    dynamic: bool = False
-    statistics_devices: int = 0
+    absent: Tensor
+
+    def __init__(self, model: nn.Module, present: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("absent", ~present)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(batch, *input shape) -> (batch, classes)."""
+        logits: Tensor = self.model(inputs)
+        return logits.masked_fill(self.absent, 0.0)
 
 
-class HeteroFL(SubModelStrategy):
-    """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept.
+class MaskedTraining(Training):
+    """Devices minimize L = CE(m(f(x)), y), where m sets the logits of classes that the device does not hold to 0.
 
-    Devices minimize L = CE(m(f(x)), y), where m sets the logits of classes that the device does not hold to 0, and not
-    to minus infinity (`client_app.objectives.Masked`, "masked cross entropy").
+    Rows of the classifier count only for devices that hold the class.
     """
 
-    family_options = {"norm": "static"}  # noqa: RUF012
-    merge = Merge(weighting="uniform", present_classes=True)
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """All tensors of the sub-model; rows of absent classes do not count."""
+        merge = Merge(weighting=self.weighting, present_classes=True)
+        return {"weights": Parcel.of(family.tensors(architecture), merge)}
 
-    def __init__(self, setup: Setup, params: HeteroFLParams, candidates: list[Architecture] | None = None) -> None:
-        super().__init__(setup, candidates)
-        self.hetero = params
-        self.scored: Family = replace(setup.family, norm="batch")
+    def loss(self, bench: Bench, model: Network) -> Loss:
+        """The masked cross-entropy."""
+        masked = Masked(model, (bench.class_counts > 0).to(bench.device))
+        return lambda inputs, labels: F.cross_entropy(masked(inputs), labels)
+
+    def scored(self, bench: Bench, model: Network) -> nn.Module:
+        """On its own examples a device's model is masked as well."""
+        return Masked(model, bench.class_counts > 0)
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class StatisticsParams(Params):
+    """Settings of methods whose devices normalize by their batch alone."""
+
+    statistics_devices: CountOrZero = Field(
+        0, description="Devices that take batch norm statistics for an evaluation; 0: as many as devices-per-round"
+    )
+
+
+class HeteroFLParams(StatisticsParams):
+    """HeteroFL's settings."""
+
+    dynamic: bool = Field(
+        False, description="Whether every device draws its width anew each round among those it can afford"
+    )
+
+
+class HeteroFL(SubModelMethod):
+    """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept."""
+
+    Params: ClassVar[type[Params]] = HeteroFLParams
+    shared_params: ClassVar[Mapping[str, type[Params]]] = {"distillation": Distillation}
+    family_options: ClassVar[Mapping[str, Any]] = {"norm": "static"}
+
+    def __init__(self, setup: Setup, params: Any, candidates: list[Architecture] | None = None) -> None:
+        super().__init__(setup, params, candidates)
+        self.params = params
+        self.distillation = setup.shared["distillation"]
+        self.scored_family = replace(setup.family, norm="batch")
 
     @classmethod
     def family_defaults(cls, params: Any) -> dict[str, Any]:
         """With the scaler, which `family-arguments` may take away."""
         return {"scaler": True}
 
+    @property
+    def statistics_devices(self) -> int:
+        """How many devices take the statistics of one model."""
+        return int(self.params.statistics_devices)
+
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The widest candidate that fits, or in dynamic mode any of those that fit."""
         widest = super().assign(device, budget)
-        if widest is None or not self.hetero.dynamic:
+        if widest is None or not (isinstance(self.params, HeteroFLParams) and self.params.dynamic):
             return widest
         affordable = self.candidates[self.candidates.index(widest) :]
         return affordable[int(self.rng(2, device).integers(len(affordable)))]
 
-    def objective(self, device: int, architecture: Architecture) -> Objective:
-        """Cross-entropy with the logits of absent classes set to 0."""
-        return Objective(kind="masked cross entropy")
+    def local(self, order: Order) -> Local:
+        """Masked cross-entropy."""
+        return MaskedTraining(weighting="uniform")
 
-    def models(self, grid: Grid) -> dict[Architecture, Model]:
-        """The global model and every tier's sub-model, with statistics that devices took for them."""
-        models: dict[Architecture, Model] = {}
-        devices = self.population.sample(grid, self.rng(3), 8 * self.statistics_devices)
-        for architecture in dict.fromkeys([self.scored_architecture, *self.scored_tiers.values()]):
-            weights = self.scored_cut(architecture)[1].gather(self.weights)
-            statistics = self._statistics(grid, devices, architecture, weights)
-            if statistics is not None:
-                models[architecture] = Model(self.scored, architecture, weights | statistics)
-        return models
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Every coordinate becomes the mean over its owners; then distillation, where it is asked for."""
+        metrics = super().finish_round(trained)
+        if not isinstance(self.distillation, Distillation) or not self.distillation.steps or not trained:
+            return metrics
+        with self.stopwatch.timed("distill"):
+            rng = self.rng(5)
+            return distill_in_place(self, self.distillation, self.students(rng), rng)
 
-    @property
-    def statistics_devices(self) -> int:
-        """How many devices take the statistics of one model."""
-        return self.hetero.statistics_devices or self.settings.devices_per_round
+    def students(self, rng: np.random.Generator) -> list[Cut]:
+        """The sub-models of one distillation, as many as a round has devices: the smallest, and random ones."""
+        random = (self.subnet(rng) for _ in range(self.settings.devices_per_round - 1))
+        return [self.scored_cut(architecture) for architecture in (self.smallest_architecture, *random)]
 
-    def _statistics(
-        self, grid: Grid, devices: list[int], architecture: Architecture, weights: Weights
-    ) -> Weights | None:
-        """The batch norm statistics of one model: the mean over devices of what one pass over their data shows.
-
-        The first `statistics_devices` of `devices` that can afford to train the model take part. Each device's variance
-        is that within its own batches: what differs between devices is not in it, unlike in one pass over pooled data.
-        None where no device returned any.
-        """
-        layout = returned_layout(self.scored, architecture, "batch norm statistics")
-        if not layout.entries:
-            return {}
-        devices = self.population.connected(grid, devices)  # some may have been left working a moment ago
-        asked = [self.ask(d, architecture, LEADING, self.budget(d, lambda _: [architecture])) for d in devices]
-        able = [a for a in asked if fits(a.task.cost, a.budget)]
-        if not able:
-            text = "Round %s: no device affords %s, so any device takes its batch norm statistics"
-            log(WARNING, text, self.round, self.told(architecture))
-        assignments = (able or asked)[: self.statistics_devices]
-        total = WeightedSum.zeros(layout)
-
-        def add(contribution: Contribution) -> None:
-            assert contribution.total is not None
-            total.include(contribution.total)
-
-        work = Work(
-            round=self.round,
-            assignments=assignments,
-            objective=lambda a: Objective(kind="batch norm statistics"),
-            merge=Merge(weighting="examples"),
-            family=self.scored,
-            payload=lambda group: {
-                name: weights[name] if name in weights else torch.zeros(spec.shape)
-                for name, spec in self.scored.tensors(architecture).items()
-            },
-            absorb=add,
-            enough=len(assignments),
-        )
-        self.exchange_work(grid, work)
-        if not total.weight:
-            log(
-                WARNING,
-                "Round %s: no device returned batch norm statistics, %s is not scored",
-                self.round,
-                self.told(architecture),
-            )
-            return None
-        mean = total.total.double() / (total.weight * SCALE)
-        return {name: value.float() for name, value in split(mean, layout).items()}
+    def subnet(self, rng: np.random.Generator) -> Architecture:
+        """A random candidate, for distillation."""
+        return self.candidates[int(rng.integers(len(self.candidates)))]

@@ -1,58 +1,108 @@
-"""Every device by itself: it trains the widest model that it can afford, and nothing travels."""
+"""Every device by itself: it trains the widest model that it can afford, and nothing travels. FedAvg's lower bound."""
 
 from __future__ import annotations
 
-from flwr.serverapp import Grid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 from messages.packing import MessageError
+from messages.parcels import Parcel, Parcels
 from models.architecture import Architecture
-from strategies.base import Model, Scorer, Setup, State
-from strategies.scores import Evaluation, mean_score
-from strategies.submodel import SubModelStrategy
-from strategies.work import LEADING, Contribution
+from models.base import Family
+from models.layers import Network
+from strategies.method import (
+    LEADING,
+    Answer,
+    Bench,
+    Contribution,
+    Group,
+    Local,
+    Model,
+    Order,
+    Selection,
+    Setup,
+    State,
+    Trained,
+    Training,
+)
+from strategies.params import Params
+from strategies.submodel import CandidateMethod
 
 
-class Local(SubModelStrategy):
-    """FedAvg's lower bound. Accuracy is the mean over all devices that have trained, each on the task's test set.
+class TrainingAlone(Training):
+    """A device goes on from its own model w_k and minimizes the task's loss, such as L = CE(f(x), y)."""
 
-    Every device goes on from its own model w_k and minimizes
-    L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
-    """
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """Nothing."""
+        return {}
 
-    keeps_models = True
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """Nothing."""
+        return {}
 
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
+    def model(self, bench: Bench) -> Network:
+        """The model that the device keeps."""
+        kept = bench.kept("model")
+        if kept is None:
+            raise MessageError(f"this device keeps no model of {bench.architecture}")
+        return bench.build(kept)
+
+    def train(self, bench: Bench) -> Answer:
+        """Train the model that the device keeps, a new one in its first round, and keep it."""
+        model = bench.build(bench.kept("model"))
+        loss = bench.fit(model, self.loss(bench, model))
+        bench.keep("model", model.state_dict())
+        return Answer(model, loss=loss)
+
+
+class LocalParams(Params):
+    """There are none."""
+
+
+class LocalOnly(CandidateMethod):
+    """Nothing is aggregated. Accuracy is the mean over all devices that have trained, each on the task's test set."""
+
+    Params: ClassVar[type[Params]] = LocalParams
+
+    def __init__(self, setup: Setup, params: LocalParams) -> None:
+        super().__init__(setup, params)
         self.trained: dict[int, Architecture] = {}
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """Nobody trains two models that travel."""
+        if both_models:
+            raise ValueError("both-models = True: with strategy = 'local' no model travels: leave it false")
+
+    def local(self, order: Order) -> Local:
+        """Training alone."""
+        return TrainingAlone()
+
+    def payload(self, group: Group) -> Parcels:
+        """Nothing."""
+        return {}
 
     def absorb(self, contribution: Contribution) -> None:
         """Refuse weights: a model that trains alone stays on its device."""
         raise MessageError("a device that trains alone sent weights")
 
-    def finish_round(self) -> None:
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Note who has a model."""
-        for a in self.assignments:
-            if a.outcome == "trained":
-                self.trained[a.device] = a.task.architecture
+        self.trained |= {done.device: done.order.architecture for done in trained}
+        return {}
 
-    def models(self, grid: Grid) -> dict[Architecture, Model]:
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
         """None on the server."""
         return {}
 
-    def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation | None:
-        """Ask every device that has trained to score its own model; None where nobody did."""
-        devices = self.population.connected(grid, sorted(self.trained))
-        asked = [self.ask(device, self.trained[device], LEADING, self.budget(device)) for device in devices]
-        return mean_score(self.scores(grid, asked, "test set"), self.population)
+    def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]]:
+        """All that have trained score their own models."""
+        return [(device, architecture, LEADING) for device, architecture in sorted(self.trained.items())]
 
-    def state_dict(self) -> State:
+    def state(self) -> State:
         """Who has trained which architecture."""
-        state = super().state_dict()
-        state.values["trained"] = [[device, a.to_json()] for device, a in sorted(self.trained.items())]
-        return state
+        return State({}, {"trained": [[device, a.to_json()] for device, a in sorted(self.trained.items())]})
 
-    def load_state_dict(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Restore who has trained what; the models themselves are with the devices."""
-        super().load_state_dict(state)
-        # Checkpoints of earlier versions have a tier in the middle.
-        self.trained = {device: Architecture.from_json(a) for device, *_, a in state.values["trained"]}
+        self.trained = {device: Architecture.from_json(a) for device, a in state.values["trained"]}

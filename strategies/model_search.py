@@ -6,51 +6,64 @@ System-Heterogeneous Federated Learning through Dynamic Model Search" elsewhere.
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from logging import INFO, WARNING
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from flwr.common import log
+from pydantic import Field, field_validator
 
 from devices.budget import Budget
-from messages.orders import Merge, Objective
 from models.architecture import Architecture
 from models.space import Space
-from strategies.base import Setup, State
-from strategies.heterofl import HeteroFL, HeteroFLParams
+from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
+from strategies.method import Local, Order, Selection, Setup, State, Training
+from strategies.params import Count, Numbers, Params
 from strategies.search import ExactSearch, PoolSearch
-from strategies.work import Selection
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
-@dataclass(frozen=True)
-class ModelSearchParams:
-    """searcher: "exact" (ours) or "pool" (the paper's); see `strategies.search`.
+class ModelSearchParams(StatisticsParams):
+    """Settings of dynamic model search; the searchers are in `strategies.search`."""
 
-    shares: S, the share of its channels that a layer may keep; 0 removes a layer that may be removed.
-    layer_shares: of single layers instead, as `layer_shares` reads them.
-    least_blocks: how many blocks of every stack (a ResNet's stages, a transformer's encoder) stay.
-    tolerance: "exact" draws among architectures whose parameters are within this share of the optimum's.
-    epsilon, most_draws: of "pool": the probability to stop after each draw, and T_max.
-    weighting: of a coordinate's mean over its owners: "uniform" as in the paper, or by "examples".
-    masked_loss: HeteroFL's masked cross-entropy, with its mean over the devices that hold a class; or plain
-        cross-entropy.
-    statistics_devices: as in HeteroFL.
-    """
+    searcher: Literal["exact", "pool"] = Field(
+        "exact", description="How architectures are found: by the exact search (ours), or by the paper's pool"
+    )
+    shares: Numbers = Field(
+        (0.0, 0.5, 1.0), description="Shares of its channels that a layer may keep (S); 0 removes layers that may go"
+    )
+    layer_shares: str = Field(
+        "",
+        description="Shares of single layers instead, such as \"stem = [1], 'stage3_*' = [0, 0.5]\"",
+    )
+    least_blocks: Count = Field(1, description="Blocks that stay of each stage of a ResNet, or of a transformer")
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.02, description="exact: share of the optimum's parameters that a drawn architecture may lack"
+    )
+    epsilon: Annotated[float, Field(gt=0, le=1)] = Field(0.8, description="pool: probability to stop after each draw")
+    most_draws: Count = Field(5, description="pool: the most draws for one device (T_max)")
+    weighting: Literal["uniform", "examples"] = Field(
+        "uniform", description="Weight of a device in a coordinate's mean over its owners: uniform, or by examples"
+    )
+    masked_loss: bool = Field(
+        True, description="Whether devices minimize HeteroFL's masked cross-entropy; false: plain cross-entropy"
+    )
 
-    searcher: Literal["exact", "pool"] = "exact"
-    shares: tuple[float, ...] = (0.0, 0.5, 1.0)
-    layer_shares: str = ""
-    least_blocks: int = 1
-    tolerance: float = 0.02
-    epsilon: float = 0.8
-    most_draws: int = 5
-    weighting: Literal["uniform", "examples"] = "uniform"
-    masked_loss: bool = True
-    statistics_devices: int = 0
+    @field_validator("shares")
+    @classmethod
+    def _possible_shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 <= share <= 1 for share in shares) or max(shares, default=0) <= 0:
+            raise ValueError("every share lies in [0, 1], and one is above 0")
+        return shares
+
+    @field_validator("layer_shares")
+    @classmethod
+    def _possible_layer_shares(cls, text: str) -> str:
+        layer_shares(text)
+        return text
 
 
 class ModelSearch(HeteroFL):
@@ -60,9 +73,10 @@ class ModelSearch(HeteroFL):
     leading cuts; local training and scoring are HeteroFL's but for the scaler, which is made for one width everywhere:
     behind a layer of few channels that reads many it would make too much of them.
 
-    Devices minimize HeteroFL's L = CE(m(f(x)), y) (`client_app.objectives.Masked`, "masked cross entropy"), or without
-    `masked_loss` L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy").
+    The device half is HeteroFL's `MaskedTraining`, or without `masked_loss` `strategies.method.Training`.
     """
+
+    Params: ClassVar[type[Params]] = ModelSearchParams
 
     def __init__(self, setup: Setup, params: ModelSearchParams) -> None:
         own = layer_shares(params.layer_shares)
@@ -72,12 +86,9 @@ class ModelSearch(HeteroFL):
             given: dict[str, Any] = {"shares": list(params.shares), "layer-shares": params.layer_shares}
             if params.least_blocks > 1:
                 given["least-blocks"] = params.least_blocks
-            told = ", ".join(f"model-search.{key} = {value!r}" for key, value in given.items() if value)
-            raise ValueError(f"{told}: {error}") from None
-        ends = [self.space.largest(), self.space.smallest()]
-        super().__init__(setup, HeteroFLParams(statistics_devices=params.statistics_devices), ends)
-        self.search_params = params
-        self.merge = Merge(weighting=params.weighting, present_classes=params.masked_loss)
+            settings = ", ".join(f"model-search.{key} = {value!r}" for key, value in given.items() if value)
+            raise ValueError(f"{settings}: {error}") from None
+        super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
 
     @classmethod
     def family_defaults(cls, params: ModelSearchParams) -> dict[str, Any]:
@@ -88,7 +99,7 @@ class ModelSearch(HeteroFL):
     @cached_property
     def searcher(self) -> ExactSearch | PoolSearch:
         """Made when it is first asked, for the frontier of a large space takes a while."""
-        p, settings = self.search_params, self.settings
+        p, settings = self.params, self.settings
         if p.searcher == "pool":
             return PoolSearch(self.space, self.cost, epsilon=p.epsilon, most_draws=p.most_draws)
         return ExactSearch(
@@ -98,19 +109,25 @@ class ModelSearch(HeteroFL):
             tolerance=p.tolerance,
         )
 
-    def summary(self) -> None:
-        """Log what runs, and make the searcher: a space that cannot be searched ends the run before round 1."""
-        super().summary()
+    def start(self) -> None:
+        """Make the searcher, and log what it is: a space that cannot be searched ends the run before round 1."""
+        super().start()
         if self.space.size == 1:
-            log(WARNING, "There is one architecture to choose from: model-search.shares leave no layer a choice")
+            log.warning("There is one architecture to choose from: model-search.shares leave no layer a choice")
         searcher = self.searcher
         if isinstance(searcher, ExactSearch):
             how = "exact" if searcher.exact else "thinned out, so that a little more may fit than is found"
-            log(INFO, "The frontier of %.3g architectures is %s", self.space.size, how)
+            log.info("The frontier of %.3g architectures is %s", self.space.size, how)
 
-    def objective(self, device: int, architecture: Architecture) -> Objective:
-        """HeteroFL's, or plain cross-entropy."""
-        return super().objective(device, architecture) if self.search_params.masked_loss else Objective()
+    @property
+    def remedy(self) -> str:
+        """Smaller shares."""
+        return f"smaller shares in model-search.shares = {', '.join(f'{share:g}' for share in self.params.shares)!r}"
+
+    def local(self, order: Order) -> Local:
+        """HeteroFL's, or plain training."""
+        kind = MaskedTraining if self.params.masked_loss else Training
+        return kind(weighting=self.params.weighting)
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """What the search finds; where not even the smallest fits, `below-smallest` says what to do."""
@@ -127,15 +144,15 @@ class ModelSearch(HeteroFL):
         """A random architecture of the space, for distillation."""
         return self.space.sample(rng)
 
-    def state_dict(self) -> State:
+    def state(self) -> State:
         """HeteroFL's, and what the search has seen."""
-        state = super().state_dict()
+        state = super().state()
         state.values["search"] = self.searcher.state_dict()
         return state
 
-    def load_state_dict(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Restore `state_dict`."""
-        super().load_state_dict(state)
+        super().load(state)
         self.searcher.load_state_dict(state.values["search"])
 
 

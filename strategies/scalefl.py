@@ -6,50 +6,88 @@ level that it can afford, deeper exits counting for more; its early exits may al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import ClassVar
 
-from messages.orders import Merge, Objective
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator
+from torch import Tensor
+
 from models.architecture import Architecture
 from models.family import Family
-from strategies.base import Setup
-from strategies.submodel import SubModelStrategy, require_exits
+from models.layers import Network
+from strategies.losses import Loss, divergence
+from strategies.method import Bench, Local, Order, Setup, Training
+from strategies.params import Numbers, Params, PositiveRate, Rate
+from strategies.submodel import SubModelMethod, require_exits
 
 PAPER_WIDTHS = (0.7, 0.7, 0.75, 1.0)  # of exits 1 to 4
 QUIET_SHARE = 0.25  # of the rounds, in which exits do not learn from the last one yet
 
+# The device half ------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class ScaleFLParams:
-    """widths: of the levels, one per exit from the shallowest on; () takes the last of `PAPER_WIDTHS`.
 
-    gamma: weight of what early exits learn from the last one; 0 leaves it out. temperature: T, of both softmaxes there.
+class WeightedExits(Training):
+    """L = sum_j j L_j / (K (K + 1) / 2) over the device's exits j = 1..K, with L_K = CE(f_K(x), y).
+
+    For j < K, L_j = CE(f_j(x), y) + gamma T^2 KL(p_K || p_j), p being softmaxes of logits / T; p_K is not constant.
     """
 
-    widths: tuple[float, ...] = ()
-    gamma: float = 0.0
-    temperature: float = 3.0
+    gamma: Rate
+    temperature: PositiveRate
+
+    def loss(self, bench: Bench, model: Network) -> Loss:
+        """The weighted sum over exits."""
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            exits = model.exits(inputs)
+            terms = [F.cross_entropy(logits, labels) for logits in exits]
+            if self.gamma:
+                *early, last = [F.log_softmax(logits / self.temperature, dim=1) for logits in exits]
+                for number, exit in enumerate(early):
+                    terms[number] = terms[number] + self.gamma * self.temperature**2 * divergence(last, exit)
+            total = torch.stack([number * term for number, term in enumerate(terms, start=1)]).sum()
+            return total / (len(exits) * (len(exits) + 1) / 2)
+
+        return loss
 
 
-class ScaleFL(SubModelStrategy):
-    """w <- mean over the devices that have a coordinate, weighted by examples; untouched coordinates are kept.
+# The server half ------------------------------------------------------------------------------------------------------
 
-    Devices minimize L = sum_j j L_j / (K (K + 1) / 2) over their exits j = 1..K, with L_K = CE(f_K(x), y) and, for
-    j < K, L_j = CE(f_j(x), y) + gamma T^2 KL(p_K || p_j), p being softmaxes of logits / T; p_K is not constant
-    (`client_app.objectives._weighted_exits`, "weighted exits").
-    """
 
-    merge = Merge(weighting="examples")
+class ScaleFLParams(Params):
+    """ScaleFL's settings."""
+
+    widths: Numbers = Field(
+        (),
+        description='Widths of the levels, one per exit from the shallowest on; "" takes the last of 0.7, 0.7, 0.75, 1',
+    )
+    gamma: Rate = Field(0.05, description="Weight of what early exits learn from the device's last; 0 leaves it out")
+    temperature: PositiveRate = Field(3.0, description="Temperature of the softmaxes that exits learn from")
+
+    @field_validator("widths")
+    @classmethod
+    def _in_bounds(cls, widths: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 < width <= 1 for width in widths):
+            raise ValueError("every width is above 0 and at most 1")
+        return widths
+
+
+class ScaleFL(SubModelMethod):
+    """w <- mean over the devices that have a coordinate, weighted by examples; untouched coordinates are kept."""
+
+    Params: ClassVar[type[Params]] = ScaleFLParams
 
     def __init__(self, setup: Setup, params: ScaleFLParams) -> None:
         require_exits("scalefl", setup.family)
-        super().__init__(setup, levels(setup.family, params.widths)[::-1])
+        super().__init__(setup, params, levels(setup.family, params.widths)[::-1])
         self.params = params
 
-    def objective(self, device: int, architecture: Architecture) -> Objective:
+    def local(self, order: Order) -> Local:
         """Weighted cross-entropies; after the first quarter of the rounds early exits learn from the last one too."""
         active = self.round - 1 > QUIET_SHARE * self.settings.rounds
         gamma = self.params.gamma if active else 0.0
-        return Objective(kind="weighted exits", gamma=gamma, temperature=self.params.temperature)
+        return WeightedExits(gamma=gamma, temperature=self.params.temperature)
 
 
 def levels(family: Family, widths: tuple[float, ...] = ()) -> list[Architecture]:

@@ -18,7 +18,7 @@ from models.architecture import Architecture
 from models.cost import Cost
 from models.frontier import Frontier
 from models.space import Space
-from strategies.work import fits
+from strategies.method import fits
 
 SEGMENT = 1024
 """Labels whose least memory is known beforehand, so that most of the frontier need not be looked at."""

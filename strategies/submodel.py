@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from logging import INFO, WARNING
+from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
 import torch
-from flwr.common import log
-from flwr.serverapp import Grid
 
 from devices.budget import Budget
+from messages.parcels import Parcels, Weights
 from models.architecture import Architecture
 from models.family import Family
+from models.placement import Placement
 from strategies.aggregation import CoordinateMean
-from strategies.base import Model, Setup, State, Strategy
-from strategies.distillation import Cut, Distillation, distill
-from strategies.work import LEADING, Contribution, Group, Selection, Weights, fit_in_turn, fits
+from strategies.method import (
+    LEADING,
+    Contribution,
+    Group,
+    Method,
+    Model,
+    Selection,
+    Setup,
+    State,
+    Trained,
+    fit_in_turn,
+    fits,
+)
+from strategies.params import Params
+
+Cut = tuple[Architecture, Placement]
+"""A sub-model of the global model, and where it lies in it."""
 
 
-class CandidateStrategy(Strategy):
+class CandidateMethod(Method):
     """Devices get the largest of some candidates that they can afford.
 
     Candidates come largest first; where a method names none they are the family's for the run's widths.
     """
 
-    def __init__(self, setup: Setup, candidates: list[Architecture] | None = None) -> None:
-        super().__init__(setup)
+    def __init__(self, setup: Setup, params: Params, candidates: list[Architecture] | None = None) -> None:
+        super().__init__(setup, params)
         self.candidates = candidates or setup.family.candidates(setup.widths)
         self.both_models = setup.both_models
 
@@ -40,23 +52,19 @@ class CandidateStrategy(Strategy):
     @property
     def below_the_smallest(self) -> Architecture | None:
         """What a device gets that cannot afford the smallest architecture: nothing, or that all the same."""
-        return None if self.below_smallest == "skip" else self.smallest
+        return None if self.below_smallest == "skip" else self.candidates[-1]
 
-    def further(self, device: int, budget: Budget, architecture: Architecture) -> list[Architecture]:
+    def extra_architectures(self, device: int, budget: Budget, architecture: Architecture) -> list[Architecture]:
         """With `both_models` the smallest candidate as well, where the budget allows one after the other."""
-        if not self.both_models or architecture == self.smallest:
+        smallest = self.candidates[-1]
+        if not self.both_models or architecture == smallest:
             return []
-        return [self.smallest] if fit_in_turn([self.cost(architecture), self.cost(self.smallest)], budget) else []
+        return [smallest] if fit_in_turn([self.cost(architecture), self.cost(smallest)], budget) else []
 
     @property
-    def smallest(self) -> Architecture:
+    def smallest_architecture(self) -> Architecture:
         """The smallest candidate."""
         return self.candidates[-1]
-
-    @property
-    def least(self) -> Architecture:
-        """The smallest candidate."""
-        return self.smallest
 
     @property
     def scored_architecture(self) -> Architecture:
@@ -64,61 +72,31 @@ class CandidateStrategy(Strategy):
         return self.candidates[0]
 
 
-class SubModelStrategy(CandidateStrategy):
-    """A global model, candidates cut out of it, and the running mean over the coordinates that devices return."""
+class SubModelMethod(CandidateMethod):
+    """A global model, candidates cut out of it, and the running mean over the coordinates that devices return.
 
-    def __init__(self, setup: Setup, candidates: list[Architecture] | None = None) -> None:
-        super().__init__(setup, candidates)
+    Devices return a parcel "weights". scored_family: how models are built that are scored.
+    """
+
+    def __init__(self, setup: Setup, params: Params, candidates: list[Architecture] | None = None) -> None:
+        super().__init__(setup, params, candidates)
         self.weights = initial_weights(setup.family, setup.settings.seed)
         self.mean = CoordinateMean(self.weights)
-        self.distillation = setup.distillation
+        self.scored_family = setup.family
 
-    def payload(self, group: Group) -> Weights:
+    def payload(self, group: Group) -> Parcels:
         """The group's cut of the global model."""
-        return group.placement.gather(self.weights)
+        return {"weights": group.placement.gather(self.weights)}
 
     def absorb(self, contribution: Contribution) -> None:
         """Add the devices' weights to the running sums of their coordinates."""
-        assert contribution.total is not None
-        self.mean.add(contribution.group.placement, contribution.group.layout, contribution.total)
+        group = contribution.group
+        self.mean.add(group.placement, group.returned["weights"].layout, contribution.sum_of("weights"))
 
-    def finish_round(self) -> None:
-        """Every coordinate becomes the mean over its owners; what nobody trained keeps its value. Then distillation."""
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Every coordinate becomes the mean over its owners; what nobody trained keeps its value."""
         self.weights = self.mean.mean(self.weights)
-        if self.distillation is not None and any(a.outcome == "trained" for a in self.assignments):
-            with self._timed("distill"):
-                self._distill(self.distillation)
-
-    def _distill(self, settings: Distillation) -> None:
-        """In-place distillation of as many sub-models as a round has devices: the smallest, and random ones.
-
-        Its learning rate falls with that of local training, or late rounds could not mend what distillation moves.
-        """
-        rate = settings.learning_rate * self.settings.rate_factor_in(self.round)
-        settings = replace(settings, learning_rate=rate)
-        rng = self.rng(5)
-        students = self.students(rng)
-        seed = int(rng.integers(2**63))
-        try:
-            distilled = distill(
-                self.family, self.weights, self.scored_cut(self.scored_architecture), students, settings, seed
-            )
-        except FloatingPointError as error:
-            log(WARNING, "Round %s: %s; the round's weights stay undistilled", self.round, error)
-            return
-        self.weights, self.distilled = distilled.weights, distilled
-        if distilled.told_apart_nats is not None:
-            text = "Round %s: %s sub-models distilled, %.1f steps/s, noise told apart by %.3f nats"
-            log(INFO, text, self.round, len(students), distilled.steps_per_second, distilled.told_apart_nats)
-
-    def students(self, rng: np.random.Generator) -> list[Cut]:
-        """The sub-models of one distillation, as many as a round has devices."""
-        subnets = [self.smallest, *(self.subnet(rng) for _ in range(self.settings.devices_per_round - 1))]
-        return [self.scored_cut(architecture) for architecture in subnets]
-
-    def subnet(self, rng: np.random.Generator) -> Architecture:
-        """A random candidate, for distillation."""
-        return self.candidates[int(rng.integers(len(self.candidates)))]
+        return {}
 
     def scored_selection(self, architecture: Architecture) -> Selection:
         """Which channels of the global model the scored sub-model of an architecture has."""
@@ -133,23 +111,17 @@ class SubModelStrategy(CandidateStrategy):
         found = super().personal(device, budget)
         return None if found is None else (found[0], self.scored_selection(found[0]))
 
-    def models(self, grid: Grid) -> dict[Architecture, Model]:
-        """The leading cut of every architecture that is scored."""
-        return {a: self.leading_cut(a) for a in (self.scored_architecture, *self.scored_tiers.values())}
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The cut of every architecture as it is scored."""
+        cuts = (self.scored_cut(architecture) for architecture in architectures)
+        return {a: Model(self.scored_family, a, placement.gather(self.weights)) for a, placement in cuts}
 
-    def leading_cut(self, architecture: Architecture) -> Model:
-        """The model of the leading channels."""
-        return Model(self.family, architecture, self.family.place(architecture).gather(self.weights))
+    def state(self) -> State:
+        """The global weights."""
+        return State({f"weights/{name}": value for name, value in self.weights.items()}, {})
 
-    def state_dict(self) -> State:
-        """The global weights, and the tiers' architectures."""
-        state = super().state_dict()
-        state.tensors |= {f"weights/{name}": value for name, value in self.weights.items()}
-        return state
-
-    def load_state_dict(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Restore the global weights; ValueError where they are not this family's."""
-        super().load_state_dict(state)
         prefix = "weights/"
         found = {name.removeprefix(prefix): v for name, v in state.tensors.items() if name.startswith(prefix)}
         if {n: v.shape for n, v in found.items()} != {n: v.shape for n, v in self.weights.items()}:

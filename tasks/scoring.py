@@ -45,13 +45,14 @@ def score_exits(
 ) -> list[tuple[int, float]]:
     """Score all exits of `model` in one pass: (correct answers, summed loss) of each, from the shallowest on.
 
-    Everything else is as in `score`; without examples there is nothing to learn the number of exits from, hence [].
+    Last comes what the exits say together: the mean of their logits. Everything else is as in `score`; without examples there is nothing to learn the number of exits from, hence [].
     """
     model.to(device)
     model.eval()
     found: list[tuple[int, float]] = []
     for x, y in _batches(task, inputs, labels, batch_size, device):
         exits = model.exits(x)
+        exits = [*exits, torch.stack(exits).mean(dim=0)]
         found = found or [(0, 0.0)] * len(exits)
         found = [
             (correct + int((logits.argmax(1) == y).sum()), loss + float(F.cross_entropy(logits, y, reduction="sum")))

@@ -275,6 +275,10 @@ class Task:
     def _for_training(self, examples: int) -> int:
         return examples - min(round(self.spec.test_fraction * examples), examples - 1)
 
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of a batch, from a model's outputs: cross-entropy of the classes."""
+        return torch.nn.functional.cross_entropy(outputs, labels)
+
     def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
         """Inputs as stored to what a model reads.
 

@@ -143,7 +143,7 @@ def config(
     from rich.console import Console
 
     from server_app.config import RunConfig
-    from server_app.meanings import MEANINGS
+    from server_app.config import description
     from wildflower.settings import SettingsError, resolve
 
     try:
@@ -152,7 +152,7 @@ def config(
         raise _stop(str(error)) from None
     defaults = RunConfig().to_dict()
     rows = [
-        [key, repr(value), Path(settings.sources[key]).name, MEANINGS.get(key, "")]
+        [key, repr(value), Path(settings.sources[key]).name, description(key)]
         for key, value in settings.config.to_dict().items()
         if not changed or value != defaults[key]
     ]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from logging import WARNING
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from flwr.common import log
+import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
-from messages.orders import Objective
 from messages.packing import Layout, MessageError
+from messages.parcels import Parcel, Weights
 from messages.sums import WeightedSum, flatten
 from models.architecture import Architecture
 from models.base import Family
+from models.layers import Network
 from models.placement import Axis, Placement
-from strategies.base import Setup, State
 from strategies.hypemefed.hypernetwork import (
     Inputs,
     LowRankHypernetwork,
@@ -29,37 +30,72 @@ from strategies.hypemefed.hypernetwork import (
     shortfall,
     unit_of_changes,
 )
-from strategies.submodel import SubModelStrategy, by_exit, require_exits
-from strategies.work import Contribution, Weights
+from strategies.losses import Loss
+from strategies.method import Bench, Contribution, Local, Order, Setup, State, Trained, Training
+from strategies.params import Count, Params, PositiveRate
+from strategies.submodel import SubModelMethod, by_exit, require_exits
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 Source = str  # the tensor that a deeper one is guessed from
 MOST_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
 
+# The device half ------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class HypeMeFedParams:
-    """rank: k, singular vectors of a weight that its hypernetwork sees, or as many as it has; hidden: of its two MLPs.
 
-    epochs, learning_rate: of the hypernetworks' Adam, anew in every round (the paper has 25 epochs).
-    fill: what a device that stops at an early exit adds to what lies behind it: "hypernetwork", what the hypernetworks
-        guess from its own; "owners", nothing, so that it is the mean over the devices that have it; "stale", all of it
-        with the global weights of the round before (what the published code comes down to).
-    generate: what is guessed: "layers", the weights of convolutions and linear layers between the exits; "all", also
-        their biases, the norms' scales and shifts, and the heads (the paper's Figure 10).
-    guess: what hypernetworks learn: "change", from what a device's training changed in the shallower layer since it was
-        sent, what it changed in the deeper one, where guesses are shifted so that those of the owners are right in the
-        mean (ours); "weight", from the one layer's weight the other's (the paper).
-    exits: devices train the sum of all their exits' losses; False: their deepest exit alone.
+class SumOfExits(Training):
+    """L = sum_i CE(f_i(x), y) over all exits i of the device, without weights; or its deepest exit's CE alone.
+
+    Hypernetworks need every device's weights by themselves, so that nobody adds them up.
     """
 
-    rank: int = 100
-    hidden: int = 512
-    epochs: int = 5
-    learning_rate: float = 5e-4
-    fill: Literal["hypernetwork", "owners", "stale"] = "hypernetwork"
-    generate: Literal["layers", "all"] = "layers"
-    guess: Literal["change", "weight"] = "change"
-    exits: bool = True
+    all_exits: bool
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """All tensors of the sub-model, not merged."""
+        return {"weights": Parcel.of(family.tensors(architecture))}
+
+    def loss(self, bench: Bench, model: Network) -> Loss:
+        """The sum over exits, or the deepest."""
+        if not self.all_exits:
+            return super().loss(bench, model)
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            return torch.stack([F.cross_entropy(logits, labels) for logits in model.exits(inputs)]).sum()
+
+        return loss
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class HypeMeFedParams(Params):
+    """HypeMeFed's settings."""
+
+    rank: Count = Field(
+        100, description="Singular vectors of a weight that its hypernetwork sees, or as many as it has"
+    )
+    hidden: Count = Field(512, description="Width of the hypernetworks' two MLPs")
+    epochs: Count = Field(25, description="Epochs that the hypernetworks train in every round")
+    learning_rate: PositiveRate = Field(
+        5e-4, description="Learning rate of the hypernetworks' Adam, anew in every round"
+    )
+    guess: Literal["weight", "change"] = Field(
+        "weight",
+        description="What is guessed of a deeper layer from a shallower one: its weight (the paper), or what a "
+        "device's training changed (ours)",
+    )
+    fill: Literal["hypernetwork", "owners", "stale"] = Field(
+        "hypernetwork",
+        description="What stands for layers behind a device's exit: hypernetwork, owners (nothing), or stale "
+        "(the global weights of the round before)",
+    )
+    generate: Literal["layers", "all"] = Field(
+        "layers",
+        description="What is guessed: weights of convolutions and linear layers between the exits, or all: biases, "
+        "norms and heads too",
+    )
+    exits: bool = Field(True, description="Whether devices train all of their exits; false: their deepest one")
 
 
 @dataclass
@@ -73,7 +109,7 @@ class Upload:
     inputs: dict[Source, Inputs] = field(default_factory=dict)  # what hypernetworks read of its tensors
 
 
-class HypeMeFed(SubModelStrategy):
+class HypeMeFed(SubModelMethod):
     """W <- mean over devices, weighted by examples, of what they trained and, of some layers, of what is guessed.
 
     A device gets the network up to the deepest exit that it can afford. Layers behind its exit are guessed, one exit
@@ -83,12 +119,9 @@ class HypeMeFed(SubModelStrategy):
     A layer's change is taken in units of the root mean square change of the round's devices, so that hypernetworks see
     the same sizes whatever the learning rate, and go on from round to round. Hypernetworks are on the accelerator where
     there is one.
-
-    Devices minimize L = sum_i CE(f_i(x), y) over all their exits i, without weights
-    (`client_app.objectives.local_loss`, "sum of exits"), or with `exits` False the deepest exit's CE ("cross entropy").
     """
 
-    merge = None  # the hypernetworks need every device's weights by themselves
+    Params: ClassVar[type[Params]] = HypeMeFedParams
 
     def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
         require_exits("hypemefed", setup.family)
@@ -97,7 +130,7 @@ class HypeMeFed(SubModelStrategy):
                 "hypemefed.generate = 'all' guesses a head from the one before it, which only devices that train all "
                 "of their exits have: set hypemefed.exits = true, or hypemefed.generate = 'layers'"
             )
-        super().__init__(setup, by_exit(setup.family))
+        super().__init__(setup, params, by_exit(setup.family))
         self.params = params
         self.sources = follow(setup.family, params.generate) if params.fill == "hypernetwork" else {}
         self.uploads: list[Upload] = []
@@ -114,27 +147,36 @@ class HypeMeFed(SubModelStrategy):
                 network = LowRankHypernetwork(*shapes, params.rank, params.hidden, from_zero=params.guess == "change")
                 self.hypernetworks[target] = network.to(where)
 
-    def objective(self, device: int, architecture: Architecture) -> Objective:
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """A device that trains two models would count twice in the layers that are guessed."""
+        if both_models and params.fill != "owners":
+            raise ValueError(
+                "both-models = True: hypemefed would count a device that trains two models twice in the deep layers, "
+                f"with its own and with what hypemefed.fill = {params.fill!r} adds for its smaller one: false, or set "
+                "that to 'owners'"
+            )
+
+    def local(self, order: Order) -> Local:
         """The sum of the losses of all exits that the device has."""
-        return Objective(kind="sum of exits" if self.params.exits else "cross entropy")
+        return SumOfExits(all_exits=self.params.exits)
 
     def absorb(self, contribution: Contribution) -> None:
         """Add what the device trained to the running means, and keep what hypernetworks read."""
-        if contribution.weights is None:
-            raise MessageError("the update holds a sum, and not one device's weights")
+        weights = contribution.own("weights")
         architecture = contribution.group.architecture
         exit = self.family.exit_of(architecture)
         untrained = () if self.params.exits else tuple(f"{head}." for head in list(self.family.segments)[: exit - 1])
-        trained = {name: value for name, value in contribution.weights.items() if not name.startswith(untrained)}
+        trained = {name: value for name, value in weights.items() if not name.startswith(untrained)}
         self._add(contribution.group.placement, trained, contribution.examples)
         # Copies: the tensors of an update are views of the whole of it.
         tensors = {name: trained[name].clone() for name in self._read(exit)}
         self.uploads.append(Upload(contribution.devices[0], exit, contribution.examples, tensors))
 
-    def finish_round(self) -> None:
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Train the hypernetworks, guess what is missing, and average."""
         self.uploads.sort(key=lambda upload: upload.device)  # training depends on the order, and replies come in any
-        with self._timed("hypernetworks"):
+        with self.stopwatch.timed("hypernetworks"):
             self._measure()
             self._train()
         for upload in self.uploads:
@@ -144,10 +186,11 @@ class HypeMeFed(SubModelStrategy):
                     self._add(self.family.place(self.family.full()), added, upload.weight)
                 except MessageError as error:  # a guess too large to be added up
                     text = "Round %s: what stands for the layers that device %s lacks is left out: %s"
-                    log(WARNING, text, self.round, upload.device, error)
+                    log.warning(text, self.round, upload.device, error)
         self.uploads, self._shortfalls = [], {}
-        super().finish_round()
+        metrics = super().finish_round(trained)
         self._reading = self._read_round()  # lets go of what devices were sent
+        return metrics
 
     def _train(self) -> None:
         p = self.params
@@ -164,11 +207,11 @@ class HypeMeFed(SubModelStrategy):
                 of_zeros = float(torch.stack([value.square().mean() for value in wanted]).mean())
                 if not all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
                     network.load_state_dict(before)
-                    log(WARNING, "Round %s: the hypernetwork of %s diverged and is as before", self.round, target)
+                    log.warning("Round %s: the hypernetwork of %s diverged and is as before", self.round, target)
                 elif error > MOST_ERROR * of_zeros:
                     self.trained.discard(target)
                     text = "Round %s: the hypernetwork of %s errs %.1f times as much as zeros would, and is not asked"
-                    log(WARNING, text, self.round, target, error / of_zeros if of_zeros else float("inf"))
+                    log.warning(text, self.round, target, error / of_zeros if of_zeros else float("inf"))
                 else:
                     self.trained.add(target)
                 if p.guess == "change" and target in self.trained:
@@ -189,7 +232,7 @@ class HypeMeFed(SubModelStrategy):
     def _guess(self, upload: Upload) -> Weights:
         """What the hypernetworks guess of the tensors behind a device's exit, as far as exits are ready."""
         guessed: Weights = {}
-        with self._timed("hypernetworks"):
+        with self.stopwatch.timed("hypernetworks"):
             for exit in range(upload.exit + 1, len(self.family.segments) + 1):
                 if not self._is_trained(exit):
                     break
@@ -238,18 +281,18 @@ class HypeMeFed(SubModelStrategy):
         first = set(self.sources[2].values())
         return first.union(*(self.sources[number] for number in range(2, exit + 1)))
 
-    def state_dict(self) -> State:
+    def state(self) -> State:
         """The global weights and the hypernetworks."""
-        state = super().state_dict()
+        state = super().state()
         state.values |= {"trained": sorted(self.trained), "units": self.units}
         for target, network in self.hypernetworks.items():
             found = network.state_dict().items()
             state.tensors |= {f"hypernetwork/{target}/{name}": value.cpu() for name, value in found}
         return state
 
-    def load_state_dict(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Restore the global weights and the hypernetworks; ValueError where they are of another rank or family."""
-        super().load_state_dict(state)
+        super().load(state)
         self.trained, self.units = set(state.values["trained"]), dict(state.values["units"])
         for target, network in self.hypernetworks.items():
             prefix = f"hypernetwork/{target}/"

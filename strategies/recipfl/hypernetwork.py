@@ -11,11 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from strategies.params import CountOrZero, Params
 from strategies.recipfl.graph import Graph, Node
 
 DIGEST = 128  # values by which a tensor of any size is read
@@ -23,25 +25,29 @@ SIZES = 48  # buckets of a dimension's size
 FARTHEST = 50  # the most edges that a virtual edge stands for
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How large the hypernetwork is, and what it looks at.
+class ShapeParams(Params):
+    """How large the hypernetwork is, and what it looks at."""
 
-    hidden: width of node states; decoder_hidden: of the decoders' hidden layer.
-    tile: the most output and input channels that a decoder makes (behind a flatten, with all positions of each); larger
-        tensors are made of repeated tiles, so that channels which are a tile apart are sent the same weights. 0: as
-        many as the largest tensor of the operator has.
-    descriptor: "classes", how a client's labels are distributed, or "client", a learned vector per client.
-    conditioned: which decoders read it, "all" (Eq. 8) or those of the "classifier" (as the published code).
-    virtual_edges: messages also pass between nodes further apart, divided by their distance.
-    """
-
-    hidden: int = 128
-    decoder_hidden: int = 256
-    tile: int = 64
-    descriptor: Literal["classes", "client"] = "classes"
-    conditioned: Literal["all", "classifier"] = "all"
-    virtual_edges: bool = True
+    hidden: Annotated[int, Field(ge=4, lt=2**16)] = Field(
+        128, description="Width of the hypernetwork's node states; a multiple of 4"
+    )
+    decoder_hidden: Annotated[int, Field(ge=1, lt=2**16)] = Field(
+        256, description="Width of the decoders' hidden layer"
+    )
+    tile: CountOrZero = Field(
+        0,
+        description="Most output and input channels that a decoder makes; larger tensors repeat them. 0: all channels",
+    )
+    descriptor: Literal["classes", "client"] = Field(
+        "classes",
+        description='What tells devices apart: how their labels are distributed, or a learned vector per "client"',
+    )
+    conditioned: Literal["all", "classifier"] = Field(
+        "all", description='Decoders that read the descriptor: all (Eq. 8), or those of the "classifier"'
+    )
+    virtual_edges: bool = Field(
+        True, description="Whether messages also pass between operators further apart, divided by their distance"
+    )
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Hypernetwork(nn.Module):
     Operators that are in none of `graphs` have no decoder: their tensors are left out of what is generated.
     """
 
-    def __init__(self, graphs: Collection[Graph], shape: Shape, *, classes: int, clients: int) -> None:
+    def __init__(self, graphs: Collection[Graph], shape: ShapeParams, *, classes: int, clients: int) -> None:
         super().__init__()
         self.shape = shape
         self.made: dict[Graph, Any] = {}

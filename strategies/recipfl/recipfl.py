@@ -6,28 +6,39 @@ learn goes back into it, so that strong and weak devices teach each other althou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO, WARNING
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from flwr.common import log
-from flwr.serverapp import Grid
+from pydantic import Field
 from torch import Tensor, nn
 
 from devices.budget import Budget
-from messages.layouts import STATISTICS
-from messages.orders import Objective
 from messages.packing import MessageError
+from messages.parcels import STATISTICS, Parcels, Weights
 from models.architecture import Architecture
 from models.placement import Select, leading
-from strategies.base import Model, Scorer, Setup, State
+from strategies.method import (
+    ClassCounts,
+    Contribution,
+    Group,
+    Local,
+    Model,
+    Order,
+    Selection,
+    Setup,
+    State,
+    Trained,
+)
+from strategies.params import Params, PositiveRate
+from strategies.recipfl.device import TaughtTraining
 from strategies.recipfl.graph import graph_of
-from strategies.recipfl.hypernetwork import Hypernetwork, Request, Shape, digests
-from strategies.scores import Evaluation, mean_score
-from strategies.submodel import CandidateStrategy
-from strategies.work import Assignment, Contribution, Group, Selection, Weights, Work, by_device
+from strategies.recipfl.hypernetwork import Hypernetwork, Request, ShapeParams, digests
+from strategies.submodel import CandidateMethod
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 CLIENTS_PER_PASS = 16
 # Gradients are added up in whole multiples of 2^-30, so that the order of replies does not matter: sums of whole
@@ -41,22 +52,28 @@ EXAMPLES = 256  # in whose multiples devices are weighed, so that those weights 
 Owner = tuple[int, Architecture]  # a device, and which of its models
 
 
-@dataclass(frozen=True)
-class RecipFLParams(Shape):
-    """eta: learning rate of Adam on the hypernetwork (eta_s); clip_norm: the most that its gradient's norm may be.
+class RecipFLParams(ShapeParams):
+    """RecipFL's settings; those of the hypernetwork are in `hypernetwork.ShapeParams`."""
 
-    transfer: what a device trains that can afford more than the smallest model: "teacher", the smallest as well, which
-        learns from its larger one (Eq. 9); "both", the smallest as well, from labels alone; "none", its largest only.
-    divergence: of Eq. 9's last term, KL("student || teacher") as printed, or "teacher || student" as published code.
-    weighting: devices' gradients are summed up ("sum"), or averaged by their "examples".
-    The others are the hypernetwork's (`hypernetwork.Shape`).
-    """
-
-    eta: float = 1e-3
-    clip_norm: float = 50.0
-    transfer: Literal["teacher", "both", "none"] = "teacher"
-    divergence: Literal["student || teacher", "teacher || student"] = "student || teacher"
-    weighting: Literal["sum", "examples"] = "sum"
+    eta: PositiveRate = Field(1e-3, description="Learning rate of Adam on the hypernetwork (eta_s)")
+    clip_norm: PositiveRate = Field(50.0, description="Largest norm of the hypernetwork's gradient")
+    transfer: Literal["teacher", "both", "none"] = Field(
+        "teacher",
+        description="Whether strong devices train the smallest model too: from their larger one (teacher), from "
+        "labels (both), or not (none)",
+    )
+    divergence: Literal["student || teacher", "teacher || student"] = Field(
+        "student || teacher",
+        description="Divergence of what both classifiers read, as printed; or as published code: teacher || student",
+    )
+    weighting: Literal["sum", "examples"] = Field(
+        "sum", description="How devices' gradients are put together: their sum, or their mean by examples"
+    )
+    class_counts: Literal["registration", "first-upload"] = Field(
+        "registration",
+        description="When the server learns how a device's labels are distributed: before its first training "
+        "(registration), or with its first upload",
+    )
 
 
 @dataclass
@@ -67,7 +84,7 @@ class Current:
     kept: Weights
 
 
-class RecipFL(CandidateStrategy):
+class RecipFL(CandidateMethod):
     """phi <- Adam(phi, sum over devices k of (d theta_k / d phi)^T (theta_k sent - theta_k returned)).
 
     That is Eq. 4 with the sign mended: as printed the step leads away from what devices returned.
@@ -76,20 +93,15 @@ class RecipFL(CandidateStrategy):
     reply is absorbed: between the two the server holds nothing of a device but what it keeps of every device's last
     upload.
 
-    Devices minimize L = CE(f(x), y) (`client_app.objectives.local_loss`, "cross entropy"). A small model S with a
-    trained larger one T minimizes Eq. 9, all weights and temperatures 1, T being constant:
-    L = CE(S(x), y) + CE(S(x), softmax T(x)) + KL(p_S || p_T), p being softmaxes of what the classifiers read, without
-    the last term where that differs in size; `divergence` may turn it round (`client_app.objectives._taught`,
-    "taught").
+    The device half is `strategies.recipfl.device.TaughtTraining`.
     """
 
-    merge = None
-    keeps_statistics = True
-    asks_class_counts = True
+    Params: ClassVar[type[Params]] = RecipFLParams
 
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:
-        super().__init__(setup)
+        super().__init__(setup, params)
         self.params = params
+        self.first_question = ClassCounts() if params.class_counts == "registration" else None
         self.both_models = params.transfer != "none"
         self.graphs = {a: graph_of(setup.family, a) for a in self.candidates}
         with torch.random.fork_rng(devices=[]):
@@ -98,7 +110,7 @@ class RecipFL(CandidateStrategy):
                 self.graphs.values(),
                 params,
                 classes=setup.family.classes,
-                clients=setup.settings.task["devices"] if params.descriptor == "client" else 0,
+                clients=setup.settings.devices if params.descriptor == "client" else 0,
             )
         self.parameters = dict(self.hypernetwork.named_parameters())
         self.adam = torch.optim.Adam(self.parameters.values(), lr=params.eta)
@@ -112,17 +124,32 @@ class RecipFL(CandidateStrategy):
         self.gradient: dict[str, Tensor] = {}
         self.weight = 0.0
         self.uploaded: dict[Owner, Current] = {}
+        self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
 
-    def summary(self) -> None:
-        """Log what runs, how large the hypernetwork is, and what it does not generate."""
-        super().summary()
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """What strong devices train follows from `transfer`."""
+        if both_models:
+            raise ValueError(
+                "both-models = True: recipfl says itself what strong devices train: leave it false, and see "
+                "recipfl.transfer"
+            )
+        if params.hidden % 4:
+            raise ValueError(
+                f"recipfl.hidden = {params.hidden}: a multiple of 4: four heads of attention, and four sides of a "
+                "tensor, share it"
+            )
+
+    def start(self) -> None:
+        """Log how large the hypernetwork is, and what it does not generate."""
+        super().start()
         kept = dict.fromkeys(name for architecture in self.candidates for name in self._never_generated(architecture))
-        log(INFO, "%s parameters in the hypernetwork", sum(p.numel() for p in self.parameters.values()))
-        log(INFO, "Not generated, but kept from each device's last upload: %s", ", ".join(kept) or "nothing")
+        log.info("%s parameters in the hypernetwork", sum(p.numel() for p in self.parameters.values()))
+        log.info("Not generated, but kept from each device's last upload: %s", ", ".join(kept) or "nothing")
 
     # What devices get ------------------------------------------------------------------------------------------------
 
-    def teacher(self, device: int, place: int) -> int | None:
+    def after(self, device: int, place: int) -> int | None:
         """The larger model teaches the smaller."""
         return 0 if place and self.params.transfer == "teacher" else None
 
@@ -130,18 +157,20 @@ class RecipFL(CandidateStrategy):
         """The whole model, and a group of its own."""
         return Selection(_of_one_device, device)
 
-    def objective_of(self, a: Assignment) -> Objective:
-        """Plain cross-entropy; of an order that has a teacher, Eq. 9."""
-        return Objective() if a.teacher is None else Objective(kind="taught", divergence=self.params.divergence)
+    def local(self, order: Order) -> Local:
+        """Plain training; of an order that reads a trained larger model, Eq. 9."""
+        return TaughtTraining(taught=order.after is not None, divergence=self.params.divergence)
 
-    def _plan(self, grid: Grid) -> Work:
+    def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
+        """The device's class counts."""
+        self.class_counts[device] = _counts(device, facts)
+
+    def begin_round(self, orders: Sequence[Order]) -> None:
         """Devices of a round are generated many at a time; those of evaluations, which may be all, one by one."""
-        work = super()._plan(grid)
-        self.awaited = [(a.device, a.task.architecture) for a in self.assignments if a.node is not None]
+        self.awaited = [(order.device, order.architecture) for order in orders]
         self.generated = {}
-        return work
 
-    def payload(self, group: Group) -> Weights:
+    def payload(self, group: Group) -> Parcels:
         """What the hypernetwork writes for a device."""
         owner = (group.selection.number, group.architecture)
         if owner not in self.generated:
@@ -150,7 +179,7 @@ class RecipFL(CandidateStrategy):
                 place = self.awaited.index(owner) // CLIENTS_PER_PASS * CLIENTS_PER_PASS
                 together = self.awaited[place : place + CLIENTS_PER_PASS]
             self.generated |= self.generate(together)
-        return self.generated.pop(owner)
+        return {"weights": self.generated.pop(owner)}
 
     def generate(self, owners: Sequence[Owner]) -> dict[Owner, Weights]:
         """The weights that these devices are sent now, in one pass: all tensors of each model."""
@@ -201,13 +230,10 @@ class RecipFL(CandidateStrategy):
 
     def absorb(self, contribution: Contribution) -> None:
         """Add the device's share to the gradient: J^T (sent - returned), with J of what it was sent."""
-        if contribution.weights is None:
-            raise MessageError("the update holds a sum, and not one device's weights")
+        weights = contribution.own("weights")
         owner = (contribution.devices[0], contribution.group.architecture)
         [sent] = self.hypernetwork([self._request(owner)])
-        product = torch.stack(
-            [((value.detach() - contribution.weights[name]) * value).sum() for name, value in sent.items()]
-        ).sum()
+        product = torch.stack([((value.detach() - weights[name]) * value).sum() for name, value in sent.items()]).sum()
         found = torch.autograd.grad(product, list(self.parameters.values()), allow_unused=True)
         weight = contribution.examples / EXAMPLES if self.params.weighting == "examples" else 1.0
         gradients = {n: gradient for n, gradient in zip(self.parameters, found, strict=True) if gradient is not None}
@@ -221,19 +247,22 @@ class RecipFL(CandidateStrategy):
             else:
                 self.gradient[name] = steps.double()
         self.weight += weight
-        self.uploaded[owner] = self._read(owner[1], contribution.weights)
+        self.uploaded[owner] = self._read(owner[1], weights)
 
-    def finish_round(self) -> None:
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """One step of Adam on the hypernetwork; the uploads become the devices' current parameters."""
         if self.gradient:
             self._step()
         self.current |= self.uploaded
         self.initial = {owner: current for owner, current in self.initial.items() if owner not in self.current}
-        for a in self.assignments:
-            if a.outcome == "trained" and a.update is not None and a.update.class_counts is not None:
-                self.class_counts[a.device] = a.update.class_counts
+        for done in trained:
+            if self.params.class_counts == "first-upload":
+                self.class_counts[done.device] = _counts(done.device, done.facts)
+        first = {done.device: done.order for done in reversed(trained)}
+        self.scorers = [(d, o.architecture, self.selection(d, o.architecture)) for d, o in sorted(first.items())]
         self.gradient, self.weight, self.uploaded = {}, 0.0, {}
         self.awaited, self.generated = [], {}
+        return {}
 
     def _step(self) -> None:
         share = self.weight if self.params.weighting == "examples" else 1.0
@@ -244,22 +273,18 @@ class RecipFL(CandidateStrategy):
         if norm > self.params.clip_norm:
             self.clipped_rounds += 1
             text = "Round %s: the hypernetwork's gradient had norm %.1f and is clipped to %g (%s rounds so far)"
-            log(WARNING, text, self.round, norm, self.params.clip_norm, self.clipped_rounds)
+            log.warning(text, self.round, norm, self.params.clip_norm, self.clipped_rounds)
         self.adam.step()
 
     # Scores ----------------------------------------------------------------------------------------------------------
 
-    def models(self, grid: Grid) -> dict[Architecture, Model]:
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
         """None on the server: every device's model is its own, and its statistics stay with it."""
         return {}
 
-    def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation | None:
-        """Ask the round's devices to score what they would be sent now on the task's test set; means over devices."""
-        assignments = [
-            self.ask(device, orders[0].task.architecture, orders[0].task.selection, orders[0].budget)
-            for device, orders in by_device(a for a in self.assignments if a.outcome == "trained").items()
-        ]
-        return mean_score(self.scores(grid, assignments, "test set"), self.population)
+    def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]]:
+        """The round's devices score what they would be sent now."""
+        return self.scorers
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
         """What the device would be given now, written for it."""
@@ -268,9 +293,9 @@ class RecipFL(CandidateStrategy):
 
     # State -----------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> State:
+    def state(self) -> State:
         """The hypernetwork, Adam's moments, and what is kept of every device's uploads."""
-        state = super().state_dict()
+        state = State({}, {})
         state.tensors |= {f"hypernetwork/{name}": value.detach() for name, value in self.parameters.items()}
         for name, parameter in self.parameters.items():
             for moment, value in self.adam.state.get(parameter, {}).items():
@@ -283,9 +308,8 @@ class RecipFL(CandidateStrategy):
         state.values["clipped_rounds"] = self.clipped_rounds
         return state
 
-    def load_state_dict(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Restore it all; ValueError where the hypernetwork is another."""
-        super().load_state_dict(state)
         found = {name.partition("/")[2]: v for name, v in state.tensors.items() if name.startswith("hypernetwork/")}
         if {n: v.shape for n, v in found.items()} != {n: p.shape for n, p in self.parameters.items()}:
             raise ValueError("the checkpoint's hypernetwork is another than the configuration's")
@@ -314,3 +338,12 @@ class RecipFL(CandidateStrategy):
 def _of_one_device(device: int) -> Select:
     """The rule of a selection that is one device's own: the whole model."""
     return leading
+
+
+def _counts(device: int, facts: Mapping[str, Sequence[float]]) -> list[int]:
+    """A device's class counts; where it says nothing that can be, all classes alike."""
+    counts = facts.get("class_counts", ())
+    if not any(counts) or not all(0 <= count < 2**31 and float(count).is_integer() for count in counts):
+        log.warning("Device %s: class counts must be whole numbers, not all of them 0: taken as all alike", device)
+        return [1] * len(counts)
+    return [int(count) for count in counts]

@@ -22,7 +22,7 @@ from devices.validation import one_line
 from messages.orders import NodeReport
 from messages.packing import MessageError
 from messages.wire import from_records
-from strategies.exchange import Failure, exchange, pull
+from rounds.exchange import Failure, exchange, pull
 
 # What an overrun leaves of a device's budget, and what a round gives back of it.
 OVERRUN_FACTOR, RECOVERY = 0.7, 1.05

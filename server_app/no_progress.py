@@ -8,16 +8,16 @@ from pathlib import Path
 from server_app.charts import bytes_text
 from server_app.config import RunConfig
 from server_app.journal import read_devices
-from strategies import Strategy
+from strategies.method import Method
 
-FRUITLESS_ROUNDS = 3  # in a row, after which something is wrong
+NO_PROGRESS_ROUNDS = 3  # in a row, after which something is wrong
 
 
-class FruitlessRunError(RuntimeError):
+class NoProgressError(RuntimeError):
     """A run that taught nothing, because no device trained. Its text is all there is to know: no frame tells more."""
 
 
-def why_nobody_trained(run_dir: Path, config: RunConfig, strategy: Strategy) -> str:
+def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
     """Why no device of a run has trained so far, by its journal, and what would let some train."""
     outcomes: Counter[str] = Counter()
     memory_bytes, payload_bytes, limited = 0, 0, True
@@ -31,23 +31,23 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, strategy: Strategy) -> 
         return "no device was asked"
     told = [", ".join(f"{count} {word}" for word, count in outcomes.most_common())]
     if outcomes["skipped"]:
-        needed = strategy.cost(strategy.least)
+        needed = method.cost(method.smallest_architecture)
         poor = memory_bytes < needed.peak_training_memory_bytes
         slow = limited and payload_bytes < needed.payload_bytes
         told.append(
-            f"the smallest model of {strategy.name} over {strategy.family.name} needs "
+            f"the smallest model of {method.name()} over {method.family.name} needs "
             f"{bytes_text(needed.peak_training_memory_bytes)} of memory and {bytes_text(needed.payload_bytes)} of "
             f"payload, the largest budget seen was {bytes_text(memory_bytes)} of memory and "
             f"{bytes_text(payload_bytes) + ' of payload' if limited else 'payload without limit'}"
         )
-        told.append(f"try {', or '.join(_remedies(config, strategy, poor=poor, slow=slow))}")
+        told.append(f"try {', or '.join(_remedies(config, method, poor=poor, slow=slow))}")
     if outcomes["late"]:
         deadline = f"deadline-seconds = {config.deadline_seconds:g}" if config.deadline_seconds else "any deadline"
         told.append(f"who is late misses {deadline}, or has a link that carries nothing")
     return "; ".join(told)
 
 
-def _remedies(config: RunConfig, strategy: Strategy, *, poor: bool, slow: bool) -> list[str]:
+def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> list[str]:
     """What lets devices train that cannot afford the smallest model. Neither: no device had both at the same time."""
     remedies = []
     if poor or not slow:
@@ -59,16 +59,15 @@ def _remedies(config: RunConfig, strategy: Strategy, *, poor: bool, slow: bool) 
             else "a larger payload limit of the devices"
         )
     narrowest = min(config.widths)
-    by_width = [strategy.family.candidates([width])[-1] for width in (narrowest, narrowest / 2)]
-    if config.strategy == "model-search":
-        remedies.append(f"smaller shares in model-search.shares = {config.to_dict()['model-search.shares']!r}")
-    elif strategy.least == by_width[0] != by_width[1]:
+    by_width = [method.family.candidates([width])[-1] for width in (narrowest, narrowest / 2)]
+    if method.remedy is not None:
+        remedies.append(method.remedy)
+    elif method.smallest_architecture == by_width[0] != by_width[1]:
         remedies.append(f"a smaller width in widths = {config.to_dict()['widths']!r}")
     else:
         remedies.append("a smaller family or smaller family-arguments")
     if poor and config.batch_size > 1:  # at small widths most of the memory is a batch's
         remedies.append(f"a smaller batch-size than {config.batch_size}")
-    # Under "exclusive" nobody gets what it cannot afford, whatever is said of those below the smallest.
-    if config.below_smallest == "skip" and (config.strategy, config.fedavg__use) != ("fedavg", "exclusive"):
+    if config.below_smallest == "skip" and method.helps_below_smallest:
         remedies.append("below-smallest = 'smallest'")
     return remedies

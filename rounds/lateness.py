@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strategies.population import Population
-from strategies.work import Assignment, RoundSettings, by_device, devices_that_trained
+from models.family import Family
+from rounds.population import Population
+from rounds.work import Assignment, by_device, devices_that_trained
+from strategies.method import parcel_bytes
+from strategies.settings import RoundSettings
 
 
 def drop_late(
-    assignments: Sequence[Assignment], population: Population, settings: RoundSettings, *, weights_travel: bool
+    assignments: Sequence[Assignment], family: Family, population: Population, settings: RoundSettings
 ) -> None:
     """In a simulation the clock says beforehand who misses the deadline or comes after enough others."""
     timed: list[tuple[float, int, list[Assignment]]] = []
     for device, orders in by_device(a for a in assignments if a.given is not None).items():
-        # A device downloads all its weights, trains one model after the other, and uploads all.
-        nbytes = sum(a.task.cost.payload_bytes for a in orders) if weights_travel else 0
+        # A device downloads all its parcels, trains one model after the other, and uploads all.
+        travelling = [parcel_bytes(a.task.local, family, a.task.architecture) for a in orders]
         flops = sum(a.flops_per_example for a in orders) * _examples_trained(device, population, settings)
-        timing = population.timing(device, bytes_down=nbytes, flops=flops, bytes_up=nbytes)
+        down, up = (sum(way) for way in zip(*travelling, strict=True))
+        timing = population.timing(device, bytes_down=down, flops=flops, bytes_up=up)
         if timing is not None:
             timed.append((timing.total_seconds, device, orders))
         for a in orders:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from devices.budget import Budget, budget_of
-from strategies.population import Population
-from strategies.work import RoundSettings
+from rounds.population import Population
+from strategies.settings import RoundSettings
 
 # A node's message while it trains, in payloads: in the SuperNode, on its way to the worker, and in the worker.
 MESSAGE_COPIES = 5

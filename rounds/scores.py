@@ -14,13 +14,14 @@ from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from messages.layouts import sent_layout
 from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalTraining, Score
 from messages.packing import MessageError
+from messages.parcels import digest
 from messages.wire import from_records, to_records
-from strategies.exchange import Failure, exchange
-from strategies.population import Population
-from strategies.work import Assignment, Orders, RoundSettings
+from rounds.exchange import Failure, exchange
+from rounds.population import Population
+from rounds.work import Assignment, Orders
+from strategies.settings import RoundSettings
 
 MOST_REASONS = 3  # that are told of what went wrong with the scores of a round
 Examples = Literal["shard", "test set"]  # a device's own test shard, or the task's test set
@@ -101,14 +102,13 @@ def score_on_devices(
                 EvaluationOrder(
                     device=a.device,
                     architecture=a.task.architecture.to_json(),
-                    payload=position.get(a.group),
-                    digest=sent_layout(orders.family, a.task.architecture).digest,
+                    payloads=position[a.group],
+                    digest=digest(orders.groups[a.group].sent, orders.groups[a.group].returned),
                     data=data,
-                    objective=orders.objective(a),
+                    local=a.task.local.reference(),
                     seed=int(settings.rng(orders.round, 6, a.device).integers(2**63)),
                     memory_bytes=a.limit_bytes,
                     predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
-                    keeps_statistics=orders.keeps_statistics,
                 )
                 for a in batch
             ],

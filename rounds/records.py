@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.distillation import Distilled
-from strategies.scores import Evaluation, Personal
-from strategies.work import Assignment, Work, by_device, fits
+from rounds.scores import Evaluation, Personal
+from rounds.work import Assignment, Work, by_device
+from strategies.method import fits
 
-# Of a round, as far as the server works.
-PARTS = ("assign", "payload", "absorb", "finish", "hypernetworks", "distill", "evaluate")
+# Of a round, as far as the server works; a method may name parts of its own beside them.
+PARTS = ("assign", "payload", "absorb", "finish", "evaluate")
 
 
 @dataclass
@@ -37,7 +37,7 @@ def round_record(
     simulated_seconds: float,
     wall_seconds: float,
     server_seconds: Mapping[str, float],
-    distilled: Distilled | None,
+    metrics: Mapping[str, float | None],
 ) -> dict[str, Any]:
     """One line of rounds.jsonl. Utilisation is the mean over the devices that trained, each of its own budget.
 
@@ -76,6 +76,7 @@ def round_record(
         "devices_failed": outcomes["failed"] + outcomes["late"],
         "devices_refused": outcomes["refused"],
         "devices_bounded": len({a.device for a in work.assignments if a.update is not None and a.update.bounded}),
+        "devices_state_lost": len({a.device for a in work.assignments if a.update is not None and a.update.state_lost}),
         "devices_below_smallest": sum(a.given is None or not fits(a.given.cost, a.budget) for a in first),
         "bytes_down": nbytes["down"],
         "bytes_up": nbytes["up"],
@@ -84,9 +85,8 @@ def round_record(
         "distinct_architectures": len({a.task.architecture for orders in trained.values() for a in orders}),
         "simulated_seconds": simulated_seconds,
         "wall_seconds": wall_seconds,
-        "server_seconds": {what: server_seconds[what] for what in PARTS},
-        "distillation_steps_per_second": distilled.steps_per_second if distilled else None,
-        "distillation_told_apart_nats": distilled.told_apart_nats if distilled else None,
+        "server_seconds": dict.fromkeys(PARTS, 0.0) | dict(server_seconds),
+        "metrics": dict(metrics),
         "server_peak_rss_bytes": peak_rss_bytes(),
     }
 

@@ -1,0 +1,437 @@
+"""One work order on one device: check the budget, give the device half what it works with, say what it took."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from client_app import board_gpu
+from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touched_bytes
+from client_app.state import DeviceState
+from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
+from messages.packing import Layout, MessageError, pick, unpack
+from messages.parcels import Parcels, Weights, digest
+from models.architecture import Architecture
+from models.base import Family, with_weights
+from models.layers import Network
+from strategies.losses import Loss, Regularizer
+from strategies.method import Answer, Local
+from tasks.task import Task
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
+
+
+class Refusal(Exception):
+    """The device does not do this work; the text says why.
+
+    `overrun`: less memory was there than the device had promised: work of its budget outgrew it, or was not begun since
+    what is free now is less than predicted.
+    """
+
+    def __init__(self, why: str, *, overrun: bool = False) -> None:
+        super().__init__(why)
+        self.overrun = overrun
+
+
+class Chance(random.Random):
+    """The chance that a loss may use. While a loss is traced as one graph for all batches, to ask it is an error."""
+
+    traced = False
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+        self._check()
+        return super().random()
+
+    def getrandbits(self, k: int, /) -> int:
+        """A whole number of k random bits."""
+        self._check()
+        return super().getrandbits(k)
+
+    def _check(self) -> None:
+        if self.traced:
+            raise board_gpu.Untraceable("the loss is another one for every batch")
+
+
+@dataclass
+class Done:
+    """The result of a work order: what the device half answers, and the figures of the update."""
+
+    answer: Answer
+    examples: int
+    seconds: float
+    measured_memory_bytes: int | None  # None in a simulation
+    present: Tensor  # which classes the device holds (bool)
+    state_lost: bool
+    state_kept: bool
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where an order's work is done, and what bounds it.
+
+    Attributes:
+        device: where to compute.
+        available_bytes: memory that this machine has free now, which may be less than it reported; the work may not
+            outgrow it or its budget. None in a simulation, where many devices share the machine.
+        board: socket of the trainer that has the board's GPU (`client_app.board_gpu`), where the node has one. Losses
+            that it cannot compute are trained on `device`, and the log says so.
+    """
+
+    device: torch.device
+    available_bytes: int | None = None
+    board: Path | None = None
+
+
+class DeviceBench:
+    """`strategies.method.Bench` on this machine.
+
+    Args:
+        before_round: what the device kept in this round or later is not used.
+        received: the packed arrays of the message.
+        evaluated_round: in an evaluation, its round; the device then keeps nothing. None where it trains.
+
+    Raises:
+        MessageError: the arrays are not those that the device half expects.
+    """
+
+    def __init__(
+        self,
+        order: WorkOrder | EvaluationOrder,
+        local: Local,
+        before_round: int,
+        training: LocalTraining,
+        family: Family,
+        task: Task,
+        arrays: list[bytes],
+        state: DeviceState,
+        place: Workplace,
+        *,
+        earlier: Network | None = None,
+        evaluated_round: int | None = None,
+    ) -> None:
+        self.order, self.local, self.family, self.task, self.training = order, local, family, task, training
+        self.place, self.device = place, place.device
+        self.architecture = Architecture.from_json(order.architecture)
+        family.validate(self.architecture)
+        self.sent = local.sent(family, self.architecture)
+        self.returned = local.returned(family, self.architecture)
+        if order.digest != digest(self.sent, self.returned):
+            raise MessageError(
+                f"device {order.device}: server and device disagree about the parcels of {order.local.name} over "
+                f"{self.architecture}"
+            )
+        if order.payloads.keys() != self.sent.keys():
+            raise MessageError(f"device {order.device}: parcels {sorted(order.payloads)} came, not {sorted(self.sent)}")
+        self.keeps = evaluated_round is None
+        self._state, self._before, self._evaluated = state, before_round, evaluated_round or 0
+        self._to_keep: dict[str, dict[str, Tensor]] = {}
+        self._stack = ExitStack()
+        self._limited = False
+        # In a simulation there are none: what one of many devices in one process holds cannot be told from outside.
+        self.limits = {} if place.available_bytes is None else _limits(order, place.available_bytes)
+        self._shard = task.shard(order.device).train
+        self.class_counts = task.train.labels[self._shard].bincount(minlength=task.classes)
+        self.meter = MemoryMeter(self.device)
+        who = f"device {order.device}"
+        self._packed = {name: pick(arrays, index, who) for name, index in order.payloads.items()}
+        self.received: Parcels = {name: self.sent_again(name) for name in self._packed}
+        self.earlier = earlier
+        if earlier is not None:
+            earlier.to(self.device).eval().requires_grad_(False)
+        self.chance = Chance(order.seed)
+        self.steps_taken = 0
+        self._generator = torch.Generator().manual_seed(order.seed)
+        self._board_bytes: int | None = None
+        self.state_lost = getattr(order, "kept", False) and state.is_empty()
+
+    @property
+    def examples(self) -> int:
+        """How many training examples the device holds."""
+        return len(self._shard)
+
+    def build(self, weights: Weights | None = None) -> Network:
+        """See `strategies.method.Bench`."""
+        if weights is None:
+            return self.family.build(self.architecture).to(self.device)
+        return with_weights(self.family, self.architecture, weights).to(self.device)
+
+    def sent_again(self, parcel: str) -> Weights:
+        """A fresh copy of a parcel as it was sent: training changes the one in `received`. {} where none was sent."""
+        return unpack(self._packed[parcel], self.sent[parcel].layout) if parcel in self._packed else {}
+
+    # What stays on the device
+
+    def kept(self, name: str, *, per_architecture: bool = True, recent: bool = False) -> Weights | None:
+        """See `strategies.method.Bench`. What cannot be read counts as lost."""
+        since = self._evaluated if recent else 0
+        try:
+            return self._state.load(self._key(name, per_architecture), self._before, since)
+        except ValueError as error:
+            log.warning("Device %s begins anew: %s", self.order.device, error)
+            self.state_lost = True
+            return None
+
+    def keep(self, name: str, tensors: Mapping[str, Tensor], *, per_architecture: bool = True) -> None:
+        """See `strategies.method.Bench`. It is written by `save`."""
+        self._to_keep[self._key(name, per_architecture)] = {key: value.detach() for key, value in tensors.items()}
+
+    def save(self) -> bool:
+        """Write what the device half wants to keep, and say whether there is anything; nothing in an evaluation."""
+        if not self.keeps:
+            return False
+        for key, tensors in self._to_keep.items():
+            self._state.save(key, self._before, tensors)
+        return bool(self._to_keep)
+
+    def _key(self, name: str, per_architecture: bool) -> str:
+        if not per_architecture:
+            return name
+        return f"{name}-{Layout.of(self.family.tensors(self.architecture)).digest}"
+
+    # Training
+
+    def batches(self, *models: nn.Module, once: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `strategies.method.Bench`."""
+        self._hold_to_limits(*models)
+        beside_bytes = sum(touched_bytes(model) for model in models)
+        for inputs, labels in batches_of(self.task, self._shard, self.training, self._generator, self.device, once):
+            yield inputs, labels
+            self.steps_taken += not once
+            # Not what is held now: the activations, most of it, are gone by the end of a step.
+            peak = self.meter.peak_bytes() if self.limits else 0
+            for what, limit_bytes in self.limits.items():
+                if peak > limit_bytes + beside_bytes:
+                    raise Refusal(f"training grew to {peak} bytes, {what} {limit_bytes} bytes", overrun=True)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The run's optimizer of a model's parameters."""
+        training = self.training
+        rate, decay = training.learning_rate, training.weight_decay
+        if training.optimizer == "sgd":
+            return torch.optim.SGD(model.parameters(), lr=rate, momentum=training.momentum, weight_decay=decay)
+        kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+        return kind(model.parameters(), lr=rate, betas=training.betas, weight_decay=decay)
+
+    def fit(
+        self, model: Network, loss: Loss, *, regularizer: Regularizer | None = None, new_statistics: bool = False
+    ) -> float | None:
+        """See `strategies.method.Bench`."""
+        if self.place.board is not None:
+            try:
+                return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics)
+            except board_gpu.Untraceable as error:
+                name = self.order.local.name
+                log.warning("Device %s: the board's GPU cannot train %s (%s)", self.order.device, name, error)
+                log.warning("Device %s: %s is trained on the CPU", self.order.device, name)
+        if regularizer is not None:
+            loss = regularized(loss, model, regularizer)
+        optimizer = self.optimizer(model)
+        model.train()
+        # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches
+        # would not lead away.
+        norms = batch_norms(model) if new_statistics else []
+        seen, total = 0, torch.zeros((), dtype=torch.float64)
+        for number, (inputs, labels) in enumerate(self.batches(model), start=1):
+            for norm in norms:
+                norm.momentum = max(0.1, 1 / number)
+            optimizer.zero_grad(set_to_none=True)
+            value = loss(inputs, labels)
+            value.backward()
+            if self.training.clip_norm:
+                nn.utils.clip_grad_norm_(model.parameters(), self.training.clip_norm)
+            optimizer.step()
+            seen += len(labels)
+            total += value.detach().to("cpu", torch.float64) * len(labels)
+        model.zero_grad(set_to_none=True)  # they would be held for nothing where the model is scored or teaches
+        return float(total) / max(1, seen)
+
+    def _fit_on_board(
+        self, board: Path, model: Network, loss: Loss, regularizer: Regularizer | None, new_statistics: bool
+    ) -> float:
+        self._hold_to_limits(model)
+        self.chance.traced = True
+        try:
+            graph = board_gpu.trace(model, loss)
+        finally:
+            self.chance.traced = False
+        batches = batches_of(self.task, self._shard, self.training, self._generator, self.device, once=False)
+        try:
+            mean_loss, self._board_bytes, steps = board_gpu.fit(
+                board,
+                model,
+                graph,
+                batches,
+                self.training,
+                seed=self.order.seed,
+                limit_bytes=min(self.limits.values(), default=None),
+                new_statistics=new_statistics,
+                regularizer=regularizer or Regularizer(),
+            )
+        except MemoryError as error:
+            words = "".join(f", {what} {limit_bytes} bytes" for what, limit_bytes in self.limits.items())
+            raise Refusal(f"out of memory on the board's GPU{words}: {error}", overrun=True) from error
+        self.steps_taken += steps
+        return mean_loss
+
+    # Limits
+
+    def _hold_to_limits(self, *models: nn.Module) -> None:
+        """From here to the end of the order, refuse memory beyond its limits."""
+        if not self.limits or self._limited:
+            return
+        self._limited = True
+        computing = models if self.earlier is None else (*models, self.earlier)
+        self._stack.enter_context(memory_limit(min(self.limits.values()), self.device, *computing))
+
+    def close(self) -> None:
+        """Let go of the limits."""
+        self._stack.close()
+
+    def measured_bytes(self) -> int | None:
+        """The most memory that the work held; None in a simulation."""
+        if self._board_bytes is not None:
+            return self._board_bytes
+        return None if self.place.available_bytes is None else self.meter.peak_bytes()
+
+
+def do_order(bench: DeviceBench) -> Done:
+    """Let the device half train, within the order's limits.
+
+    Raises:
+        Refusal: the work cannot fit the budget, or grew beyond it.
+        MessageError: the device half does not go with what came.
+        board_gpu.BoardError: the board's trainer does not answer, or failed.
+    """
+    started = time.perf_counter()
+    order, local = bench.order, bench.local
+    for what, limit_bytes in _limits(order, bench.place.available_bytes).items():
+        if local.trains and order.predicted_memory_bytes > limit_bytes:
+            raise Refusal(
+                f"training needs about {order.predicted_memory_bytes} bytes, {what} {limit_bytes} bytes",
+                # Within its budget, so the memory shrank after the report. Work without one may never have fitted.
+                overrun=0 < order.predicted_memory_bytes <= order.memory_bytes,
+            )
+    if not bench.examples:
+        raise Refusal("the device holds no training examples")
+    torch.manual_seed(order.seed)  # dropout, and the first weights of a device's own model
+    try:
+        with out_of_memory_refused(order, bench.place.available_bytes, bench.meter):
+            answer = local.train(bench)
+    finally:
+        bench.close()
+    _check(answer, bench)
+    return Done(
+        answer,
+        bench.examples,
+        time.perf_counter() - started,
+        bench.measured_bytes(),
+        bench.class_counts > 0,
+        state_lost=bench.state_lost,
+        state_kept=bench.save(),
+    )
+
+
+def _check(answer: Answer, bench: DeviceBench) -> None:
+    """Raise MessageError where a device half does not return what it lists."""
+    name = bench.order.local.name
+    if answer.parcels.keys() != bench.returned.keys():
+        raise MessageError(f"{name} returns parcels {sorted(answer.parcels)}, but lists {sorted(bench.returned)}")
+    for parcel, wanted in bench.returned.items():
+        missing = [entry.name for entry in wanted.layout.entries if entry.name not in answer.parcels[parcel]]
+        if missing:
+            raise MessageError(f"{name} returns no tensor {missing[0]!r} in the parcel {parcel!r}")
+    facts = {fact: len(values) for fact, values in answer.facts.items()}
+    if facts != bench.local.facts(bench.family):
+        raise MessageError(f"{name} returns facts {facts}, but lists {bench.local.facts(bench.family)}")
+
+
+def _limits(order: WorkOrder | EvaluationOrder, available_bytes: int | None) -> dict[str, int]:
+    """What bounds the memory of an order's work, by the words that say so in a refusal."""
+    limits = {"the budget is": order.memory_bytes or None, "this device has free": available_bytes}
+    return {what: limit_bytes for what, limit_bytes in limits.items() if limit_bytes is not None}
+
+
+@contextmanager
+def out_of_memory_refused(
+    order: WorkOrder | EvaluationOrder, available_bytes: int | None, meter: MemoryMeter
+) -> Iterator[None]:
+    """Turn an allocation that was refused in a `with` block into a Refusal."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        limits = {} if available_bytes is None else _limits(order, available_bytes)
+        words = "".join(f", {what} {limit_bytes} bytes" for what, limit_bytes in limits.items())
+        said = str(error).split("\n")[0] or type(error).__name__
+        raise Refusal(f"out of memory after {meter.peak_bytes()} bytes{words}: {said}", overrun=True) from error
+
+
+def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The batch norms of a model."""
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def regularized(loss: Loss, model: Network, regularizer: Regularizer) -> Loss:
+    """The loss, with the regularizer's gradient set before it is computed."""
+    received: Mapping[str, Tensor] = {}
+    if regularizer.strength:
+        received = regularizer.toward or {name: p.detach().clone() for name, p in model.named_parameters()}
+    correction = {
+        name: regularizer.correction[name].to(p.device)
+        for name, p in model.named_parameters()
+        if name in regularizer.correction
+    }
+
+    def added(inputs: Tensor, labels: Tensor) -> Tensor:
+        # In `.grad`, and not as terms of the loss: those would hold a copy of all parameters more.
+        distances = []
+        for name, parameter in model.named_parameters():
+            if received:
+                moved = parameter.detach() - received[name]
+                if regularizer.reported:
+                    distances.append(moved.square().sum())
+                parameter.grad = moved.mul_(regularizer.strength)
+                if name in correction:
+                    parameter.grad -= correction[name]
+            elif name in correction:
+                parameter.grad = correction[name].neg()
+        value = loss(inputs, labels)
+        return value + regularizer.strength / 2 * torch.stack(distances).sum() if distances else value
+
+    return added
+
+
+def batches_of(
+    task: Task, shard: Tensor, training: LocalTraining, generator: torch.Generator, device: torch.device, once: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Shuffled batches: whole epochs (the last batch may be short), or exactly `steps` batches; `once`: one pass."""
+    size, done = training.batch_size, 0
+    epochs = 1 if once else training.epochs
+    augment = generator if training.augment and not once else None
+    epoch = 0
+    while True:
+        order = shard[torch.randperm(len(shard), generator=generator)]
+        for start in range(0, len(order), size):
+            picked = order[start : start + size]
+            if len(picked) == 1 < min(size, len(order)):
+                continue  # batch norm cannot normalize a single example over a 1x1 map
+            yield (
+                task.prepare(task.train.inputs[picked].to(device), augment=augment),
+                task.train.labels[picked].to(device),
+            )
+            done += 1
+            if training.steps and not once and done == training.steps:
+                return
+        epoch += 1
+        if (once or not training.steps) and epoch == epochs:
+            return

@@ -1,0 +1,73 @@
+"""Parcels: named sets of tensors that travel between server and devices.
+
+Both sides derive the layout of every parcel from the work order, and only a digest of the layouts travels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from messages.orders import Merge
+from messages.packing import Layout
+from models.layers import TensorSpec
+from models.placement import CLASSES, Axis
+
+STATISTICS = ("running_mean", "running_var")  # what batch norm learns without gradients
+
+Weights = dict[str, Tensor]
+"""Tensors by name."""
+Parcels = dict[str, Weights]
+"""Contents of parcels by the parcels' names."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A named set of tensors that travels as one array.
+
+    Attributes:
+        layout: the tensors' names, shapes and types.
+        merge: how a node that carries many devices adds their parcels up before it answers. None: the server gets
+            every device's parcel by itself. It has no meaning for parcels that the server sends.
+        class_spans: (start, stop) in the flat vector of every tensor whose first dimension is the classes.
+    """
+
+    layout: Layout
+    merge: Merge | None = None
+    class_spans: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, TensorSpec], merge: Merge | None = None) -> Parcel:
+        """The parcel of these tensors, such as those of `Family.tensors`."""
+        layout = Layout.of(tensors)
+        spans: list[tuple[int, int]] = []
+        start = 0
+        for entry in layout.entries:
+            axes = tensors[entry.name].axes
+            if axes and isinstance(axes[0], Axis) and axes[0].group == CLASSES:
+                spans.append((start, start + entry.numel))
+            start += entry.numel
+        return cls(layout, merge, tuple(spans))
+
+
+def nbytes(parcels: Mapping[str, Parcel]) -> int:
+    """Bytes of some parcels together."""
+    return sum(parcel.layout.nbytes for parcel in parcels.values())
+
+
+def digest(sent: Mapping[str, Parcel], returned: Mapping[str, Parcel]) -> str:
+    """Eight bytes, as hex, that differ where server and device disagree about a parcel's name, tensors or merging."""
+    text = "".join(
+        f"{way} {name} {parcel.layout.digest} {parcel.merge.model_dump_json() if parcel.merge else ''};"
+        for way, parcels in (("sent", sent), ("returned", returned))
+        for name, parcel in sorted(parcels.items())
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parameters_of(tensors: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """The tensors that are learned by gradients: all but batch norm's running statistics."""
+    return {name: spec for name, spec in tensors.items() if not name.endswith(STATISTICS)}

@@ -1,0 +1,480 @@
+"""The round, once for all methods.
+
+The engine samples devices, reads their reports, sends them work in waves, checks what comes back, waits no longer than
+the deadline, has models scored, and writes the figures of the journal. What a device gets, what it is sent and what
+becomes of what it returns is the method's business (`strategies.method`), of which the engine knows the contract alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from logging import WARNING
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import Message
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from devices.budget import Budget
+from messages.orders import LocalTraining, Score
+from messages.packing import MessageError
+from messages.parcels import STATISTICS, Parcels, Weights
+from messages.sums import SCALE, WeightedSum, split
+from models.architecture import Architecture
+from rounds.budgets import beside_message, budget_in_round
+from rounds.exchange import Failure, exchange
+from rounds.lateness import drop_late, simulated_seconds
+from rounds.population import Population
+from rounds.records import RoundResult, device_record, round_record
+from rounds.replies import read_reply
+from rounds.scores import Evaluation, Examples, Personal, mean_score, personal_score, score_on_devices
+from rounds.work import Assignment, Given, Orders, Work, by_device, devices_that_trained
+from strategies.method import (
+    LEADING,
+    Contribution,
+    Group,
+    Local,
+    Method,
+    Model,
+    Order,
+    Selection,
+    State,
+    Trained,
+    fits,
+    parcel_bytes,
+)
+from strategies.statistics import TakeStatistics
+
+
+class Scores(NamedTuple):
+    """Accuracy (0..1) and mean loss of a model; where its family has several exits, the accuracy of each of its own."""
+
+    accuracy: float
+    loss: float
+    by_exit: tuple[float, ...] = ()
+
+
+Scorer = Callable[[Model], Scores]
+
+
+class Engine:
+    """Runs the rounds of one method over the devices of a population.
+
+    Attributes:
+        assignments: the orders of the round that runs, or ran last.
+        tier_architectures: the newest architecture of every tier.
+        scored: the models of the last evaluation, exactly as they were scored.
+    """
+
+    def __init__(self, method: Method, population: Population) -> None:
+        self.method, self.population, self.settings = method, population, method.settings
+        self.assignments: list[Assignment] = []
+        self.tier_architectures: dict[str, Architecture] = {}
+        self.scored: dict[Architecture, Model] = {}
+        self._keepers: set[int] = set()  # devices that have kept something
+        self._introduced: set[int] = set()  # devices that have answered the method's first question
+        self._bytes: Counter[str] = Counter()
+
+    @property
+    def round(self) -> int:
+        """The number of the round that runs, or ran last."""
+        return self.method.round
+
+    def state(self) -> State:
+        """Everything a resumed run needs beside the configuration and the round's number."""
+        own = self.method.state()
+        engine: dict[str, Any] = {
+            "tiers": {tier: a.to_json() for tier, a in self.tier_architectures.items()},
+            "keepers": sorted(self._keepers),
+            "introduced": sorted(self._introduced),
+            **self.population.state_dict(),
+        }
+        return State(own.tensors, {**own.values, **engine})
+
+    def load(self, state: State) -> None:
+        """Restore `state`; ValueError where it is of another model."""
+        values = state.values
+        self.tier_architectures = {t: Architecture.from_json(a) for t, a in values["tiers"].items()}
+        # Checkpoints of earlier versions have neither.
+        self._keepers, self._introduced = set(values.get("keepers", [])), set(values.get("introduced", []))
+        self.population.load_state_dict(values)
+        self.method.load(state)
+
+    # The round -------------------------------------------------------------------------------------------------------
+
+    def run_round(self, grid: Grid, number: int, scorer: Scorer) -> RoundResult:
+        """One whole round: sample, assign, train, absorb, finish, evaluate."""
+        started = time.perf_counter()
+        work = self.begin(grid, number)
+        self._run(grid, work)
+        metrics = self.finish(work, started)
+        evaluation: Evaluation | None = None
+        if number % self.settings.evaluate_every == 0 or number == self.settings.rounds:
+            with self._timed("evaluate"):
+                evaluation = self.evaluate(grid, scorer)
+        personal: Personal | None = None
+        if self.settings.personal_in(number):
+            with self._timed("evaluate"):
+                personal = self.evaluate_personally(grid)
+        record = round_record(
+            work,
+            strategy=self.method.name(),
+            task=self.settings.task_name,
+            evaluation=evaluation,
+            personal=personal,
+            nbytes=self._bytes,
+            simulated_seconds=self.population.now_seconds,
+            wall_seconds=time.perf_counter() - started,
+            server_seconds=self.method.stopwatch.seconds,
+            metrics=metrics,
+        )
+        return RoundResult(record, [device_record(work.round, a) for a in work.assignments])
+
+    def begin(self, grid: Grid, number: int) -> Work:
+        """Sample devices, read their reports, and give each the architecture that its budget allows."""
+        self.method.round = number
+        self.method.stopwatch.seconds.clear()
+        self._bytes = Counter()
+        with self._timed("assign"):
+            devices = self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices)
+            if self.method.first_question is not None:
+                self._introduce(grid, devices, self.method.first_question)
+            self.assignments = [a for device in devices for a in self._orders(device)]
+            beyond = [a.device for a in self.assignments if a.given is not None and not fits(a.given.cost, a.budget)]
+            if beyond and self.method.below_smallest == "smallest":
+                text = "Round %s: devices %s get an architecture that they cannot afford"
+                log(WARNING, text, number, sorted(set(beyond)))
+            drop_late(self.assignments, self.method.family, self.population, self.settings)
+            work = Work(
+                round=number,
+                assignments=self.assignments,
+                family=self.method.family,
+                payload=self.method.payload,
+                absorb=self.method.absorb,
+                enough=self.settings.devices_per_round,
+                simulated=self.population.simulated,
+                norm_bound=self.settings.norm_bound,
+            )
+            self._route(grid, work)
+            self.method.begin_round([a.task.order for a in self.assignments if a.node is not None])
+        return work
+
+    def finish(self, work: Work, started: float) -> dict[str, float | None]:
+        """Let the method make its next model. -> the method's own figures."""
+        for a in work.assignments:
+            if a.update is not None and a.outcome == "trained":
+                if a.update.state_kept:
+                    self._keepers.add(a.device)
+                if a.update.state_lost:
+                    log(WARNING, "Round %s: device %s has lost what it kept, and began anew", work.round, a.device)
+                    self.method.lost(a.device)
+        with self._timed("finish"):
+            metrics = self.method.finish_round(self._trained(work))
+        self.population.advance(simulated_seconds(work.assignments, self.settings), time.perf_counter() - started)
+        return dict(metrics)
+
+    def _trained(self, work: Work) -> list[Trained]:
+        done = [a for a in work.assignments if a.outcome == "trained" and a.update is not None]
+        return [
+            Trained(a.task.order, a.tier, a.update.examples, a.update.loss, a.update.facts)
+            for a in sorted(done, key=lambda a: (a.device, a.task.order.place))
+            if a.update is not None
+        ]
+
+    # What devices are asked ------------------------------------------------------------------------------------------
+
+    def budget(self, device: int, wanted: Callable[[Budget], Sequence[Order]]) -> Budget:
+        """What a device may spend in this round; of the memory, what is left to training.
+
+        A real node holds the message that brings its parcels in memory while it trains. How large that is depends on
+        what it is given under the budget, which `wanted` says.
+        """
+        budget = budget_in_round(device, self.population, self.settings)
+        if self.population.simulated or not self.population.report(device).memory_is_ram:
+            return budget
+        family, local = self.method.family, self.method.local
+        return beside_message(
+            budget, lambda part: sum(parcel_bytes(local(o), family, o.architecture)[0] for o in wanted(part))
+        )
+
+    def _orders(self, device: int) -> list[Assignment]:
+        """What a device is asked in this round: one order, or several."""
+        method = self.method
+
+        def wanted(budget: Budget) -> list[Order]:
+            architecture = method.assign(device, budget)
+            if architecture is None:
+                return []
+            found = [architecture, *method.extra_architectures(device, budget, architecture)]
+            return [Order(device, a, place, method.after(device, place)) for place, a in enumerate(found)]
+
+        budget = self.budget(device, wanted)
+        orders = wanted(budget)
+        if not orders:
+            why = "skipped: no architecture of this strategy fits the budget"
+            return [Assignment(device, self.population.tier(device), budget, None, outcome=why)]
+        self.tier_architectures[self.population.tier(device)] = orders[0].architecture
+        asked: list[Assignment] = []
+        for order in orders:
+            asked.append(self.ask(order, method.selection(device, order.architecture), budget))
+            asked[-1].earlier = None if order.after is None else asked[order.after]
+        return asked
+
+    def ask(self, order: Order, selection: Selection, budget: Budget, local: Local | None = None) -> Assignment:
+        """An order as an assignment; `local` in place of the method's device half."""
+        given = Given(order, selection, self.method.cost(order.architecture), local or self.method.local(order))
+        tier = self.population.tier(order.device)
+        return Assignment(order.device, tier, budget, given, kept=order.device in self._keepers)
+
+    def _route(self, grid: Grid, work: Orders) -> None:
+        """Say which node carries each device that takes part."""
+        asked = by_device(a for a in work.assignments if a.given is not None and not a.outcome)
+        if asked:
+            loads = [
+                sum(float(a.task.cost.training_flops) for a in orders) * self.population.examples(device)
+                for device, orders in asked.items()
+            ]
+            nodes = self.population.nodes(grid, list(asked), loads)
+            for orders, node in zip(asked.values(), nodes, strict=True):
+                for a in orders:
+                    a.node = node
+
+    def _introduce(self, grid: Grid, devices: Collection[int], question: Local) -> None:
+        """Ask devices that train for the first time what the method wants to know of them beforehand."""
+        new = [device for device in devices if device not in self._introduced]
+        smallest = self.method.smallest_architecture
+        work = Work(
+            round=self.round,
+            assignments=[self.ask(Order(d, smallest), LEADING, self.budget(d, lambda _: ()), question) for d in new],
+            family=self.method.family,
+            payload=_no_parcels,
+            absorb=_absorb_nothing,
+            enough=len(new),
+            simulated=self.population.simulated,
+        )
+        self._exchange(grid, work)
+        for a in work.assignments:
+            if a.outcome == "trained" and a.update is not None:
+                self._introduced.add(a.device)
+                self.method.introduce(a.device, a.update.facts)
+
+    def _exchange(self, grid: Grid, work: Work) -> None:
+        """Route and exchange further work of a round."""
+        self._route(grid, work)
+        self._run(grid, work)
+
+    def _run(self, grid: Grid, work: Work) -> None:
+        """Exchange the work with the nodes, absorbing every reply as it arrives."""
+
+        def make(node: int, batch: list[Assignment]) -> Message:
+            with self._timed("payload"):
+                return work.message(self.settings, node, batch)
+
+        replies = exchange(
+            grid,
+            work.batches(),
+            make,
+            deadline_seconds=None if self.population.simulated else self.settings.deadline_seconds,
+            busy=self.population.busy,
+            poll_seconds=self.population.poll_seconds,
+        )
+        trained = 0
+        for batch, reply in replies:
+            with self._timed("absorb"):
+                self.take(work, batch, reply)
+            trained += devices_that_trained(batch)
+            if trained >= work.enough:
+                break
+        replies.close()
+        self.settle(work)
+
+    def settle(self, work: Work) -> None:
+        """What has no outcome by now is late; count the bytes, and say what went wrong."""
+        for a in work.assignments:
+            a.outcome = a.outcome or "late"
+            if a.given is not None:  # under a fleet the late ones are not trained, but they too are sent their weights
+                self._bytes["down"] += work.bytes_down(a)
+                self._bytes["up"] += work.bytes_up(a) if a.outcome == "trained" else 0
+            if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now
+                self.population.ask_again(a.device)
+        overran = by_device(a for a in work.assignments if a.update is not None and a.update.overrun)
+        for device, orders in overran.items():  # lowered once: a child that is killed loses all orders of its device
+            largest_bytes = max(a.task.cost.peak_training_memory_bytes for a in orders)
+            self.population.overran(device, largest_bytes / max(1, orders[0].budget.memory_bytes))
+        far = sorted({a.device for a in work.assignments if a.update is not None and a.update.bounded})
+        if far:
+            text = "Round %s: the updates of devices %s are scaled down to norm-bound"
+            log(WARNING, text, work.round, far)
+        troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
+        for outcome, times in troubles.most_common(3):
+            log(WARNING, "Round %s: %s of %s work orders %s", work.round, times, len(work.assignments), outcome)
+
+    def take(self, work: Work, batch: list[Assignment], reply: Message | Failure) -> None:
+        """Absorb one reply. Whatever is wrong with it is counted and changes nothing."""
+        if isinstance(reply, Failure):
+            for a in batch:
+                a.outcome = "late" if reply.late else f"failed: {reply.why}"
+            return
+        try:
+            checked = read_reply(self.settings.run, work, batch, reply, self.population.examples)
+        except MessageError as error:
+            devices = list(by_device(batch))
+            log(WARNING, "Round %s: the reply for devices %s is refused: %s", work.round, devices, error)
+            for a in batch:
+                a.outcome = f"refused: {error}"
+            return
+        for a in batch:
+            a.outcome, a.update = checked.outcomes[a.number], checked.updates.get(a.number)
+            if a.number in checked.reports:
+                self.population.replied(a.device, checked.reports[a.number])
+        for contribution in checked.contributions:
+            try:
+                work.absorb(contribution)
+            except MessageError as error:
+                log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, error)
+                for a in batch:
+                    if a.number in contribution.orders:
+                        a.outcome = f"refused: {error}"
+
+    def _timed(self, part: str) -> Any:
+        return self.method.stopwatch.timed(part)
+
+    # Scores ----------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation | None:
+        """Score the method's models on the task's test set; None where they cannot be scored.
+
+        On the server the global model is scored, and every tier's sub-model. Where models live on devices only, those
+        score them, and the figures are means over devices.
+        """
+        on_devices = self.method.scored_on_devices()
+        if on_devices is not None:
+            there = set(self.population.connected(grid, [device for device, _, _ in on_devices]))
+            asked = [self._to_score(d, a, selection) for d, a, selection in on_devices if d in there]
+            return mean_score(self.scores(grid, asked, "test set"), self.population)
+        models = self.scored = self._models(grid)
+        scored = self.method.scored_architecture
+        if scored not in models:
+            return None
+        whole = scorer(models[scored])
+        accuracies = {scored: whole.accuracy}
+        family = self.method.family
+        if scored == family.full() and models[scored].family == family and models[scored].exits == "deepest":
+            # The networks up to each exit are in the global model: one pass scores them all.
+            accuracies |= {family.up_to(exit): a for exit, a in enumerate(whole.by_exit, start=1)}
+        accuracies |= {a: scorer(model).accuracy for a, model in models.items() if a not in accuracies}
+        tiers = {tier: accuracies[a] for tier, a in self.scored_tiers.items() if a in models}
+        return Evaluation(whole.accuracy, whole.loss, tiers, list(whole.by_exit) or None)
+
+    @property
+    def scored_tiers(self) -> dict[str, Architecture]:
+        """The tiers whose sub-models are scored: all that had a device so far, or none without `evaluate-tiers`."""
+        return self.tier_architectures if self.settings.evaluate_tiers else {}
+
+    def _to_score(self, device: int, architecture: Architecture, selection: Selection) -> Assignment:
+        order = Order(device, architecture)
+        return self.ask(order, selection, self.budget(device, lambda _: [order]))
+
+    def _models(self, grid: Grid) -> dict[Architecture, Model]:
+        """The models to score, with batch norm statistics that devices take where they have none."""
+        wanted = list(dict.fromkeys([self.method.scored_architecture, *self.scored_tiers.values()]))
+        models = self.method.models(wanted)
+        missing = {a: names for a, model in models.items() if (names := _missing_statistics(model))}
+        if not missing:
+            return models
+        count = self.method.statistics_devices or self.settings.devices_per_round
+        devices = self.population.sample(grid, self.method.rng(3), 8 * count)
+        complete: dict[Architecture, Model] = {}
+        for architecture, model in models.items():
+            statistics = self._statistics(grid, devices, count, model) if architecture in missing else {}
+            if statistics is not None:
+                weights = model.weights | statistics
+                complete[architecture] = Model(model.family, architecture, weights, model.exits)
+        return complete
+
+    def _statistics(self, grid: Grid, devices: list[int], count: int, model: Model) -> Weights | None:
+        """The batch norm statistics of one model: the mean over devices of what one pass over their data shows.
+
+        The first `count` of `devices` that can afford to train the model take part. Each device's variance is that
+        within its own batches: what differs between devices is not in it, unlike in one pass over pooled data. None
+        where no device returned any.
+        """
+        architecture, local = model.architecture, TakeStatistics()
+        devices = self.population.connected(grid, devices)  # some may have been left working a moment ago
+        orders = [Order(device, architecture) for device in devices]
+        asked = [self.ask(o, LEADING, self.budget(o.device, lambda _, o=o: [o]), local) for o in orders]
+        able = [a for a in asked if fits(a.task.cost, a.budget)]
+        name = self.method.describe(architecture)
+        if not able:
+            text = "Round %s: no device affords %s, so any device takes its batch norm statistics"
+            log(WARNING, text, self.round, name)
+        layout = local.returned(model.family, architecture)["statistics"].layout
+        total = WeightedSum.zeros(layout)
+        sent = {
+            tensor: model.weights[tensor] if tensor in model.weights else torch.zeros(spec.shape)
+            for tensor, spec in model.family.tensors(architecture).items()
+        }
+        assignments = (able or asked)[:count]
+        work = Work(
+            round=self.round,
+            assignments=assignments,
+            family=model.family,
+            payload=lambda group: {"weights": sent},
+            absorb=lambda contribution: total.include(contribution.sum_of("statistics")),
+            enough=len(assignments),
+            simulated=self.population.simulated,
+        )
+        self._exchange(grid, work)
+        if not total.weight:
+            log(WARNING, "Round %s: no device returned batch norm statistics, %s is not scored", self.round, name)
+            return None
+        mean = total.total.double() / (total.weight * SCALE)
+        return {tensor: value.float() for tensor, value in split(mean, layout).items()}
+
+    def evaluate_personally(self, grid: Grid) -> Personal:
+        """Let every device train and score, on its own examples, the model that it would be given now.
+
+        Nothing but scores comes back, and no device keeps anything. The protocol is that of RecipFL and of HypeMeFed's
+        personalized accuracy.
+        """
+        assignments = [a for device in self.population.everyone(grid) for a in self._order_to_score(device)]
+        scores = self.scores(grid, assignments, "shard", self.settings.personal_training_in(self.round))
+        return personal_score(scores, len(assignments), self.population)
+
+    def _order_to_score(self, device: int) -> list[Assignment]:
+        """What a device is asked in a personal evaluation: one order, or nothing."""
+
+        def wanted(budget: Budget) -> list[Order]:
+            found = self.method.personal(device, budget)
+            return [] if found is None else [Order(device, found[0])]
+
+        budget = self.budget(device, wanted)
+        found = self.method.personal(device, budget)
+        return [] if found is None else [self.ask(Order(device, found[0]), found[1], budget)]
+
+    def scores(
+        self, grid: Grid, assignments: list[Assignment], data: Examples, training: LocalTraining | None = None
+    ) -> dict[int, Score]:
+        """The scores that devices take of what they are asked to score; `rounds.scores.score_on_devices`."""
+        orders = Orders(
+            round=self.round, assignments=assignments, family=self.method.family, payload=self.method.payload
+        )
+        self._route(grid, orders)
+        return score_on_devices(grid, orders, self.settings, self.population, data, training)
+
+
+def _missing_statistics(model: Model) -> list[str]:
+    """The running statistics that a model's family has and its weights have not."""
+    names = model.family.tensors(model.architecture)
+    return [name for name in names if name.endswith(STATISTICS) and name not in model.weights]
+
+
+def _no_parcels(group: Group) -> Parcels:
+    return {}
+
+
+def _absorb_nothing(contribution: Contribution) -> None:
+    pass

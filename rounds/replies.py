@@ -1,0 +1,185 @@
+"""Reading replies: everything is checked before anything of it is used.
+
+A reply that breaks the contract as a whole raises MessageError; one update that is wrong by itself is refused and
+leaves the others of its message alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from logging import WARNING
+
+import torch
+from flwr.app import Message
+from flwr.common import log
+
+from devices.report import DeviceReport
+from devices.validation import one_line, shown
+from messages.bound import bounded
+from messages.orders import Reply, Update
+from messages.packing import MessageError, int64_vector, pick, unpack
+from messages.parcels import Parcels
+from messages.sums import WeightedSum, device_weight, flatten, present_mask
+from messages.wire import from_records
+from rounds.work import Assignment, Work
+from strategies.method import Contribution
+
+
+@dataclass
+class Checked:
+    """A reply that may be used, by the numbers of the orders: an outcome for every one, and what is to be absorbed."""
+
+    outcomes: dict[int, str]
+    updates: dict[int, Update]
+    reports: dict[int, DeviceReport] = field(default_factory=dict)
+    contributions: list[Contribution] = field(default_factory=list)
+
+
+def read_reply(
+    run: str, work: Work, batch: list[Assignment], message: Message, examples: Callable[[int], int]
+) -> Checked:
+    """Check a node's reply to a batch. Raises MessageError where the reply as a whole cannot be used.
+
+    `examples` says how many a device holds for training: none can have trained on more.
+    """
+    reply, arrays = from_records(Reply, message.content)
+    if (reply.run, reply.round) != (run, work.round):
+        raise MessageError(
+            f"the reply is for round {reply.round} of run {shown(reply.run)}, not for round {work.round} of {run!r}"
+        )
+    asked = {a.number: a for a in batch}
+    answered: dict[int, Update] = {}
+    for update in reply.updates:
+        if update.order not in asked:
+            raise MessageError(f"order {update.order} was not in the batch, which holds {sorted(asked)}")
+        if update.device != asked[update.order].device:
+            raise MessageError(f"order {update.order} is device {asked[update.order].device}'s, not {update.device}'s")
+        if update.order in answered:
+            raise MessageError(f"device {update.device} answered order {update.order} twice")
+        if update.outcome != "trained" and not update.outcome.startswith(("refused: ", "failed: ")):
+            raise MessageError(
+                f"device {update.device}: outcome {shown(update.outcome)} is not trained, refused: ... or failed: ..."
+            )
+        most = examples(update.device)
+        if update.outcome == "trained" and not 1 <= update.examples <= most:
+            raise MessageError(
+                f"device {update.device} says that it trained on {update.examples} examples, its shard holds {most}"
+            )
+        answered[update.order] = update
+    silent = dict.fromkeys(asked, "failed: the node's reply says nothing of this order")
+    checked = Checked({**silent, **{n: one_line(u.outcome) for n, u in answered.items()}}, answered)
+    for number, update in answered.items():
+        if update.outcome != "trained":
+            continue
+        try:
+            if update.report is not None:
+                checked.reports[number] = DeviceReport.from_json(update.report)
+            _check_facts(update.facts, asked[number].task.local.facts(work.family))
+            if update.payloads:
+                contribution, far = _own(work, asked[number], update, arrays)
+                checked.contributions.append(contribution)
+                checked.updates[number] = update.model_copy(update={"bounded": far})
+        except ValueError as error:  # MessageError is one
+            log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, error)
+            checked.outcomes[number] = one_line(f"refused: {error}")
+    checked.contributions += _sums(work, asked, checked, reply, arrays)
+    covered: dict[int, set[str]] = {number: set() for number in asked}
+    for contribution in checked.contributions:
+        for number in contribution.orders:
+            covered[number] |= contribution.sums.keys() | contribution.each.keys()
+    for number, outcome in checked.outcomes.items():
+        missing = work.groups[asked[number].group].returned.keys() - covered[number]
+        if outcome == "trained" and missing:
+            raise MessageError(
+                f"device {asked[number].device} says it trained, but its parcel {min(missing)!r} did not come"
+            )
+    return checked
+
+
+def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> tuple[Contribution, bool]:
+    """One order's own parcels, and whether they had to be moved back to the norm bound."""
+    group, who = work.groups[a.group], f"device {a.device}"
+    returned = group.returned
+    wanted = {name for name, parcel in returned.items() if not work.simulated or parcel.merge is None}
+    if update.payloads.keys() != wanted:
+        came = shown(sorted(update.payloads))
+        raise MessageError(f"{who}: parcels {came} came, not {sorted(wanted)}")
+    far = False
+    sums: dict[str, WeightedSum] = {}
+    each: Parcels = {}
+    for name, index in update.payloads.items():
+        parcel = returned[name]
+        contents = unpack(pick(arrays, index, who), parcel.layout)
+        for tensor, value in contents.items():
+            if not bool(torch.isfinite(value.float()).all()):
+                raise MessageError(f"{who}: tensor {tensor!r} of {name!r} holds values that are not finite")
+        if work.norm_bound:
+            sent = work.packed(a.group).get(name)
+            start = {} if sent is None else unpack(sent, group.sent[name].layout)
+            contents, moved = bounded(contents, start, work.norm_bound)
+            far = far or moved
+        if parcel.merge is None:
+            each[name] = contents
+            continue
+        classes = work.family.classes if parcel.merge.present_classes else None
+        sums[name] = WeightedSum.zeros(parcel.layout, classes)
+        present = None if classes is None else present_mask(update.present_classes, classes, who)
+        weight = device_weight(parcel.merge, update.examples)
+        sums[name].add(flatten(contents, parcel.layout), weight, present, parcel.class_spans)
+    return Contribution(group, [a.number], [a.device], update.examples, sums, each), far
+
+
+def _check_facts(facts: dict[str, list[float]], wanted: dict[str, int]) -> None:
+    """MessageError where the facts are not those that the device half lists, each with as many finite numbers."""
+    came = {name: len(values) for name, values in facts.items()}
+    if came != wanted:
+        raise MessageError(f"facts {shown(came)} came, not {wanted}")
+    for name, values in facts.items():
+        if not all(map(math.isfinite, values)):
+            raise MessageError(f"the fact {name!r} holds numbers that are not finite")
+
+
+def _sums(
+    work: Work, asked: dict[int, Assignment], checked: Checked, reply: Reply, arrays: list[bytes]
+) -> list[Contribution]:
+    """The sums that a node with many simulated devices made, those over the same devices together."""
+    answered = checked.updates
+    result: dict[tuple[int, tuple[int, ...]], Contribution] = {}
+    seen: dict[str, set[int]] = {}
+    for header in reply.sums:
+        who = f"the sum over orders {shown(header.orders)}"
+        counted = seen.setdefault(header.parcel, set())
+
+        def belongs(number: int, group: int = header.group, counted: set[int] = counted) -> bool:
+            trained = number in answered and checked.outcomes[number] == "trained"
+            return trained and asked[number].group == group and number not in counted
+
+        wrong = [number for number in header.orders if not belongs(number)]
+        if wrong or len(set(header.orders)) != len(header.orders):
+            raise MessageError(f"{who}: orders {shown(wrong)} are not of group {header.group}, or are counted twice")
+        counted.update(header.orders)
+        group = work.groups[header.group]
+        parcel = group.returned.get(header.parcel)
+        if parcel is None or parcel.merge is None:
+            raise MessageError(f"{who}: a parcel {shown(header.parcel)} is not to be added up")
+        weight = sum(device_weight(parcel.merge, answered[number].examples) for number in header.orders)
+        if header.weight != weight:
+            raise MessageError(f"{who}: weight {header.weight} instead of {weight}")
+        class_weight = None
+        if parcel.merge.present_classes:
+            counts = header.class_weight or []
+            if len(counts) != work.family.classes or not 0 < max(counts) <= weight:
+                raise MessageError(f"{who}: class weights {shown(counts)} do not fit {work.family.classes} classes")
+            class_weight = torch.tensor(counts, dtype=torch.int64)
+        total = int64_vector(pick(arrays, header.payload, who), parcel.layout.numel, who)
+        largest = max(float(total.max()), -float(total.min())) if total.numel() else 0.0
+        added = WeightedSum(total, weight, class_weight, largest)
+        key = header.group, tuple(header.orders)
+        if key not in result:
+            examples = sum(answered[number].examples for number in header.orders)
+            devices = [asked[number].device for number in header.orders]
+            result[key] = Contribution(group, header.orders, devices, examples, {}, {})
+        result[key].sums[header.parcel] = added
+    return list(result.values())

@@ -1,0 +1,267 @@
+"""Work: what a round asks of its devices, and how it becomes messages."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from flwr.app import Message, MessageType
+
+from devices.budget import Budget
+from devices.clock import Timing
+from messages.orders import Batch, Update, WorkOrder
+from messages.packing import pack
+from messages.parcels import Parcel, Parcels, digest, nbytes
+from messages.wire import to_records
+from models.architecture import Architecture
+from models.cost import Cost
+from models.family import Family
+from strategies.method import Contribution, Group, Local, Order, Selection
+from strategies.settings import RoundSettings
+
+MESSAGE_BYTES = 32 * 2**20  # of distinct payloads in one message; a round's further batches wait for their turn
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one device is asked: an architecture under a selection, what it costs, and the device half that does it."""
+
+    order: Order
+    selection: Selection
+    cost: Cost
+    local: Local
+
+    @property
+    def architecture(self) -> Architecture:
+        """The architecture that the device trains."""
+        return self.order.architecture
+
+
+@dataclass
+class Assignment:
+    """One order of one device in one round: what it may spend, what it was given (None: nothing), what came of it.
+
+    number: of the order in its exchange, which `Work` gives. earlier: an earlier order of the same device, whose trained
+    model this one reads. kept: the device has kept something in an earlier round.
+    """
+
+    device: int
+    tier: str
+    budget: Budget
+    given: Given | None
+    timing: Timing | None = None
+    node: int | None = None
+    group: int = 0
+    outcome: str = ""
+    update: Update | None = None
+    number: int = 0
+    earlier: Assignment | None = None
+    kept: bool = False
+
+    @property
+    def task(self) -> Given:
+        """What it was given; only for devices that were given something."""
+        assert self.given is not None
+        return self.given
+
+    @property
+    def flops_per_example(self) -> float:
+        """Of its training, and of an earlier model's forward passes beside it: a third of what training that takes."""
+        beside = 0.0 if self.earlier is None else self.earlier.task.cost.training_flops / 3
+        return self.task.cost.training_flops + beside
+
+    @property
+    def simulated_seconds(self) -> float:
+        """Download, training and upload by the virtual clock; 0 on hardware."""
+        return self.timing.total_seconds if self.timing is not None else 0.0
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory the device may use; 0, no limit, where it was given on purpose what its budget does not allow."""
+        needed = self.task.cost.peak_training_memory_bytes
+        return self.budget.memory_bytes if needed <= self.budget.memory_bytes else 0
+
+
+def by_device(assignments: Iterable[Assignment]) -> dict[int, list[Assignment]]:
+    """The orders of every device, as they were assigned."""
+    found: dict[int, list[Assignment]] = {}
+    for a in assignments:
+        found.setdefault(a.device, []).append(a)
+    return found
+
+
+def devices_that_trained(assignments: Iterable[Assignment]) -> int:
+    """How many devices did at least one of their orders."""
+    return len({a.device for a in assignments if a.outcome == "trained"})
+
+
+def seed_of(settings: RoundSettings, round_number: int, device: int, place: int = 0) -> int:
+    """The seed of a device's order in a round; `place` counts the orders of one device."""
+    return int(settings.rng(round_number, 1, device, *([place] if place else [])).integers(2**63))
+
+
+@dataclass(kw_only=True)
+class Orders:
+    """What some devices are asked in one exchange, and how their parcels get to them.
+
+    Attributes:
+        payload: the contents of the parcels that a group is sent.
+    """
+
+    round: int
+    assignments: list[Assignment]
+    family: Family
+    payload: Callable[[Group], Parcels]
+    groups: list[Group] = field(init=False, default_factory=list)
+    _packed: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Number the orders, and collect those whose parcels are of the same tensors at the same coordinates."""
+        index: dict[tuple[Architecture, Selection, str], int] = {}
+        for number, a in enumerate(self.assignments):
+            a.number = number
+            if a.given is None:
+                continue
+            architecture, selection = a.given.architecture, a.given.selection
+            sent, returned = parcels_of(a.given.local, self.family, architecture)
+            key = architecture, selection, digest(sent, returned)
+            if key not in index:
+                index[key] = len(self.groups)
+                placement = self.family.place(architecture, selection.select)
+                self.groups.append(Group(architecture, selection, sent, returned, placement))
+            a.group = index[key]
+
+    def batches(self) -> dict[int, deque[list[Assignment]]]:
+        """The batches of every node in order; a batch's distinct payloads stay under MESSAGE_BYTES.
+
+        All orders of a device are in one batch, which may be larger where they alone are.
+        """
+        by_node: dict[int, list[list[Assignment]]] = defaultdict(list)
+        for orders in by_device(a for a in self.assignments if a.node is not None).values():
+            assert orders[0].node is not None
+            by_node[orders[0].node].append(orders)
+        queues: dict[int, deque[list[Assignment]]] = {}
+        for node, mine in by_node.items():
+            mine.sort(key=lambda orders: [a.group for a in orders])
+            queue: deque[list[Assignment]] = deque()
+            size, groups = 0, set[int]()
+            for orders in mine:
+                added = self._added_bytes(orders, groups)
+                if not queue or (added and size + added > MESSAGE_BYTES):
+                    queue.append([])
+                    size, groups = 0, set()
+                    added = self._added_bytes(orders, groups)
+                queue[-1] += orders
+                groups |= {a.group for a in orders}
+                size += added
+            queues[node] = queue
+        return queues
+
+    def _added_bytes(self, orders: list[Assignment], groups: set[int]) -> int:
+        """What orders add to a message and to its reply, where the message holds some groups' parcels already.
+
+        Parcels that are not merged come back from every device.
+        """
+        new = {a.group for a in orders} - groups
+        shared = sum(max(nbytes(self.groups[g].sent), self._returned_bytes(g, merged=True)) for g in new)
+        return shared + sum(self._returned_bytes(a.group, merged=False) for a in orders)
+
+    def _returned_bytes(self, group: int, *, merged: bool) -> int:
+        parcels = self.groups[group].returned.values()
+        return sum(parcel.layout.nbytes for parcel in parcels if (parcel.merge is not None) == merged)
+
+    def arrays(self, batch: list[Assignment]) -> tuple[list[bytes], dict[int, dict[str, int]]]:
+        """The packed parcels of a batch, those that several devices share once, and where each group's are."""
+        found: list[bytes] = []
+        places: dict[int, dict[str, int]] = {}
+        for group in sorted({a.group for a in batch}):
+            places[group] = {}
+            for name, data in self.packed(group).items():
+                places[group][name] = len(found)
+                found.append(data)
+        return found, places
+
+    def packed(self, group: int) -> dict[str, bytes]:
+        """The packed parcels of a group, kept while they are small because other nodes want them too."""
+        if not self.groups[group].sent:
+            return {}
+        if group not in self._packed:
+            wanted = self.groups[group]
+            contents = self.payload(wanted)
+            if contents.keys() != wanted.sent.keys():
+                raise ValueError(f"the payload holds parcels {sorted(contents)}, not {sorted(wanted.sent)}")
+            data = {name: pack(contents[name], parcel.layout) for name, parcel in wanted.sent.items()}
+            size = sum(len(array) for parcels in self._packed.values() for array in parcels.values())
+            if size + sum(map(len, data.values())) > MESSAGE_BYTES:
+                self._packed.clear()
+            self._packed[group] = data
+        return self._packed[group]
+
+
+@lru_cache(maxsize=1024)
+def parcels_of(local: Local, family: Family, architecture: Architecture) -> tuple[dict[str, Parcel], dict[str, Parcel]]:
+    """The parcels that a device half is sent, and those that it returns."""
+    return local.sent(family, architecture), local.returned(family, architecture)
+
+
+@dataclass(kw_only=True)
+class Work(Orders):
+    """Orders to do, and what becomes of what comes back.
+
+    Attributes:
+        absorb: takes in parcels.
+        enough: devices that trained, after which the rest is not waited for.
+        simulated: nodes carry many devices, and add up what may be added up.
+        norm_bound: how far a parcel may be from what its device was sent (`messages.bound`); 0: as far as it likes.
+    """
+
+    absorb: Callable[[Contribution], None]
+    enough: int
+    simulated: bool
+    norm_bound: float = 0.0
+
+    def bytes_down(self, a: Assignment) -> int:
+        """Bytes of the parcels that a device is sent."""
+        return nbytes(self.groups[a.group].sent)
+
+    def bytes_up(self, a: Assignment) -> int:
+        """Bytes of the parcels that a device returns."""
+        return nbytes(self.groups[a.group].returned)
+
+    def message(self, settings: RoundSettings, node: int, batch: list[Assignment]) -> Message:
+        """The message that carries a batch to its node."""
+        arrays, position = self.arrays(batch)
+        places = {a.number: place for orders in by_device(batch).values() for place, a in enumerate(orders)}
+        orders = [
+            WorkOrder(
+                order=a.number,
+                device=a.device,
+                tier=a.tier,
+                architecture=a.task.architecture.to_json(),
+                payloads=position[a.group],
+                group=a.group,
+                digest=digest(self.groups[a.group].sent, self.groups[a.group].returned),
+                local=a.task.local.reference(),
+                seed=seed_of(settings, self.round, a.device, places[a.number]),
+                memory_bytes=a.limit_bytes,
+                predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
+                after=None if a.earlier is None else a.earlier.number,
+                kept=a.kept,
+            )
+            for a in batch
+        ]
+        content = Batch(
+            run=settings.run,
+            round=self.round,
+            task=settings.task,
+            family=self.family.spec(),
+            training=settings.training_in(self.round),
+            shared_process=self.simulated,
+            norm_bound=self.norm_bound,
+            state_dir=settings.state_dir,
+            orders=orders,
+        )
+        ttl = None if self.simulated else settings.deadline_seconds
+        return Message(to_records(content, arrays), node, MessageType.TRAIN, ttl=ttl, group_id=str(self.round))

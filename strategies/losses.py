@@ -1,0 +1,38 @@
+"""Parts of losses that several methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch.nn.functional as F
+from torch import Tensor
+
+# (inputs, labels) -> mean loss of the batch, still to be differentiated; what it differentiated itself is in `.grad`.
+# It is called once per step, between the zeroing of the gradients and their use.
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def divergence(target: Tensor, prediction: Tensor) -> Tensor:
+    """KL(target || prediction) of two tensors of log-probabilities (batch, classes), as the mean over the batch."""
+    return F.kl_div(prediction, target, reduction="batchmean", log_target=True)
+
+
+@dataclass(frozen=True)
+class Regularizer:
+    """strength / 2 ||w - w_received||^2 - <correction, w>, which is added to a loss over all parameters w.
+
+    FedProx has the first term, SCAFFOLD the second, FedDyn both. Every backend of `Bench.fit` knows them, a board's GPU
+    included, because they need no data.
+
+    Attributes:
+        strength: of the pull toward the weights that the device received.
+        toward: those weights, where the device half has a copy of them already; None: the model's as training begins.
+        correction: per parameter's name; parameters that are not named have none.
+        reported: whether the first term is part of the loss that the device reports.
+    """
+
+    strength: float = 0.0
+    toward: Mapping[str, Tensor] | None = None
+    correction: Mapping[str, Tensor] = field(default_factory=dict)
+    reported: bool = False

@@ -1,0 +1,601 @@
+"""The contract of a method: two halves in one file.
+
+The server half (`Method`) says which architecture a device gets, what it is sent, and what becomes of what it returns.
+The device half (`Local`) trains. The engine (`rounds`) and the client (`client_app`) do everything else, and know no
+method by name. Neither half imports Flower.
+
+What travels are named parcels (`messages.parcels`). The device half lists them, in `Local.sent` and `Local.returned`,
+so that server and device derive the same layouts; bytes, budgets and lateness follow from them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import re
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from devices.budget import Budget
+from messages.error import MessageError
+from messages.orders import LocalHalf, LocalTraining, Merge
+from messages.parcels import Parcel, Parcels, Weights, nbytes
+from messages.sums import WeightedSum
+from models.architecture import Architecture
+from models.base import Family
+from models.cost import Cost, cost
+from models.layers import Network
+from models.placement import Placement, Select, leading
+from strategies.losses import Loss, Regularizer
+from strategies.params import Params
+from strategies.settings import RoundSettings
+from tasks.task import Task
+
+MOST_FACTS = 16  # that a device half may return beside its parcels
+
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+class Bench(Protocol):
+    """What a device half works with: one order of one device.
+
+    Attributes:
+        family, architecture: the model of the order.
+        received: the parcels that the server sent, by name.
+        training: epochs or steps, batch size, optimizer and learning rate of this round.
+        task: the task, with its loss.
+        class_counts: (classes,), how many training examples of each class the device holds.
+        earlier: the model that this device trained in the order that `Method.after` named; None without one.
+        chance: the only source of chance that a loss may use, seeded by the order. A backend that traces the loss as
+            one graph for all batches finds out by it that the loss is another one for every batch.
+        device: where to compute.
+        steps_taken: optimizer steps so far.
+        keeps: whether the device keeps anything of this order. False in evaluations.
+    """
+
+    family: Family
+    architecture: Architecture
+    received: Parcels
+    training: LocalTraining
+    task: Task
+    class_counts: Tensor
+    earlier: Network | None
+    chance: random.Random
+    device: torch.device
+    steps_taken: int
+    keeps: bool
+
+    @property
+    def examples(self) -> int:
+        """How many training examples the device holds."""
+
+    def build(self, weights: Weights | None = None) -> Network:
+        """The order's sub-model over these tensors, which training then changes; None: freshly initialized."""
+
+    def kept(self, name: str, *, per_architecture: bool = True, recent: bool = False) -> Weights | None:
+        """Tensors that this device kept under a name in an earlier round; None where it has none.
+
+        Args:
+            name: as given to `keep`.
+            per_architecture: whether each architecture has tensors of its own under this name.
+            recent: in an evaluation, only what was kept in the round that is evaluated.
+        """
+
+    def keep(self, name: str, tensors: Mapping[str, Tensor], *, per_architecture: bool = True) -> None:
+        """Keep tensors on the device, for later rounds and across restarts, once the order is done."""
+
+    def batches(self, *models: torch.nn.Module, once: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled batches of prepared inputs and labels on `device`, for a loop of one's own over some models.
+
+        They are as many as `training` says, and each is counted as one optimizer step; with `once` they are a single
+        pass without augmentation. The memory that the loop holds is bounded and metered.
+        """
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """The run's optimizer of a model's parameters."""
+
+    def fit(
+        self, model: Network, loss: Loss, *, regularizer: Regularizer | None = None, new_statistics: bool = False
+    ) -> float | None:
+        """Train a model, on the board's GPU where the node has one that can compute the loss.
+
+        Args:
+            model: changed in place.
+            loss: mean loss of a batch, from inputs and labels.
+            regularizer: is added to the loss.
+            new_statistics: batch norm's running statistics begin as the mean over the first batches.
+
+        Returns:
+            The mean loss over the examples seen.
+        """
+
+
+@dataclass
+class Answer:
+    """What a device half comes to.
+
+    Attributes:
+        model: the trained model, which a later order of the device may read, and which personal evaluations score.
+        parcels: contents of all parcels of `Local.returned`.
+        loss: mean training loss; None where nothing was trained.
+        facts: numbers beside the parcels, such as steps taken: those that `Local.facts` lists.
+    """
+
+    model: Network | None = None
+    parcels: Parcels = field(default_factory=dict)
+    loss: float | None = None
+    facts: dict[str, list[float]] = field(default_factory=dict)
+
+
+class Local(BaseModel, ABC):
+    """The device half of a method. Its fields are its settings, which travel with the work order.
+
+    A subclass needs a default or a bound for each field, as any pydantic model: what a device reads is validated.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    trains: ClassVar[bool] = True  # False: the order costs no training memory, and is not refused for lack of it
+
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The parcels that the server sends: by default the sub-model's tensors as "weights"."""
+        return {"weights": Parcel.of(family.tensors(architecture))}
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The parcels that the device returns: by default "weights", averaged by examples."""
+        return {"weights": Parcel.of(family.tensors(architecture), Merge())}
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """The facts that the device returns: name -> how many numbers it has. None by default."""
+        return {}
+
+    def model(self, bench: Bench) -> Network:
+        """The model as training begins, and as it is scored where nothing is trained."""
+        return bench.build(bench.received["weights"])
+
+    @abstractmethod
+    def train(self, bench: Bench) -> Answer:
+        """Do the work on the device."""
+
+    def scored(self, bench: Bench, model: Network) -> torch.nn.Module:
+        """The module that is scored on the device's own examples; by default the model itself."""
+        return model
+
+    def reference(self) -> LocalHalf:
+        """This device half as it travels."""
+        kind = type(self)
+        return LocalHalf(name=f"{kind.__module__}:{kind.__qualname__}", settings=self.model_dump(mode="json"))
+
+
+class Training(Local):
+    """Local training of one model by a loss. A method that changes only the loss overrides `loss`.
+
+    weighting: of the device's weights in the server's mean.
+    """
+
+    weighting: Literal["examples", "uniform"] = "examples"
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """All tensors of the sub-model, averaged."""
+        return {"weights": Parcel.of(family.tensors(architecture), Merge(weighting=self.weighting))}
+
+    def loss(self, bench: Bench, model: Network) -> Loss:
+        """The loss that the device minimizes; by default the task's."""
+        return lambda inputs, labels: bench.task.loss(model(inputs), labels)
+
+    def train(self, bench: Bench) -> Answer:
+        """Train and return the weights."""
+        model = self.model(bench)
+        loss = bench.fit(model, self.loss(bench, model))
+        return Answer(model, {"weights": dict(model.state_dict())}, loss)
+
+
+class ClassCounts(Local):
+    """No training: the device says how many training examples of each class it holds."""
+
+    trains: ClassVar[bool] = False
+
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """Nothing."""
+        return {}
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """Nothing."""
+        return {}
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """`class_counts`, one number per class."""
+        return {"class_counts": family.classes}
+
+    def train(self, bench: Bench) -> Answer:
+        """Count."""
+        return Answer(facts={"class_counts": bench.class_counts.tolist()})
+
+
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}", re.ASCII)
+
+
+def local_half(reference: LocalHalf) -> Local:
+    """The device half that a work order names, with its settings. Raises MessageError where there is none such."""
+    if not _REFERENCE.fullmatch(reference.name):
+        raise MessageError(f"a device half is named 'package.module:Class', not {reference.name!r}")
+    return _local_half(reference.name, json.dumps(reference.settings))
+
+
+@lru_cache(maxsize=64)
+def _local_half(name: str, settings: str) -> Local:
+    module, _, attribute = name.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise MessageError(f"this device has no {name}: {error}. Is its app the server's?") from None
+    if not (isinstance(kind, type) and issubclass(kind, Local)):
+        raise MessageError(f"{name} is no device half of a method (strategies.method.Local)")
+    try:
+        return kind.model_validate_json(settings)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise MessageError(f"{name}: setting {where}: {first['msg']}") from None
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which channels a sub-model takes: a rule of `models.placement` and its number. Hashable, so it can be shared."""
+
+    rule: Callable[[int], Select] | None = None
+    number: int = 0
+
+    @property
+    def select(self) -> Select:
+        """The rule as a placement wants it; the leading channels where there is none."""
+        return self.rule(self.number) if self.rule else leading
+
+
+LEADING = Selection()
+
+
+@dataclass(frozen=True)
+class Order:
+    """One of the things that a device is asked in a round: which architecture it trains.
+
+    Attributes:
+        place: 0 for the architecture of `Method.assign`, then those of `Method.extra_architectures`.
+        after: the place of an earlier order of the device, whose trained model this one reads (`Bench.earlier`).
+    """
+
+    device: int
+    architecture: Architecture
+    place: int = 0
+    after: int | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Orders whose parcels are of the same tensors at the same coordinates: one architecture under one selection.
+
+    sent, returned: the parcels by name, as the device half lists them.
+    """
+
+    architecture: Architecture
+    selection: Selection
+    sent: Mapping[str, Parcel]
+    returned: Mapping[str, Parcel]
+    placement: Placement
+
+
+@dataclass
+class Contribution:
+    """What a method absorbs: parcels of one device, or sums of the parcels of several.
+
+    Attributes:
+        group: of all the devices.
+        orders, devices: whose parcels these are, in the same order; one device where it answered by itself.
+        examples: training examples of all of them together.
+        sums: parcels that are merged, as exact sums.
+        each: parcels that are not merged, of one device.
+    """
+
+    group: Group
+    orders: list[int]
+    devices: list[int]
+    examples: int
+    sums: dict[str, WeightedSum]
+    each: Parcels
+
+    def sum_of(self, parcel: str) -> WeightedSum:
+        """The sum of a merged parcel; MessageError where the device sent it by itself."""
+        if parcel not in self.sums:
+            raise MessageError(f"the update holds no sum of the parcel {parcel!r}")
+        return self.sums[parcel]
+
+    def own(self, parcel: str) -> Weights:
+        """A parcel of one device; MessageError where there is a sum in its place."""
+        if parcel not in self.each:
+            raise MessageError(f"the update holds a sum, and not one device's {parcel!r}")
+        return self.each[parcel]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one device did in the round that ends: one of its orders, its examples, its loss and its facts."""
+
+    order: Order
+    tier: str
+    examples: int
+    loss: float | None
+    facts: Mapping[str, Sequence[float]]
+
+    @property
+    def device(self) -> int:
+        """The device's number."""
+        return self.order.device
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to score: weights of one architecture of a family.
+
+    Attributes:
+        weights: tensors by name. Where batch norm's running statistics are missing, devices take them first.
+        exits: what a model with several exits says: what its "deepest" says, or the "mean" of the exits' logits.
+    """
+
+    family: Family
+    architecture: Architecture
+    weights: Weights
+    exits: Literal["deepest", "mean"] = "deepest"
+
+
+@dataclass
+class State:
+    """What a method needs to go on after a restart: tensors by name, and JSON values by name."""
+
+    tensors: Weights
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every method is made of.
+
+    Attributes:
+        widths: the candidate widths; a device gets the widest that fits its budget.
+        below_smallest: "skip" a device whose budget is below the narrowest, or give it the "smallest" all the same.
+        both_models: devices that can afford more than the smallest candidate train the smallest as well.
+        shared: the settings of `Method.shared_params`, by their group.
+    """
+
+    family: Family
+    settings: RoundSettings
+    widths: tuple[float, ...]
+    below_smallest: str = "skip"
+    both_models: bool = False
+    shared: Mapping[str, Params] = field(default_factory=dict)
+
+
+class Stopwatch:
+    """How the server's time of a round is spent, by the names of the parts."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Note the time of a part of the round, without that of parts which are noted by themselves inside it."""
+        started, noted = time.perf_counter(), sum(self.seconds.values())
+        try:
+            yield
+        finally:
+            inside = sum(self.seconds.values()) - noted
+            self.seconds[part] += max(0.0, time.perf_counter() - started - inside)
+
+
+class Method(ABC):
+    """The server half of a method. The engine calls it; it never builds messages.
+
+    Class attributes that a method sets:
+        Params: the class of its settings.
+        shared_params: settings of parts that several methods share and that this one reads, by their group's name.
+        family_options: how the method wants its family built, such as HeteroFL's static batch norm.
+        first_question: what a device is asked before it trains for the first time; its facts go to `introduce`.
+
+    Everything that a resumed run needs is in `state`; all else follows from seed and round.
+    """
+
+    Params: ClassVar[type[Params]] = Params
+    shared_params: ClassVar[Mapping[str, type[Params]]] = {}
+    family_options: ClassVar[Mapping[str, Any]] = {}
+    first_question: Local | None = None
+
+    def __init__(self, setup: Setup, params: Params) -> None:
+        self.family, self.settings = setup.family, setup.settings
+        self.below_smallest = setup.below_smallest
+        self.round = 0
+        self.stopwatch = Stopwatch()
+
+    @classmethod
+    def name(cls) -> str:
+        """The method's name in the run configuration: that of its file."""
+        return cls.__module__.rsplit(".", 1)[-1].replace("_", "-")
+
+    @classmethod
+    def family_defaults(cls, params: Any) -> dict[str, Any]:
+        """Arguments that the method gives a family that has them, where `family-arguments` say nothing else."""
+        return {}
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """Raise ValueError where the method's settings do not go together, or not with `both-models`."""
+
+    def start(self) -> None:
+        """Called once before the first round: make what takes long, and log what the user should know."""
+
+    # What devices get
+
+    @abstractmethod
+    def assign(self, device: int, budget: Budget) -> Architecture | None:
+        """The architecture of a device under its budget; None where the device cannot take part.
+
+        It is asked for several budgets before one is found that leaves room for the message: answers depend on the
+        round, the device and the budget only, and nothing is logged.
+        """
+
+    def extra_architectures(self, device: int, budget: Budget, architecture: Architecture) -> list[Architecture]:
+        """What else a device trains in the same round, after the architecture of `assign` and in this order.
+
+        Nothing by default. The device trains one after the other, and is sent all weights at once: its memory must hold
+        the largest of them, its link their sum.
+        """
+        return []
+
+    def after(self, device: int, place: int) -> int | None:
+        """The place of the earlier order whose trained model the device's order at `place` reads; None by default."""
+        return None
+
+    def selection(self, device: int, architecture: Architecture) -> Selection:
+        """Which channels the device's sub-model takes; the leading ones by default."""
+        return LEADING
+
+    @abstractmethod
+    def local(self, order: Order) -> Local:
+        """The device half of an order, with its settings."""
+
+    def begin_round(self, orders: Sequence[Order]) -> None:
+        """Called when a round's orders are known and before the first payload is asked for."""
+
+    @abstractmethod
+    def payload(self, group: Group) -> Parcels:
+        """The contents of the parcels that the devices of a group are sent (never asked where nothing is sent)."""
+
+    def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
+        """Take in a device's answer to `first_question`."""
+
+    def lost(self, device: int) -> None:
+        """Take note that what a device kept is gone; it began anew."""
+
+    # What comes back
+
+    @abstractmethod
+    def absorb(self, contribution: Contribution) -> None:
+        """Take in parcels as they arrive; they are dropped afterwards. MessageError refuses them."""
+
+    @abstractmethod
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Turn what was absorbed into the next global model.
+
+        Args:
+            trained: every order that was done, sorted by device.
+
+        Returns:
+            Figures of the method's own for the journal.
+        """
+
+    # What is scored and kept
+
+    @property
+    @abstractmethod
+    def smallest_architecture(self) -> Architecture:
+        """The smallest architecture that a device may get: who cannot afford it does not take part."""
+
+    @property
+    @abstractmethod
+    def scored_architecture(self) -> Architecture:
+        """The architecture of the global model as it is scored."""
+
+    @abstractmethod
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The models of some architectures, to be scored on the server; {} where models live on devices only."""
+
+    @property
+    def statistics_devices(self) -> int:
+        """How many devices take the batch norm statistics of a model without any; 0: as many as a round has."""
+        return 0
+
+    def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]] | None:
+        """The devices that score a model of their own on the task's test set; None: models are scored on the server."""
+        return None
+
+    def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
+        """What a device is scored with on its own test shard; None where it cannot take part.
+
+        By default the architecture of `assign`, cut from the leading channels. This is asked of every device after a
+        round, and must not change what later rounds do.
+        """
+        architecture = self.assign(device, budget)
+        return None if architecture is None else (architecture, LEADING)
+
+    @abstractmethod
+    def state(self) -> State:
+        """Everything a resumed run needs beside the configuration and the round's number."""
+
+    @abstractmethod
+    def load(self, state: State) -> None:
+        """Restore `state`; ValueError where it is of another model."""
+
+    # What it costs
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """What training an architecture costs a device; by default by its plain loss."""
+        batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
+        return cost(self.family, architecture, batch_size=batch_size, optimizer=optimizer)
+
+    def cost(self, architecture: Architecture) -> Cost:
+        """`training_cost`, with the bytes of the parcels that travel: one way, the heavier one."""
+        down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture)
+        return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+
+    @property
+    def remedy(self) -> str | None:
+        """What would let devices train that cannot afford the smallest architecture; None: smaller widths, or family."""
+        return None
+
+    @property
+    def helps_below_smallest(self) -> bool:
+        """Whether devices below the smallest architecture train where `below-smallest` is "smallest"."""
+        return True
+
+    # Services
+
+    def rng(self, purpose: int, *more: int) -> np.random.Generator:
+        """A generator that depends on the seed, the round and the given numbers only."""
+        return self.settings.rng(self.round, purpose, *more)
+
+    def describe(self, architecture: Architecture) -> str:
+        """An architecture as a log names it: its lists of widths are long, and say little."""
+        if architecture == self.family.full():
+            return f"the whole {self.family.name}"
+        return f"the {self.family.name} of {self.cost(architecture).parameters:,} parameters"
+
+
+@lru_cache(maxsize=4096)
+def parcel_bytes(local: Local, family: Family, architecture: Architecture) -> tuple[int, int]:
+    """Bytes that travel to and from a device for one order."""
+    return nbytes(local.sent(family, architecture)), nbytes(local.returned(family, architecture))
+
+
+def fits(price: Cost, budget: Budget) -> bool:
+    """Whether a device can train an architecture of this cost, and its parcels can travel."""
+    return fit_in_turn([price], budget)
+
+
+def fit_in_turn(prices: Sequence[Cost], budget: Budget) -> bool:
+    """Whether a device can train these one after the other, and all their parcels can travel at once."""
+    within_link = budget.payload_bytes is None or sum(price.payload_bytes for price in prices) <= budget.payload_bytes
+    return all(price.peak_training_memory_bytes <= budget.memory_bytes for price in prices) and within_link

@@ -1,0 +1,59 @@
+"""Settings: every one stands once, as a field with its default, its bounds and a sentence that says what it means.
+
+The run configuration, `wildflower config`, the block in pyproject.toml and the tables of keys in the docs are made from
+these fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+NUMBERS = "must be numbers such as [1, 0.5] or '1, 0.5'"
+
+
+def kebab(name: str) -> str:
+    """The key of a field: `learning_rate` is `learning-rate`."""
+    return name.replace("_", "-")
+
+
+class Params(BaseModel):
+    """Settings that belong together: a method's own, or those of a part that several methods share.
+
+    Every field has a default, and a description that completes the sentence "This is ...".
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=kebab, populate_by_name=True)
+
+
+def _numbers(value: object) -> tuple[float, ...]:
+    """Flower's own TOML configuration holds scalars only: there a list is written "1, 0.5" or "[1, 0.5]"."""
+    if isinstance(value, str):
+        text = value.strip()
+        if text.startswith("[") and text.endswith("]"):
+            text = text[1:-1]
+        parts: list[object] = [part for part in text.split(",") if part.strip()]
+    else:
+        parts = list(value) if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts):
+            raise ValueError(NUMBERS)
+    try:
+        return tuple(float(part) for part in parts)  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        raise ValueError(NUMBERS) from None
+
+
+def to_scalar(value: Any) -> Any:
+    """A setting's value as a TOML scalar: numbers become a text such as "1, 0.5"."""
+    if isinstance(value, tuple):
+        return ", ".join(str(int(v)) if float(v).is_integer() else repr(v) for v in value)
+    return value
+
+
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+CountOrZero = Annotated[int, Field(ge=0, lt=2**31)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -1,0 +1,87 @@
+"""RecipFL's device half: plain training, and a small model that learns from a larger one (Eq. 9)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from messages.packing import MessageError
+from messages.parcels import STATISTICS, Parcel, Weights
+from models.architecture import Architecture
+from models.base import Family
+from models.layers import Network
+from strategies.losses import Loss, divergence
+from strategies.method import Answer, Bench, Training
+
+
+class TaughtTraining(Training):
+    """Devices minimize the task's loss; a small model S with a trained larger one T minimizes Eq. 9, T being constant.
+
+    L = CE(S(x), y) + CE(S(x), softmax T(x)) + KL(p_S || p_T), all weights and temperatures 1, p being softmaxes of what
+    the classifiers read; the last term is left out where that has not the same size in both models, and `divergence`
+    may turn it round.
+
+    Batch norm's running statistics are the device's own, from one training to the next; those that it is sent do not
+    count. The hypernetwork needs every device's weights by themselves. The device says how many examples of each class
+    it holds.
+    """
+
+    taught: bool
+    divergence: Literal["student || teacher", "teacher || student"]
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """All tensors of the model, not merged."""
+        return {"weights": Parcel.of(family.tensors(architecture))}
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """`class_counts`, one number per class."""
+        return {"class_counts": family.classes}
+
+    def model(self, bench: Bench) -> Network:
+        """What was sent, with the device's own statistics."""
+        return bench.build(bench.received["weights"] | (bench.kept("statistics") or {}))
+
+    def train(self, bench: Bench) -> Answer:
+        """Train; statistics that are missing begin as the mean over the first batches."""
+        own: Weights | None = bench.kept("statistics", recent=True)
+        model = bench.build(bench.received["weights"] | (own or {}))
+        loss = bench.fit(model, self.loss(bench, model), new_statistics=own is None)
+        weights = dict(model.state_dict())
+        statistics = {name: value for name, value in weights.items() if name.endswith(STATISTICS)}
+        if statistics:
+            bench.keep("statistics", statistics)
+        return Answer(model, {"weights": weights}, loss, {"class_counts": bench.class_counts.tolist()})
+
+    def loss(self, bench: Bench, model: Network) -> Loss:
+        """The task's loss, or Eq. 9."""
+        if not self.taught:
+            return super().loss(bench, model)
+        teacher = bench.earlier
+        if teacher is None:
+            raise MessageError("a taught order needs a teacher, and the work order names none")
+        student_reads, teacher_reads = _read_by_the_classifier(model), _read_by_the_classifier(teacher)
+
+        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+            with torch.no_grad():
+                target = teacher(inputs).softmax(dim=1)
+            logits = model(inputs)
+            total = F.cross_entropy(logits, labels) + F.cross_entropy(logits, target)
+            read, known = student_reads.pop(), teacher_reads.pop()
+            if read.shape != known.shape:
+                return total
+            student, known = F.log_softmax(read, dim=1), F.log_softmax(known, dim=1)
+            pair = (student, known) if self.divergence == "student || teacher" else (known, student)
+            return total + divergence(*pair)
+
+        return loss
+
+
+def _read_by_the_classifier(model: Network) -> list[Tensor]:
+    """A list that holds, after every forward pass, what the last linear layer read in it."""
+    reads: list[Tensor] = []
+    classifier = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    classifier.register_forward_pre_hook(lambda _, read: reads.__setitem__(slice(None), [read[0]]))
+    return reads

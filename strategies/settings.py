@@ -1,0 +1,77 @@
+"""What every method is told by the run configuration: rounds, devices, local training and its schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from messages.orders import LocalTraining
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """The run's own settings as the engine and the methods read them (`server_app/config.py` says what each means)."""
+
+    run: str
+    task: dict[str, Any]
+    task_name: str
+    seed: int
+    rounds: int
+    devices_per_round: int
+    sampled_devices: int
+    training: LocalTraining
+    decay_rounds: tuple[int, ...] = ()
+    decay_factor: float = 1.0
+    schedule: str = "steps"
+    memory_fraction: float = 1.0
+    transfer_seconds: float | None = None
+    deadline_seconds: float | None = None
+    evaluate_every: int = 1
+    evaluate_tiers: bool = True
+    personal_every: int = 0
+    personal_epochs: int = 1
+    personal_from: int = 1
+    state_dir: str = ""
+    norm_bound: float = 0.0
+
+    @property
+    def devices(self) -> int:
+        """The number of devices of the run, sampled or not."""
+        return int(self.task["devices"])
+
+    def rate_factor_in(self, round_number: int) -> float:
+        """The factor of learning rates in one round: it falls at every decay round passed, or along a cosine."""
+        if self.schedule == "cosine":
+            return (1 + math.cos(math.pi * (round_number - 1) / self.rounds)) / 2
+        passed = sum(round_number > r for r in self.decay_rounds)
+        return float(self.decay_factor**passed)
+
+    def training_in(self, round_number: int) -> LocalTraining:
+        """The local training of one round, with its learning rate."""
+        rate = self.training.learning_rate * self.rate_factor_in(round_number)
+        return self.training.model_copy(update={"learning_rate": rate})
+
+    def personal_in(self, round_number: int) -> bool:
+        """Whether devices are scored on their own test shards after a round."""
+        if not self.personal_every or round_number < self.personal_from:
+            return False
+        return round_number % self.personal_every == 0 or round_number == self.rounds
+
+    def personal_training_in(self, round_number: int) -> LocalTraining | None:
+        """What devices then do with the model before it is scored; None: nothing."""
+        if not self.personal_epochs:
+            return None
+        return self.training_in(round_number).model_copy(update={"epochs": self.personal_epochs, "steps": 0})
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer as the cost model names it: momentum keeps a state per parameter."""
+        training = self.training
+        return "sgd-momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer
+
+    def rng(self, round_number: int, purpose: int, *more: int) -> np.random.Generator:
+        """A generator that depends on the seed, the round and the given numbers only."""
+        return np.random.default_rng([self.seed, round_number, purpose, *more])

@@ -1,0 +1,46 @@
+"""Batch norm's running statistics of a finished model, taken by devices (HeteroFL's "static batch norm").
+
+The engine asks devices for them wherever a method gives a model to score that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from messages.orders import Merge
+from messages.parcels import STATISTICS, Parcel
+from models.architecture import Architecture
+from models.base import Family
+from strategies.method import Answer, Bench, Local
+
+
+class TakeStatistics(Local):
+    """One pass over the device's examples in training mode, without gradients; the statistics are averaged."""
+
+    trains: ClassVar[bool] = False
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The running means and variances as "statistics", averaged by examples."""
+        tensors = {name: spec for name, spec in family.tensors(architecture).items() if name.endswith(STATISTICS)}
+        return {"statistics": Parcel.of(tensors, Merge())}
+
+    def train(self, bench: Bench) -> Answer:
+        """Take them."""
+        model = self.model(bench)
+        take_statistics(model, bench.batches(model, once=True))
+        return Answer(model, {"statistics": dict(model.state_dict())})
+
+
+def take_statistics(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """One pass in training mode without gradients; batch norm's statistics become the mean over the batches."""
+    model.train()
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    with torch.no_grad():
+        for number, (inputs, _) in enumerate(batches, start=1):
+            for norm in norms:
+                norm.momentum = 1.0 / number
+            model(inputs)
