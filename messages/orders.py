@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from devices.validation import MOST_LETTERS, MOST_WHOLE, one_line, shown
 from messages.error import MessageError
 
 M = TypeVar("M", bound=BaseModel)
@@ -20,6 +21,35 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Width = Annotated[float, Field(gt=0, le=1)]
 Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are weights of sums of 64-bit integers
+
+# Bounds of what nodes send, far above what any honest one needs. A list is left at its first wrong element, or a long
+# one would make an error of each.
+MOST_CLASSES, MOST_ORDERS, MOST_KEYS, MOST_ERRORS = 2**16, 2**20, 64, 16
+Line = Annotated[str, Field(max_length=MOST_LETTERS)]
+Digest = Annotated[str, Field(max_length=64)]
+
+
+def _flat(report: dict[str, Any]) -> dict[str, Any]:
+    """A report whose keys and values are short; what they mean is `DeviceReport`'s to check."""
+    for key, value in report.items():
+        match value:
+            case None | bool() | float():
+                fits = True
+            case int():
+                fits = abs(value) <= MOST_WHOLE
+            case str():
+                fits = len(value) <= MOST_LETTERS
+            case _:
+                fits = False
+        if not fits or len(key) > MOST_KEYS:
+            raise ValueError(
+                f"{shown(key)} = {shown(value)}: must be a number below 2^63, true, false, null or a text of at most "
+                f"{MOST_LETTERS} letters"
+            )
+    return report
+
+
+Report = Annotated[dict[str, Any], Field(max_length=MOST_KEYS), AfterValidator(_flat)]
 
 
 class _Model(BaseModel):
@@ -183,7 +213,6 @@ class Update(_Model):
         order: the number of that order.
         outcome: "trained", or "refused: why" (by the device, before or while training), or "failed: why".
         payload: index of the array with its weights in this message; None where they were added to a sum or stay.
-        index: the full weight index, only where it is not the one ordered.
         seconds: wall time of the work on the device.
         measured_memory_bytes: peak memory above what the process held before the work; None where nothing was trained
             and in a simulation, where the devices of one process share its allocator.
@@ -194,38 +223,37 @@ class Update(_Model):
 
     order: NonNegative
     device: NonNegative
-    outcome: str
+    outcome: Line
     payload: NonNegative | None = None
-    index: list[Any] | None = None
     examples: Examples = 0
     loss: float | None = None
     seconds: Seconds = 0.0
     measured_memory_bytes: NonNegative | None = None
     overrun: bool = False
     bounded: bool = False
-    present_classes: list[NonNegative] | None = None
-    class_counts: list[Examples] | None = None
-    report: dict[str, Any] | None = None
+    present_classes: list[NonNegative] | None = Field(None, max_length=MOST_CLASSES, fail_fast=True)
+    class_counts: list[Examples] | None = Field(None, max_length=MOST_CLASSES, fail_fast=True)
+    report: Report | None = None
 
 
 class SumHeader(_Model):
     """A sum of updates of one group: the orders that they answer, its weight, also per class, and its array."""
 
     group: NonNegative
-    orders: list[NonNegative] = Field(min_length=1)
-    digest: str
+    orders: list[NonNegative] = Field(min_length=1, max_length=MOST_ORDERS, fail_fast=True)
+    digest: Digest
     weight: Positive
-    class_weight: list[NonNegative] | None = None
+    class_weight: list[NonNegative] | None = Field(None, max_length=MOST_CLASSES, fail_fast=True)
     payload: NonNegative
 
 
 class Reply(_Model):
     """What one node answers to one batch."""
 
-    run: str
+    run: Line
     round: NonNegative
-    updates: list[Update]
-    sums: list[SumHeader] = Field(default_factory=list)
+    updates: list[Update] = Field(max_length=MOST_ORDERS, fail_fast=True)
+    sums: list[SumHeader] = Field(default_factory=list, max_length=MOST_ORDERS, fail_fast=True)
 
 
 class EvaluationOrder(_Model):
@@ -272,22 +300,22 @@ class Score(_Model):
     correct: NonNegative = 0
     loss_sum: float = 0.0
     examples: NonNegative = 0
-    error: str | None = None
+    error: Line | None = None
 
 
 class EvaluationReply(_Model):
     """What one node answers to one evaluation batch."""
 
-    run: str
+    run: Line
     round: NonNegative
-    scores: list[Score]
+    scores: list[Score] = Field(max_length=MOST_ORDERS, fail_fast=True)
 
 
 class NodeReport(_Model):
     """A node's answer to a query: the device it carries and that device's report."""
 
     device: NonNegative
-    report: dict[str, Any]
+    report: Report
 
 
 def parse(model: type[M], text: object) -> M:
@@ -297,6 +325,9 @@ def parse(model: type[M], text: object) -> M:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole text"
-        raise MessageError(f"{model.__name__}: {where}: {first['msg']}") from None
+        if error.error_count() > MOST_ERRORS:  # a list of them would take ten times the memory of the text
+            raise MessageError(f"{model.__name__}: {error.error_count()} fields are wrong or unknown") from None
+        # Names of unknown fields are the sender's own words, and so is part of what some errors say.
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = one_line(".".join(str(part) for part in first["loc"]), 200) or "the whole text"
+        raise MessageError(f"{model.__name__}: {where}: {one_line(first['msg'], 500)}") from None

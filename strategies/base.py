@@ -30,7 +30,7 @@ from models.cost import Cost, cost
 from models.family import Family
 from strategies.budgets import beside_message, budget_in_round
 from strategies.distillation import Distillation, Distilled
-from strategies.exchange import Failure, exchange, failure_of
+from strategies.exchange import Failure, exchange, failure_of, stranger
 from strategies.lateness import drop_late, simulated_seconds
 from strategies.population import Population
 from strategies.records import RoundResult, device_record, round_record
@@ -468,7 +468,14 @@ class Strategy(FlowerStrategy):
                 a.outcome = "late" if reply.late else f"failed: {reply.why}"
             return
         try:
-            checked = read_reply(self.settings.run, work, batch, reply, self.population.examples)
+            checked = read_reply(
+                self.settings.run,
+                work,
+                batch,
+                reply,
+                self.population.examples,
+                simulated=self.population.simulated,
+            )
         except MessageError as error:
             devices = list(by_device(batch))
             log(WARNING, "Round %s: the reply for devices %s is refused: %s", work.round, devices, error)
@@ -532,11 +539,12 @@ class Strategy(FlowerStrategy):
         if self._open is None or self._open[0].round != server_round:
             raise RuntimeError(f"aggregate_train of round {server_round} without its configure_train")
         work, sent, started = self._open
-        batches = {message.metadata.message_id: batch for batch, message in sent}  # Flower gave them their ids
+        # Flower gave them their ids.
+        batches = {message.metadata.message_id: (batch, message.metadata.dst_node_id) for batch, message in sent}
         for reply in replies:
-            batch = batches.pop(reply.metadata.reply_to_message_id, None)
-            if batch is not None:
-                self._take(work, batch, failure_of(reply) or reply)
+            batch, node = batches.pop(reply.metadata.reply_to_message_id, ([], 0))
+            if batch:
+                self._take(work, batch, failure_of(reply) or stranger(reply, node) or reply)
         self._settle(work)
         self.finish_round()
         self.population.advance(simulated_seconds(work.assignments, self.settings), time.perf_counter() - started)

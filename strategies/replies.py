@@ -19,9 +19,9 @@ from devices.validation import one_line, shown
 from messages.bound import bounded
 from messages.layouts import sent_layout
 from messages.orders import Reply, Update
-from messages.packing import Layout, MessageError, int64_vector, pick, unpack
+from messages.packing import MessageError, int64_vector, pick, unpack
 from messages.sums import WeightedSum, device_weight, flatten, present_mask
-from messages.wire import from_records
+from messages.wire import from_records, reply_limits
 from strategies.work import Assignment, Contribution, Work
 
 
@@ -36,17 +36,28 @@ class Checked:
 
 
 def read_reply(
-    run: str, work: Work, batch: list[Assignment], message: Message, examples: Callable[[int], int]
+    run: str,
+    work: Work,
+    batch: list[Assignment],
+    message: Message,
+    examples: Callable[[int], int],
+    *,
+    simulated: bool,
 ) -> Checked:
     """Check a node's reply to a batch. Raises MessageError where the reply as a whole cannot be used.
 
-    `examples` says how many a device holds for training: none can have trained on more.
+    `examples` says how many a device holds for training: none can have trained on more. `simulated`: the node is a
+    worker of a simulation, which adds up what its devices trained. A real node carries one device and sends no sum: in
+    one there would be nothing left to hold to the norm bound.
     """
-    reply, arrays = from_records(Reply, message.content)
+    limits = reply_limits(len(batch), len({a.group for a in batch}), work.family.classes)
+    reply, arrays = from_records(Reply, message.content, limits)
     if (reply.run, reply.round) != (run, work.round):
         raise MessageError(
             f"the reply is for round {reply.round} of run {shown(reply.run)}, not for round {work.round} of {run!r}"
         )
+    if reply.sums and not simulated:
+        raise MessageError("it holds a sum of updates, which only a worker of a simulation sends")
     asked = {a.number: a for a in batch}
     answered: dict[int, Update] = {}
     for update in reply.updates:
@@ -65,6 +76,8 @@ def read_reply(
             raise MessageError(
                 f"device {update.device} says that it trained on {update.examples} examples, its shard holds {most}"
             )
+        if update.bounded and not simulated:
+            raise MessageError(f"device {update.device} says that it held itself to the norm bound, as the server does")
         answered[update.order] = update
     silent = dict.fromkeys(asked, "failed: the node's reply says nothing of this order")
     checked = Checked({**silent, **{n: one_line(u.outcome) for n, u in answered.items()}}, answered)
@@ -83,8 +96,9 @@ def read_reply(
                 checked.contributions.append(contribution)
                 checked.updates[number] = update.model_copy(update={"bounded": far})
         except ValueError as error:  # MessageError is one
-            log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, error)
-            checked.outcomes[number] = one_line(f"refused: {error}")
+            why = one_line(str(error))
+            log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, why)
+            checked.outcomes[number] = one_line(f"refused: {why}")
     checked.contributions += _sums(work, asked, checked, reply, arrays)
     covered = {number for contribution in checked.contributions for number in contribution.orders}
     for number, outcome in checked.outcomes.items():
@@ -98,9 +112,6 @@ def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> tupl
     group, who = work.groups[a.group], f"device {a.device}"
     assert update.payload is not None
     data = pick(arrays, update.payload, who)
-    if update.index is not None:
-        difference = group.layout.difference(Layout.from_json(update.index))
-        raise MessageError(f"{who}: {difference or 'sent an index of the tensors that were asked'}")
     weights = unpack(data, group.layout)
     for name, value in weights.items():
         if not bool(torch.isfinite(value.float()).all()):
