@@ -147,7 +147,7 @@ class DeviceBench:
         self.earlier = earlier
         if earlier is not None:
             earlier.to(self.device).eval().requires_grad_(False)
-        self.chance = Chance(order.seed)
+        self.chance: random.Random = Chance(order.seed)
         self.steps_taken = 0
         self._generator = torch.Generator().manual_seed(order.seed)
         self._board_bytes: int | None = None
@@ -258,11 +258,11 @@ class DeviceBench:
         self, board: Path, model: Network, loss: Loss, regularizer: Regularizer | None, new_statistics: bool
     ) -> float:
         self._hold_to_limits(model)
-        self.chance.traced = True
+        Chance.traced = True
         try:
             graph = board_gpu.trace(model, loss)
         finally:
-            self.chance.traced = False
+            Chance.traced = False
         batches = batches_of(self.task, self._shard, self.training, self._generator, self.device, once=False)
         try:
             mean_loss, self._board_bytes, steps = board_gpu.fit(

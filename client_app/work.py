@@ -24,6 +24,7 @@ from client_app.scoring import score_order
 from client_app.state import DeviceState
 from devices.probe import probe_machine
 from devices.state import node_state_dir
+from devices.validation import one_line
 from messages.bound import bounded
 from messages.error import MessageError
 from messages.orders import (
@@ -232,7 +233,7 @@ def _no(order: WorkOrder, outcome: str, started: float, *, overrun: bool = False
     return Update(
         order=order.order,
         device=order.device,
-        outcome=outcome,
+        outcome=one_line(outcome),
         seconds=time.perf_counter() - started,
         overrun=overrun,
     )
@@ -261,7 +262,7 @@ def _score(
         place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
         return score_order(order, batch, family, task, arrays, state, place)
     except Exception as error:  # as in training: told, and the others go on
-        return Score(device=order.device, error=f"{type(error).__name__}: {error}")
+        return Score(device=order.device, error=one_line(f"{type(error).__name__}: {error}"))
 
 
 def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int | None:

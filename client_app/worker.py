@@ -35,6 +35,7 @@ from typing import Any
 import psutil
 
 from devices.state import node_state_dir
+from devices.validation import one_line
 
 ROOT = Path(__file__).parents[1]  # of the app's code: every version of a bundle has its own, and its own worker
 IDLE_SECONDS = 900.0
@@ -151,7 +152,7 @@ def lost(text: str, why: str, *, overrun: bool) -> str:
     from messages.orders import Batch, Reply, Update, parse  # pydantic takes a while, and is rarely needed here
 
     batch = parse(Batch, text)
-    outcome = f"{'refused' if overrun else 'failed'}: {why}"
+    outcome = one_line(f"{'refused' if overrun else 'failed'}: {why}")
     updates = [Update(order=o.order, device=o.device, outcome=outcome, overrun=overrun) for o in batch.orders]
     return Reply(run=batch.run, round=batch.round, updates=updates).model_dump_json()
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from devices.validation import MOST_LETTERS, MOST_WHOLE, one_line
 from messages.error import MessageError
 
 M = TypeVar("M", bound=BaseModel)
@@ -20,6 +21,23 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Width = Annotated[float, Field(gt=0, le=1)]
 Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are weights of sums of 64-bit integers
+
+# Bounds of what nodes send, far above what any honest one needs. A list is left at its first wrong element, or a long
+# one would make an error of each.
+MOST_CLASSES, MOST_ORDERS, MOST_KEYS, MOST_ERRORS = 2**16, 2**20, 64, 16
+Line = Annotated[str, Field(max_length=MOST_LETTERS)]
+Digest = Annotated[str, Field(max_length=64)]
+
+
+# Values are scalars, so that nothing nested is ever built: an empty list takes 28 times its text.
+Key = Annotated[str, Field(max_length=MOST_KEYS)]
+Whole = Annotated[int, Field(ge=-MOST_WHOLE, le=MOST_WHOLE)]
+Report = Annotated[dict[Key, Whole | float | bool | Line | None], Field(max_length=MOST_KEYS, fail_fast=True)]
+Name = Annotated[str, Field(max_length=100)]
+Payloads = Annotated[dict[Name, NonNegative], Field(max_length=MOST_KEYS)]
+Facts = Annotated[
+    dict[Name, Annotated[list[float], Field(max_length=MOST_CLASSES, fail_fast=True)]], Field(max_length=MOST_KEYS)
+]
 
 
 class _Model(BaseModel):
@@ -138,39 +156,39 @@ class Update(_Model):
 
     order: NonNegative
     device: NonNegative
-    outcome: str
-    payloads: dict[str, NonNegative] = Field(default_factory=dict)
+    outcome: Line
+    payloads: Payloads = Field(default_factory=dict)
     examples: Examples = 0
     loss: float | None = None
     seconds: Seconds = 0.0
     measured_memory_bytes: NonNegative | None = None
     overrun: bool = False
     bounded: bool = False
-    present_classes: list[NonNegative] | None = None
-    facts: dict[str, list[float]] = Field(default_factory=dict)
+    present_classes: list[NonNegative] | None = Field(None, max_length=MOST_CLASSES, fail_fast=True)
+    facts: Facts = Field(default_factory=dict)
     state_kept: bool = False
     state_lost: bool = False
-    report: dict[str, Any] | None = None
+    report: Report | None = None
 
 
 class SumHeader(_Model):
     """A sum of one parcel over devices of one group: their orders, its weight, also per class, and its array."""
 
     group: NonNegative
-    parcel: str
-    orders: list[NonNegative] = Field(min_length=1)
+    parcel: Name
+    orders: list[NonNegative] = Field(min_length=1, max_length=MOST_ORDERS, fail_fast=True)
     weight: Positive
-    class_weight: list[NonNegative] | None = None
+    class_weight: list[NonNegative] | None = Field(None, max_length=MOST_CLASSES, fail_fast=True)
     payload: NonNegative
 
 
 class Reply(_Model):
     """What one node answers to one batch."""
 
-    run: str
+    run: Line
     round: NonNegative
-    updates: list[Update]
-    sums: list[SumHeader] = Field(default_factory=list)
+    updates: list[Update] = Field(max_length=MOST_ORDERS, fail_fast=True)
+    sums: list[SumHeader] = Field(default_factory=list, max_length=MOST_ORDERS, fail_fast=True)
 
 
 class EvaluationOrder(_Model):
@@ -215,22 +233,22 @@ class Score(_Model):
     correct: NonNegative = 0
     loss_sum: float = 0.0
     examples: NonNegative = 0
-    error: str | None = None
+    error: Line | None = None
 
 
 class EvaluationReply(_Model):
     """What one node answers to one evaluation batch."""
 
-    run: str
+    run: Line
     round: NonNegative
-    scores: list[Score]
+    scores: list[Score] = Field(max_length=MOST_ORDERS, fail_fast=True)
 
 
 class NodeReport(_Model):
     """A node's answer to a query: the device it carries and that device's report."""
 
     device: NonNegative
-    report: dict[str, Any]
+    report: Report
 
 
 def parse(model: type[M], text: object) -> M:
@@ -240,6 +258,9 @@ def parse(model: type[M], text: object) -> M:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole text"
-        raise MessageError(f"{model.__name__}: {where}: {first['msg']}") from None
+        if error.error_count() > MOST_ERRORS:  # a list of them would take ten times the memory of the text
+            raise MessageError(f"{model.__name__}: {error.error_count()} fields are wrong or unknown") from None
+        # Names of unknown fields are the sender's own words, and so is part of what some errors say.
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = one_line(".".join(str(part) for part in first["loc"]), 200) or "the whole text"
+        raise MessageError(f"{model.__name__}: {where}: {one_line(first['msg'], 500)}") from None

@@ -20,24 +20,6 @@ from torch import Tensor
 
 from messages.error import MessageError
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
-}
-
 
 class HasShape(Protocol):
     """A tensor, or a description of one."""
@@ -108,24 +90,8 @@ class Layout:
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
 
     def to_json(self) -> list[list[Any]]:
-        """`[[name, shape, dtype], ...]`: the full index, sent only when the layout is not the one ordered."""
+        """`[[name, shape, dtype], ...]`, of which the digest is made."""
         return [[e.name, list(e.shape), str(e.dtype).removeprefix("torch.")] for e in self.entries]
-
-    @classmethod
-    def from_json(cls, value: object) -> Layout:
-        """Read a full index. Raises MessageError where it is malformed."""
-        tensors: dict[str, Entry] = {}
-        if not isinstance(value, list):
-            raise MessageError(f"a weight index is a list of [name, shape, dtype], got {type(value).__name__}")
-        for item in value:
-            match item:
-                case [str(name), list(shape), str(dtype)] if (
-                    dtype in _DTYPES and all(type(n) is int and n >= 0 for n in shape) and name not in tensors
-                ):
-                    tensors[name] = Entry(name, tuple(shape), _DTYPES[dtype], 0)
-                case _:
-                    raise MessageError(f"a weight index entry is [name, shape, dtype], each name once, got {item!r}")
-        return cls.of(tensors)
 
     def difference(self, other: Layout) -> str:
         """What `other` has otherwise than this layout, in words; empty where they are equal."""

@@ -8,7 +8,22 @@ from flwr.app import RecordDict
 from pydantic import BaseModel
 
 from messages.orders import M, parse
-from messages.records import make_records, read_records
+from messages.records import Limits, make_records, read_records
+
+# What the JSON text of an honest reply needs at most, with texts of four bytes per letter: for its own fields, for each
+# order's outcome and report, and for each of an order's classes in its three lists by class.
+_BASE_BYTES, _ORDER_BYTES, _CLASS_BYTES = 8 * 2**10, 16 * 2**10, 40
+NODE_REPORT_LIMITS = Limits(_ORDER_BYTES, 0)
+
+
+def reply_limits(orders: int, groups: int, classes: int, parcels: int = 1) -> Limits:
+    """How much may be in a reply to so many work orders of so many groups: parcels of each order, and sums of each."""
+    return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + classes * _CLASS_BYTES), (orders + groups) * parcels)
+
+
+def evaluation_limits(orders: int) -> Limits:
+    """How much may be in a reply to so many evaluation orders."""
+    return Limits(_BASE_BYTES + orders * _ORDER_BYTES, 0)
 
 
 def to_records(model: BaseModel, arrays: Sequence[bytes] = ()) -> RecordDict:
@@ -16,7 +31,10 @@ def to_records(model: BaseModel, arrays: Sequence[bytes] = ()) -> RecordDict:
     return make_records(model.model_dump_json(), arrays)
 
 
-def from_records(model: type[M], records: RecordDict) -> tuple[M, list[bytes]]:
-    """Read one message. Raises MessageError where it is not one of ours."""
-    text, arrays = read_records(records, model.__name__)
+def from_records(model: type[M], records: RecordDict, limits: Limits | None = None) -> tuple[M, list[bytes]]:
+    """Read one message. Raises MessageError where it is not one of ours.
+
+    The server gives limits for all that it reads; a node, which trusts its server with all its work, needs none.
+    """
+    text, arrays = read_records(records, model.__name__, limits)
     return parse(model, text), arrays

@@ -376,7 +376,11 @@ class Engine:
 
     def _to_score(self, device: int, architecture: Architecture, selection: Selection) -> Assignment:
         order = Order(device, architecture)
-        return self.ask(order, selection, self.budget(device, lambda _: [order]))
+        return self.ask(order, selection, self._budget_of(order))
+
+    def _budget_of(self, order: Order) -> Budget:
+        """What a device may spend on one order that is given to it whatever its budget."""
+        return self.budget(order.device, lambda _: [order])
 
     def _models(self, grid: Grid) -> dict[Architecture, Model]:
         """The models to score, with batch norm statistics that devices take where they have none."""
@@ -405,7 +409,7 @@ class Engine:
         architecture, local = model.architecture, TakeStatistics()
         devices = self.population.connected(grid, devices)  # some may have been left working a moment ago
         orders = [Order(device, architecture) for device in devices]
-        asked = [self.ask(o, LEADING, self.budget(o.device, lambda _, o=o: [o]), local) for o in orders]
+        asked = [self.ask(o, LEADING, self._budget_of(o), local) for o in orders]
         able = [a for a in asked if fits(a.task.cost, a.budget)]
         name = self.method.describe(architecture)
         if not able:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from devices.validation import one_line
+from devices.validation import MOST_LETTERS, one_line
 from messages.records import release
 
 B = TypeVar("B")
@@ -39,12 +39,22 @@ def failure_of(reply: Message) -> Failure | None:
     if not reply.has_error():
         return None
     why = _ERRORS.get(reply.error.code, f"Flower error {reply.error.code}")
-    lines = (reply.error.reason or "").strip().splitlines()
+    # The reason may be as long as its sender likes: only its end is looked at.
+    lines = (reply.error.reason or "")[-MOST_LETTERS:].strip().splitlines()
     return Failure(one_line(f"{why}: {lines[-1]}") if lines else why, late=reply.error.code == 3)
 
 
-def pull(grid: Grid, message_ids: Iterable[str]) -> Iterator[tuple[str, Message | Failure]]:
-    """Yield the replies that have come, each with the message that it answers; a Failure where one cannot be read.
+def stranger(reply: Message, node: int) -> Failure | None:
+    """The failure of a reply that another node sent than the one that was asked."""
+    sender = reply.metadata.src_node_id
+    return None if sender == node else Failure(f"the reply is of node {sender}, node {node} was asked")
+
+
+def pull(grid: Grid, asked: Mapping[str, int]) -> Iterator[tuple[str, Message | Failure]]:
+    """Yield the replies that have come, each with the message that it answers; a Failure where one may not be read.
+
+    `asked` says which node each message was sent to: what another node answers to it is a Failure. Error replies are
+    not held to that, because the SuperLink makes some itself, in its own name.
 
     They are fetched one by one: a node of the federation can send what Flower cannot make a message of, which must cost
     neither the run nor the others' replies that would have come with it.
@@ -52,7 +62,7 @@ def pull(grid: Grid, message_ids: Iterable[str]) -> Iterator[tuple[str, Message 
     Raises:
         What Flower raises where the SuperLink cannot be reached or has ended the run.
     """
-    for message_id in message_ids:
+    for message_id, node in asked.items():
         try:
             replies = list(grid.pull_messages([message_id]))
         except Exception as error:  # of many kinds, by what is wrong with the reply
@@ -60,7 +70,7 @@ def pull(grid: Grid, message_ids: Iterable[str]) -> Iterator[tuple[str, Message 
             yield message_id, Failure(one_line(f"the reply cannot be read: {type(error).__name__}: {error}"))
             continue
         # Flower may deliver a reply twice.
-        yield from ((message_id, failure_of(reply) or reply) for reply in replies[:1])
+        yield from ((message_id, failure_of(reply) or stranger(reply, node) or reply) for reply in replies[:1])
 
 
 def exchange(
@@ -107,7 +117,7 @@ def exchange(
                 return
             asked_at = time.monotonic()
             asking_seconds = 0.0
-            for message_id, reply in pull(grid, list(open_batches)):
+            for message_id, reply in pull(grid, {i: node for i, (node, _) in open_batches.items()}):
                 asking_seconds += time.monotonic() - asked_at
                 node, batch = open_batches.pop(message_id)
                 todo.append(node)

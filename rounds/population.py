@@ -21,7 +21,7 @@ from devices.report import DeviceReport
 from devices.validation import one_line
 from messages.orders import NodeReport
 from messages.packing import MessageError
-from messages.wire import from_records
+from messages.wire import NODE_REPORT_LIMITS, from_records
 from rounds.exchange import Failure, exchange, pull
 
 # What an overrun leaves of a device's budget, and what a round gives back of it.
@@ -362,7 +362,7 @@ class ConnectedDevices(Population):
             for message in grid.push_messages([query]):
                 self._asked[node] = message
         nodes = {message: node for node, message in self._asked.items()}
-        for message, reply in pull(grid, list(nodes)):
+        for message, reply in pull(grid, nodes):
             del self._asked[nodes[message]]
             self._learn(grid, nodes[message], reply)
 
@@ -385,7 +385,7 @@ class ConnectedDevices(Population):
             log(WARNING, "Node %s did not report: %s", node, reply.why)
             return
         try:
-            answer, _ = from_records(NodeReport, reply.content)
+            answer, _ = from_records(NodeReport, reply.content, NODE_REPORT_LIMITS)
             report = DeviceReport.from_json(answer.report)
             self.holdings.training(answer.device)  # IndexError where the run has no such device
         except (ValueError, IndexError) as error:  # MessageError is a ValueError

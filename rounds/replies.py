@@ -22,7 +22,7 @@ from messages.orders import Reply, Update
 from messages.packing import MessageError, int64_vector, pick, unpack
 from messages.parcels import Parcels
 from messages.sums import WeightedSum, device_weight, flatten, present_mask
-from messages.wire import from_records
+from messages.wire import from_records, reply_limits
 from rounds.work import Assignment, Work
 from strategies.method import Contribution
 
@@ -42,13 +42,19 @@ def read_reply(
 ) -> Checked:
     """Check a node's reply to a batch. Raises MessageError where the reply as a whole cannot be used.
 
-    `examples` says how many a device holds for training: none can have trained on more.
+    `examples` says how many a device holds for training: none can have trained on more. A real node carries one device
+    and sends no sum: in one there would be nothing left to hold to the norm bound.
     """
-    reply, arrays = from_records(Reply, message.content)
+    parcels = max((len(work.groups[a.group].returned) for a in batch), default=1)
+    facts = max((sum(a.task.local.facts(work.family).values()) for a in batch), default=0)
+    limits = reply_limits(len(batch), len({a.group for a in batch}), work.family.classes + facts, parcels)
+    reply, arrays = from_records(Reply, message.content, limits)
     if (reply.run, reply.round) != (run, work.round):
         raise MessageError(
             f"the reply is for round {reply.round} of run {shown(reply.run)}, not for round {work.round} of {run!r}"
         )
+    if reply.sums and not work.simulated:
+        raise MessageError("it holds a sum of updates, which only a worker of a simulation sends")
     asked = {a.number: a for a in batch}
     answered: dict[int, Update] = {}
     for update in reply.updates:
@@ -67,6 +73,8 @@ def read_reply(
             raise MessageError(
                 f"device {update.device} says that it trained on {update.examples} examples, its shard holds {most}"
             )
+        if update.bounded and not work.simulated:
+            raise MessageError(f"device {update.device} says that it held itself to the norm bound, as the server does")
         answered[update.order] = update
     silent = dict.fromkeys(asked, "failed: the node's reply says nothing of this order")
     checked = Checked({**silent, **{n: one_line(u.outcome) for n, u in answered.items()}}, answered)
@@ -82,8 +90,9 @@ def read_reply(
                 checked.contributions.append(contribution)
                 checked.updates[number] = update.model_copy(update={"bounded": far})
         except ValueError as error:  # MessageError is one
-            log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, error)
-            checked.outcomes[number] = one_line(f"refused: {error}")
+            why = one_line(str(error))
+            log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, why)
+            checked.outcomes[number] = one_line(f"refused: {why}")
     checked.contributions += _sums(work, asked, checked, reply, arrays)
     covered: dict[int, set[str]] = {number: set() for number in asked}
     for contribution in checked.contributions:

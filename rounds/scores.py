@@ -14,10 +14,11 @@ from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from devices.validation import one_line, shown
 from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalTraining, Score
 from messages.packing import MessageError
 from messages.parcels import digest
-from messages.wire import from_records, to_records
+from messages.wire import evaluation_limits, from_records, to_records
 from rounds.exchange import Failure, exchange
 from rounds.population import Population
 from rounds.work import Assignment, Orders
@@ -149,9 +150,9 @@ def score_on_devices(
 
 def _read(run: str, round_number: int, devices: list[int], reply: Message) -> dict[int, Score]:
     """A node's scores by device. Raises MessageError where the reply as a whole cannot be used."""
-    answer, _ = from_records(EvaluationReply, reply.content)
+    answer, _ = from_records(EvaluationReply, reply.content, evaluation_limits(len(devices)))
     if (answer.run, answer.round) != (run, round_number):
-        raise MessageError(f"it is of round {answer.round} of run {answer.run!r}")
+        raise MessageError(f"it is of round {answer.round} of run {shown(answer.run)}")
     answered = [score.device for score in answer.scores]
     if len(set(answered)) != len(answered) or not set(answered) <= set(devices):
         raise MessageError(f"it is of devices {answered}, asked were {devices}")
@@ -163,7 +164,7 @@ def _trouble(score: Score | None, most: int) -> str | None:
     if score is None:
         return "the node's reply says nothing of this device"
     if score.error is not None:
-        return score.error
+        return one_line(score.error)
     if not (score.correct <= score.examples and 0 < score.examples <= most):
         return f"refused: {score.correct} of {score.examples} examples cannot be right, the device has {most}"
     if not math.isfinite(score.loss_sum):

@@ -111,7 +111,7 @@ PARTS = {
 def method_groups() -> dict[str, type[Params]]:
     """The settings of all methods and of the parts that they share: the first part of the keys -> their class."""
     shared = {name: params for kind in METHODS.values() for name, params in kind.shared_params.items()}
-    return {name: kind.Params for name, kind in METHODS.items() if kind.Params.model_fields} | shared
+    return {name: kind.params_type for name, kind in METHODS.items() if kind.params_type.model_fields} | shared
 
 
 class RunConfig(Params):
@@ -246,7 +246,7 @@ class RunConfig(Params):
     @property
     def params(self) -> Params:
         """The method's own settings."""
-        return self.groups.get(self.strategy, self.method.Params())
+        return self.groups.get(self.strategy, self.method.params_type())
 
     @property
     def shared(self) -> dict[str, Params]:

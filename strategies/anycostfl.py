@@ -31,7 +31,7 @@ class AnycostFL(HeteroFL):
     Devices minimize the task's loss (`strategies.method.Training`).
     """
 
-    Params: ClassVar[type[Params]] = AnycostFLParams
+    params_type: ClassVar[type[Params]] = AnycostFLParams
 
     def __init__(self, setup: Setup, params: AnycostFLParams) -> None:
         super().__init__(setup, params)

@@ -118,7 +118,7 @@ class DepthFL(SubModelMethod):
     there are, and w_l <- mean - h_l / alpha; batch norm's statistics stay the mean.
     """
 
-    Params: ClassVar[type[Params]] = DepthFLParams
+    params_type: ClassVar[type[Params]] = DepthFLParams
 
     def __init__(self, setup: Setup, params: DepthFLParams) -> None:
         require_exits("depthfl", setup.family)

@@ -32,7 +32,7 @@ class FedAdam(OneModel):
     are no parameters: they become the devices' mean.
     """
 
-    Params: ClassVar[type[Params]] = FedAdamParams
+    params_type: ClassVar[type[Params]] = FedAdamParams
 
     def __init__(self, setup: Setup, params: FedAdamParams) -> None:
         super().__init__(setup, params)

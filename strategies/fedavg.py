@@ -63,7 +63,7 @@ class FedAvgParams(Params):
 class FedAvg(OneModel):
     """w <- sum_k (n_k / n) w_k over one architecture (Algorithm 1, FederatedAveraging)."""
 
-    Params: ClassVar[type[Params]] = FedAvgParams
+    params_type: ClassVar[type[Params]] = FedAvgParams
 
     def __init__(self, setup: Setup, params: FedAvgParams) -> None:
         super().__init__(setup, params)

@@ -21,7 +21,7 @@ class FederatedDropout(HeteroFL):
     The device half is HeteroFL's `MaskedTraining`.
     """
 
-    Params: ClassVar[type[Params]] = FederatedDropoutParams
+    params_type: ClassVar[type[Params]] = FederatedDropoutParams
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """Random channels, drawn from (seed, round, device)."""

@@ -38,7 +38,7 @@ class FedProxParams(Params):
 class FedProx(OneModel):
     """FedAvg whose devices minimize the proximal objective, all on the whole model."""
 
-    Params: ClassVar[type[Params]] = FedProxParams
+    params_type: ClassVar[type[Params]] = FedProxParams
 
     def __init__(self, setup: Setup, params: FedProxParams) -> None:
         super().__init__(setup, params)

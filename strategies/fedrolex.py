@@ -21,7 +21,7 @@ class FedRolex(HeteroFL):
     The device half is HeteroFL's `MaskedTraining`.
     """
 
-    Params: ClassVar[type[Params]] = FedRolexParams
+    params_type: ClassVar[type[Params]] = FedRolexParams
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The window of this round."""

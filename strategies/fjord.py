@@ -118,7 +118,7 @@ class FjORDParams(StatisticsParams):
 class FjORD(HeteroFL):
     """w <- mean over the devices with p_max >= p, weighted by examples, of what belongs to width p."""
 
-    Params: ClassVar[type[Params]] = FjORDParams
+    params_type: ClassVar[type[Params]] = FjORDParams
 
     def __init__(self, setup: Setup, params: FjORDParams) -> None:
         super().__init__(setup, params)

@@ -96,7 +96,7 @@ class HeteroFLParams(StatisticsParams):
 class HeteroFL(SubModelMethod):
     """W_l <- mean over the devices whose width is at least l (Eq. 4 to 6), unweighted, untouched coordinates kept."""
 
-    Params: ClassVar[type[Params]] = HeteroFLParams
+    params_type: ClassVar[type[Params]] = HeteroFLParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"distillation": Distillation}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "static"}
 

@@ -62,7 +62,7 @@ class LocalParams(Params):
 class LocalOnly(CandidateMethod):
     """Nothing is aggregated. Accuracy is the mean over all devices that have trained, each on the task's test set."""
 
-    Params: ClassVar[type[Params]] = LocalParams
+    params_type: ClassVar[type[Params]] = LocalParams
 
     def __init__(self, setup: Setup, params: LocalParams) -> None:
         super().__init__(setup, params)

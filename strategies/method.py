@@ -411,7 +411,7 @@ class Method(ABC):
     """The server half of a method. The engine calls it; it never builds messages.
 
     Class attributes that a method sets:
-        Params: the class of its settings.
+        params_type: the class of its settings.
         shared_params: settings of parts that several methods share and that this one reads, by their group's name.
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
         first_question: what a device is asked before it trains for the first time; its facts go to `introduce`.
@@ -419,7 +419,7 @@ class Method(ABC):
     Everything that a resumed run needs is in `state`; all else follows from seed and round.
     """
 
-    Params: ClassVar[type[Params]] = Params
+    params_type: ClassVar[type[Params]] = Params
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
     family_options: ClassVar[Mapping[str, Any]] = {}
     first_question: Local | None = None

@@ -76,7 +76,7 @@ class ModelSearch(HeteroFL):
     The device half is HeteroFL's `MaskedTraining`, or without `masked_loss` `strategies.method.Training`.
     """
 
-    Params: ClassVar[type[Params]] = ModelSearchParams
+    params_type: ClassVar[type[Params]] = ModelSearchParams
 
     def __init__(self, setup: Setup, params: ModelSearchParams) -> None:
         own = layer_shares(params.layer_shares)

@@ -76,7 +76,7 @@ class ScaleFLParams(Params):
 class ScaleFL(SubModelMethod):
     """w <- mean over the devices that have a coordinate, weighted by examples; untouched coordinates are kept."""
 
-    Params: ClassVar[type[Params]] = ScaleFLParams
+    params_type: ClassVar[type[Params]] = ScaleFLParams
 
     def __init__(self, setup: Setup, params: ScaleFLParams) -> None:
         require_exits("scalefl", setup.family)

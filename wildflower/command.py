@@ -142,8 +142,7 @@ def config(
     """Print every key of the run configuration with its value, where the value comes from, and what it means."""
     from rich.console import Console
 
-    from server_app.config import RunConfig
-    from server_app.config import description
+    from server_app.config import RunConfig, description
     from wildflower.settings import SettingsError, resolve
 
     try:

@@ -17,6 +17,7 @@ from itertools import combinations, product
 from pathlib import Path
 
 import torch
+from strategies.work import seed_of
 from torch import Tensor
 
 from benchmarks.hypemefed.local import train_locally
@@ -26,7 +27,6 @@ from client_app.state import DeviceState
 from models.architecture import Architecture
 from models.layers import Network
 from strategies.submodel import SubModelStrategy
-from strategies.work import seed_of
 from tasks.task import Task, TaskSpec, load_task
 
 HERE = Path(__file__).resolve().parent

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from strategies.work import Weights
 from torch import Tensor
 
 from benchmarks.hypemefed.local import train_all_exits
@@ -34,7 +35,6 @@ from strategies.hypemefed.hypernetwork import (
     unit_of_changes,
 )
 from strategies.submodel import initial_weights
-from strategies.work import Weights
 from tasks.task import Task, TaskSpec, load_task
 
 HERE = Path(__file__).resolve().parent

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import psutil
 import torch
 import torch.nn.functional as F
+from strategies.work import Weights
 
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
@@ -41,7 +42,6 @@ from strategies.hypemefed.hypernetwork import (
     unit_of_changes,
 )
 from strategies.submodel import initial_weights
-from strategies.work import Weights
 from tasks.data import Data
 from tasks.task import TASKS, Task, TaskSpec
 

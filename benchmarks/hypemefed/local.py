@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from client_app.training import train
+from messages.layouts import returned_layout, sent_layout
+from strategies.work import Weights
 from torch import Tensor
 
 from client_app.state import DeviceState
-from client_app.training import train
-from messages.layouts import returned_layout, sent_layout
 from messages.orders import EvaluationOrder, LocalTraining, Objective
 from messages.packing import pack
 from models.architecture import Architecture
 from models.base import Family
 from models.layers import Network
-from strategies.work import Weights
 from tasks.task import Task
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from strategies.work import Weights
 from torch import Tensor, nn
 
 from benchmarks.runs import from_test_set, from_training_set, trained_strategy
@@ -26,7 +27,6 @@ from benchmarks.tables import markdown, write_between
 from models.base import Family, with_weights
 from models.placement import Placement
 from strategies.distillation import Cut, Distillation, Noise, distill, told_apart_nats
-from strategies.work import Weights
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "distillation.json"

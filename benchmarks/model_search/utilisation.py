@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from strategies.work import fits
 
 from benchmarks.tables import markdown, write_between
 from devices.budget import Budget, budget_of
@@ -21,7 +22,6 @@ from models.cost import Cost, cost
 from models.space import Space
 from models.vit import VitTiny
 from strategies.search import ExactSearch, PoolSearch
-from strategies.work import fits
 
 HERE = Path(__file__).resolve().parent
 FAMILY = VitTiny(input_shape=(1, 28, 28), classes=62, norm="static")

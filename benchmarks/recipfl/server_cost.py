@@ -18,16 +18,16 @@ import time
 from pathlib import Path
 
 import torch
+from messages.layouts import returned_layout
+from strategies.base import Setup
+from strategies.records import peak_rss_bytes
+from strategies.work import Contribution, Group
 
 from benchmarks.tables import markdown, write_between
-from messages.layouts import returned_layout
 from models.family import make_family
 from server_app.app import build
 from server_app.config import RunConfig
-from strategies.base import Setup
 from strategies.recipfl import RecipFL, RecipFLParams
-from strategies.records import peak_rss_bytes
-from strategies.work import Contribution, Group
 
 FILE = Path(__file__).resolve().parent / "server_cost.json"
 DEVICES, STRONG = 10, 1  # a strong device trains both models

@@ -226,7 +226,7 @@ EXIT_LIMITS = (None, 5_000, 2_500, None)
 CHOICE_LIMITS = (None, 60_000, None, 60_000)
 
 VARIANTS: dict[str, Variant] = {
-    # As in tests/rounds.py.
+    # As in tests/small_run.py.
     "all-large": simulated("fedavg"),
     "all-small": simulated("fedavg", fedavg__use="all-small"),
     "exclusive": simulated("fedavg", fedavg__use="exclusive"),

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from strategies.work import fits
 
 from benchmarks.tables import write_between
 from devices.budget import Budget, budget_of
@@ -31,7 +32,6 @@ from models.family import make_family
 from models.frontier import BUFFERS, PARAMETERS, Frontier
 from models.space import Space
 from strategies.search import ExactSearch, PoolSearch
-from strategies.work import fits
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"

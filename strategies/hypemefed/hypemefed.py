@@ -121,7 +121,7 @@ class HypeMeFed(SubModelMethod):
     there is one.
     """
 
-    Params: ClassVar[type[Params]] = HypeMeFedParams
+    params_type: ClassVar[type[Params]] = HypeMeFedParams
 
     def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
         require_exits("hypemefed", setup.family)

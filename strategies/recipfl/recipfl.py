@@ -96,7 +96,7 @@ class RecipFL(CandidateMethod):
     The device half is `strategies.recipfl.device.TaughtTraining`.
     """
 
-    Params: ClassVar[type[Params]] = RecipFLParams
+    params_type: ClassVar[type[Params]] = RecipFLParams
 
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:
         super().__init__(setup, params)

@@ -4,7 +4,7 @@ import torch
 from benchmarks.hypemefed.cka import activations, compare, gram, linear_cka, train
 from models.cnn import Cnn3
 from tasks.task import TaskSpec, load_task
-from tests.rounds import METHODS, same_bits, simulated_grid, small_config, started
+from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 
 
 def test_cka_by_hand():

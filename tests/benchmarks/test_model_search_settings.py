@@ -2,13 +2,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from strategies.work import fits
 
 from devices.budget import budget_of
 from devices.fleet import Fleet
 from models.cost import cost
 from models.family import make_family
 from models.space import Space
-from strategies.work import fits
 from wildflower.settings import resolve
 
 SETTINGS = sorted(Path("benchmarks/model_search/settings").glob("*.toml"))

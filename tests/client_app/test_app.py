@@ -3,10 +3,10 @@ import sys
 
 import pytest
 import torch
+from messages.layouts import sent_layout
 
 from client_app import work as client_module
 from client_app.app import app
-from messages.layouts import sent_layout
 from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, Merge, NodeReport, Objective
 from messages.packing import int64_vector, unpack
 from messages.sums import SCALE, split

@@ -22,15 +22,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from client_app.objectives import local_loss
+from client_app.training import _fit
+from messages.layouts import sent_layout
 from torch import nn
 
 from client_app import board_gpu, work, worker
 from client_app.board_gpu import trace
 from client_app.board_link import BoardError, about
 from client_app.memory import SEGMENTS_BYTES, MemoryMeter, memory_limit
-from client_app.objectives import local_loss
-from client_app.training import _fit
-from messages.layouts import sent_layout
 from messages.orders import LocalTraining, NodeReport, Objective, Reply, parse
 from messages.packing import unpack
 from models.bert import BertTiny

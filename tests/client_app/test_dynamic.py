@@ -1,10 +1,10 @@
 import pytest
 import torch
+from client_app.training import train
+from messages.layouts import sent_layout
 
 from client_app.dynamic import DynamicRegularizer
 from client_app.state import DeviceState
-from client_app.training import train
-from messages.layouts import sent_layout
 from messages.orders import LocalTraining, Objective, WorkOrder
 from messages.packing import pack
 from models.cnn import Cnn3

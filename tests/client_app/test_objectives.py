@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
+from client_app.objectives import local_loss
 from torch import nn
 
-from client_app.objectives import local_loss
 from messages.orders import Objective
 from messages.packing import MessageError
 from models.cnn import Cnn3

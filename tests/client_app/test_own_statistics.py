@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from messages.layouts import sent_layout
 
 from client_app.state import DeviceState
-from messages.layouts import sent_layout
 from messages.orders import LocalTraining
 from messages.packing import unpack
 from tests.client_app.work_orders import LENET, answers, batch, digits, work_order

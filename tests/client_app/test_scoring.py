@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from client_app.training import Refusal
+from messages.layouts import sent_layout
 
 from client_app import scoring
 from client_app.memory import LIBRARY_BYTES
 from client_app.scoring import score_order
-from client_app.training import Refusal
-from messages.layouts import sent_layout
 from messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining, Objective
 from tasks.task import load_task
 from tests.client_app.work_orders import LENET, SPEC, digits, payload

@@ -1,10 +1,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from client_app.training import Refusal, train
 
 from client_app import training
 from client_app.state import DeviceState
-from client_app.training import Refusal, train
 from messages.orders import LocalTraining, Objective
 from messages.packing import MessageError
 from models.lenet import LeNet5

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from messages.layouts import returned_layout, sent_layout
 from torch import Tensor
 
 from client_app.app import app
-from messages.layouts import returned_layout, sent_layout
 from messages.orders import Batch, LocalTraining, Merge, Objective, Reply, WorkOrder
 from messages.packing import pack
 from messages.wire import from_records, to_records

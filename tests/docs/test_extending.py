@@ -74,7 +74,7 @@ def test_what_the_page_adds_passes_the_tests_that_it_names(extended):
 ROUND = """
 from pathlib import Path
 import strategies
-from tests.rounds import METHODS, simulated_grid, small_config, started
+from tests.small_run import METHODS, simulated_grid, small_config, started
 assert Path(strategies.__file__).is_relative_to(Path.cwd()), strategies.__file__
 wanted = {"task": "stripes", "family": "", "rounds": 1, "local-steps": 20, "below-smallest": "smallest"}
 strategy, scorer = started(small_config(Path(), **METHODS["damped"], **wanted))

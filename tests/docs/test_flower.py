@@ -7,9 +7,9 @@ from pathlib import Path
 import flwr
 import pytest
 from flwr.common.constant import ErrorCode
+from strategies.exchange import _ERRORS
 
 from client_app import ending
-from strategies.exchange import _ERRORS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("client_app", "devices", "messages", "models", "server_app", "strategies", "tasks", "wildflower")

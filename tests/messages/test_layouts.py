@@ -1,7 +1,7 @@
 import pytest
 import torch
-
 from messages.layouts import class_spans, returned_layout, sent_layout
+
 from messages.packing import pack
 from models.base import Family
 from models.cnn import Cnn3, PflCnn

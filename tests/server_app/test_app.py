@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 from flwr.app import Context, RecordDict
+from server_app.fruitless import FruitlessRunError
 
 from server_app import checkpoint
 from server_app.app import app, build, run, run_folder
 from server_app.checkpoint import CheckpointError
 from server_app.config import ConfigError
-from server_app.fruitless import FruitlessRunError
 from server_app.journal import Journal, JournalError, alone_in, read_devices, read_rounds, read_summary
 from strategies import base
-from tests.rounds import FLEET, METHODS, connected_grid, same_bits, simulated_grid, small_config
+from tests.small_run import FLEET, METHODS, connected_grid, same_bits, simulated_grid, small_config
 
 
 class Crash(BaseException):

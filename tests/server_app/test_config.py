@@ -7,10 +7,10 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server_app.meanings import MEANINGS
 
 from server_app.config import OTHER_NAMES, ConfigError, RunConfig, sampled_devices
 from server_app.keys import listed_keys, missing_keys
-from server_app.meanings import MEANINGS
 from strategies import STRATEGIES
 from strategies.fedprox import FedProx
 

@@ -1,12 +1,12 @@
 import json
 
 import pytest
+from strategies.population import NodeState
 
 from devices.report import DeviceReport
 from server_app import nodes
 from server_app.journal import JournalError
 from server_app.nodes import FILE, read_nodes, write_nodes
-from strategies.population import NodeState
 
 REPORT = DeviceReport("jetson-nano", memory_total_bytes=10, memory_available_bytes=5, links_problem="gone")
 LARGEST = 2**64 - 1

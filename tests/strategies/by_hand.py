@@ -10,10 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 from flwr.app import Context, Message
+from messages.layouts import returned_layout, sent_layout
+from strategies.base import Setup
+from strategies.population import Holdings, SimulatedDevices
+from strategies.work import RoundSettings
 from torch import Tensor
 
 from devices.fleet import Fleet
-from messages.layouts import returned_layout, sent_layout
 from messages.orders import Batch, LocalTraining, Reply, Update, WorkOrder
 from messages.packing import pack, unpack
 from messages.wire import from_records, to_records
@@ -21,9 +24,6 @@ from models.architecture import Architecture
 from models.base import Family, ImageFamily
 from models.cost import cost
 from models.layers import Block, Flatten, Linear, Relu
-from strategies.base import Setup
-from strategies.population import Holdings, SimulatedDevices
-from strategies.work import RoundSettings
 from tests.grid import InProcessGrid
 
 FC, FC_BIAS, CLASSIFIER, CLASSIFIER_BIAS = (

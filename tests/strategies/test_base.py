@@ -10,7 +10,7 @@ from messages.wire import from_records
 from strategies import base, work
 from strategies.fedavg import FedAvg, FedAvgParams
 from strategies.heterofl import HeteroFL, HeteroFLParams
-from tests.rounds import METHODS, FakeTime, connected_grid, same_bits, simulated_grid, small_config, started
+from tests.small_run import METHODS, FakeTime, connected_grid, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, OneHidden, no_scores, setup
 
 

@@ -2,10 +2,10 @@ from collections import deque
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-
 from strategies.exchange import Failure, exchange, failure_of
+
 from tests.grid import InProcessGrid
-from tests.rounds import FakeTime
+from tests.small_run import FakeTime
 
 
 @pytest.fixture(autouse=True)

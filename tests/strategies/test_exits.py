@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-
 from strategies.base import Scores
+
 from tasks.scoring import score
 from tasks.task import TaskSpec, load_task
-from tests.rounds import METHODS, simulated_grid, small_config, started
+from tests.small_run import METHODS, simulated_grid, small_config, started
 
 CPU = torch.device("cpu")
 

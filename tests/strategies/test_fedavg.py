@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from models.base import Family
 from strategies.fedavg import FedAvg, FedAvgParams
 from tasks.task import TaskSpec, load_task
-from tests.rounds import simulated_grid, small_config, started
+from tests.small_run import simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, OneHidden, filled, no_scores, setup
 
 

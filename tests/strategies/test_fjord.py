@@ -4,7 +4,7 @@ from models.cnn import Cnn3
 from models.cost import _Step, cost, distinct_convolutions
 from models.resnet import ResNet18
 from strategies.fjord import FjORD, FjORDParams, training_cost
-from tests.rounds import METHODS, simulated_grid, small_config, started
+from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import CLASSIFIER, CLASSIFIER_BIAS, FC, Devices, OneHidden, filled, no_scores, setup
 
 WIDTHS = (1.0, 0.5, 0.25)

@@ -1,8 +1,8 @@
 import pytest
 import torch
+from strategies.base import Scores
 
 from models.lenet import LeNet5
-from strategies.base import Scores
 from strategies.heterofl import HeteroFL, HeteroFLParams
 from tests.strategies.by_hand import (
     CLASSIFIER,

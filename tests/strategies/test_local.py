@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord
 
 from messages.orders import EvaluationReply, Score
 from messages.wire import from_records, to_records
-from tests.rounds import METHODS, connected_grid, simulated_grid, small_config, started
+from tests.small_run import METHODS, connected_grid, simulated_grid, small_config, started
 
 LOCAL = METHODS["local"]
 

@@ -3,16 +3,16 @@
 import logging
 
 import pytest
+from client_app.training import Refusal
+from strategies.budgets import MESSAGE_COPIES
+from strategies.population import OVERRUN_FACTOR, RECOVERY
 
 from client_app import work
-from client_app.training import Refusal
 from devices.budget import Budget
 from devices.report import DeviceReport
 from messages.orders import Batch, EvaluationBatch
 from messages.wire import from_records
-from strategies.budgets import MESSAGE_COPIES
-from strategies.population import OVERRUN_FACTOR, RECOVERY
-from tests.rounds import METHODS, connected_grid, small_config, started
+from tests.small_run import METHODS, connected_grid, small_config, started
 
 HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "memory-fraction": 1.0}
 

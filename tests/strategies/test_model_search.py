@@ -1,10 +1,10 @@
 import pytest
 import torch
+from messages.layouts import returned_layout
 
 from client_app import work as client_module
 from devices.budget import Budget
 from devices.report import DeviceReport
-from messages.layouts import returned_layout
 from messages.sums import WeightedSum, flatten
 from models.cnn import Cnn3
 from models.cost import cost
@@ -14,7 +14,7 @@ from strategies import STRATEGIES
 from strategies.aggregation import CoordinateMean
 from strategies.heterofl import HeteroFL
 from strategies.model_search import ModelSearch, ModelSearchParams, layer_shares
-from tests.rounds import connected_grid, simulated_grid, small_config, started
+from tests.small_run import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import setup
 
 SEARCH = {"strategy": "model-search", "model-search.shares": "0, 0.25, 0.5, 1", "family": "resnet18"}

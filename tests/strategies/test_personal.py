@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from messages.layouts import sent_layout
 
 from client_app import scoring
-from messages.layouts import sent_layout
 from messages.orders import EvaluationBatch, EvaluationReply, LocalTraining
 from messages.packing import unpack
 from messages.wire import from_records, to_records
@@ -14,7 +14,7 @@ from models.architecture import Architecture
 from server_app.config import ConfigError
 from tasks.scoring import score
 from tasks.task import TaskSpec, load_task
-from tests.rounds import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
+from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
 
 PERSONAL = {"personal-every": 1, "test-fraction": 0.25, "evaluate-every": 4}
 CPU = torch.device("cpu")

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from strategies.population import ConnectedDevices, Holdings, SimulatedDevices
 
 from client_app.app import app as client
 from devices.fleet import Fleet
@@ -10,10 +11,9 @@ from devices.report import DeviceReport
 from messages.orders import NodeReport
 from messages.packing import MessageError
 from messages.wire import to_records
-from strategies.population import ConnectedDevices, Holdings, SimulatedDevices
 from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
-from tests.rounds import FakeTime
+from tests.small_run import FakeTime
 
 
 @pytest.fixture(autouse=True)

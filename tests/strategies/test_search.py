@@ -5,13 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies.work import fits
 
 from devices.budget import Budget
 from models.cost import cost
 from models.family import make_family
 from models.space import Space
 from strategies.search import ExactSearch, PoolSearch
-from strategies.work import fits
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ from messages.wire import from_records
 from strategies import work
 from strategies.fedavg import FedAvg, FedAvgParams
 from strategies.heterofl import HeteroFL, HeteroFLParams
-from tests.rounds import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
+from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import FC, Devices, OneHidden, filled, no_scores, setup
 
 ROOM = """

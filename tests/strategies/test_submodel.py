@@ -3,7 +3,7 @@ import torch
 
 from strategies import submodel
 from strategies.distillation import Distilled
-from tests.rounds import simulated_grid, small_config, started
+from tests.small_run import simulated_grid, small_config, started
 
 DISTILLED = {
     "distillation.steps": 1,

@@ -8,7 +8,7 @@ from server_app.config import RunConfig
 from server_app.journal import read_devices, read_rounds, read_summary
 from server_app.nodes import read_nodes
 from tests.deployment import Deployment, kill
-from tests.rounds import connected_grid, same_bits
+from tests.small_run import connected_grid, same_bits
 from wildflower.nodes import node_rows
 
 ROUNDS = 4

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-
 from messages.layouts import returned_layout
+from strategies.work import Contribution, Group
+
 from models.base import ExitFamily
 from models.cnn import Cnn3, Cnn10
 from models.layers import Block, Flatten, Linear, Relu
@@ -17,7 +18,6 @@ from strategies.hypemefed import HypeMeFed, HypeMeFedParams
 from strategies.hypemefed import hypemefed as hypemefed_module
 from strategies.hypemefed.hypemefed import follow
 from strategies.hypemefed.hypernetwork import LowRankHypernetwork
-from strategies.work import Contribution, Group
 from tests.strategies.by_hand import Devices, filled, no_scores, setup
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))

@@ -13,10 +13,10 @@ from flwr.app import ConfigRecord, Message
 from client_app.app import app as client
 from messages.orders import Reply
 from messages.wire import from_records, to_records
+from rounds.engine import Engine, Scorer
 from server_app.app import build
 from server_app.config import RunConfig
-from strategies import STRATEGIES, Strategy
-from strategies.base import Scorer
+from strategies import METHODS as ALL_METHODS
 from tests.grid import InProcessGrid
 
 FLEET = """
@@ -53,13 +53,13 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
     "all-large": {"strategy": "fedavg"},
     "all-small": {"strategy": "fedavg", "fedavg.use": "all-small"},
     "exclusive": {"strategy": "fedavg", "fedavg.use": "exclusive"},
-    "local": {"strategy": "fedavg", "fedavg.use": "local"},
     "fedprox": {"strategy": "fedprox", "fedprox.mu": 0.1},
     "heterofl dynamic": {"strategy": "heterofl", "heterofl.dynamic": True},
     "hypemefed": {
         "strategy": "hypemefed",
         "hypemefed.epochs": 1,
         "hypemefed.hidden": 8,
+        "hypemefed.guess": "change",
     }
     | EXITS,
     "recipfl": {
@@ -79,11 +79,11 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
         "model-search.searcher": "pool",
         "distillation.steps": 1,
     },
-    "fjord with distillation": {"strategy": "fjord", "fjord.distillation": True},
+    "fjord without distillation": {"strategy": "fjord", "fjord.distillation": False},
 }
-# All methods: one that stands in `STRATEGIES` and not above runs with its defaults. The rows of fedavg are its uses.
+# All methods: one that stands in `strategies.METHODS` and not above runs with its defaults. The rows of fedavg are its uses.
 METHODS: dict[str, dict[str, Any]] = {
-    name: {"strategy": name} for name in STRATEGIES if name != "fedavg" and name not in _WITH_SETTINGS
+    name: {"strategy": name} for name in ALL_METHODS if name != "fedavg" and name not in _WITH_SETTINGS
 } | _WITH_SETTINGS
 
 
@@ -108,8 +108,8 @@ def small_config(folder: Path, **changes: Any) -> RunConfig:
     return RunConfig.from_run_config(values | {key.replace("_", "-"): value for key, value in changes.items()})
 
 
-def started(config: RunConfig) -> tuple[Strategy, Scorer]:
-    """The strategy of a configuration, before round 1, and its scorer."""
+def started(config: RunConfig) -> tuple[Engine, Scorer]:
+    """The engine of a configuration, before round 1, and its scorer."""
     return build(config)
 
 
@@ -156,7 +156,7 @@ def changed_reply(change: Change) -> Callable[[Message], Message]:
 
 
 class FakeTime:
-    """A clock for `strategies.exchange` and `strategies.population` that only `sleep` moves."""
+    """A clock for `rounds.exchange` and `rounds.population` that only `sleep` moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
