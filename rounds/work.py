@@ -43,8 +43,10 @@ class Given:
 class Assignment:
     """One order of one device in one round: what it may spend, what it was given (None: nothing), what came of it.
 
-    number: of the order in its exchange, which `Work` gives. earlier: an earlier order of the same device, whose trained
-    model this one reads. kept: the device has kept something in an earlier round.
+    Attributes:
+        number: of the order in its exchange, which `Work` gives.
+        earlier: an earlier order of the same device, whose trained model this one reads.
+        kept: the device has kept something in an earlier round.
     """
 
     device: int

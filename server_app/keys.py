@@ -1,7 +1,7 @@
 """The block of keys in pyproject.toml, which Flower reads: it is written from the settings, and held by a test.
 
-Flower refuses keys that pyproject.toml does not list, without saying which. `python -m server_app.keys` writes the block
-anew.
+Flower refuses keys that pyproject.toml does not list, without saying which. `python -m server_app.keys` writes the
+block anew.
 """
 
 from __future__ import annotations

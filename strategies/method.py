@@ -563,7 +563,10 @@ class Method(ABC):
 
     @property
     def remedy(self) -> str | None:
-        """What would let devices train that cannot afford the smallest architecture; None: smaller widths, or family."""
+        """What would let devices train that cannot afford the smallest architecture.
+
+        None: smaller widths, or a smaller family.
+        """
         return None
 
     @property

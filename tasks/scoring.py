@@ -45,7 +45,8 @@ def score_exits(
 ) -> list[tuple[int, float]]:
     """Score all exits of `model` in one pass: (correct answers, summed loss) of each, from the shallowest on.
 
-    Last comes what the exits say together: the mean of their logits. Everything else is as in `score`; without examples there is nothing to learn the number of exits from, hence [].
+    Last comes what the exits say together: the mean of their logits. Everything else is as in `score`; without examples
+    there is nothing to learn the number of exits from, hence [].
     """
     model.to(device)
     model.eval()

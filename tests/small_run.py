@@ -81,7 +81,8 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "fjord without distillation": {"strategy": "fjord", "fjord.distillation": False},
 }
-# All methods: one that stands in `strategies.METHODS` and not above runs with its defaults. The rows of fedavg are its uses.
+# All methods: those that stand in `strategies.METHODS` and not above run with their defaults. The rows of fedavg are
+# its uses.
 METHODS: dict[str, dict[str, Any]] = {
     name: {"strategy": name} for name in ALL_METHODS if name != "fedavg" and name not in _WITH_SETTINGS
 } | _WITH_SETTINGS
