@@ -75,7 +75,8 @@ class CandidateMethod(Method):
 class SubModelMethod(CandidateMethod):
     """A global model, candidates cut out of it, and the running mean over the coordinates that devices return.
 
-    Devices return a parcel "weights". scored_family: how models are built that are scored.
+    The parcels that devices return are named tensors of the global model. scored_family: how models are built that are
+    scored.
     """
 
     def __init__(self, setup: Setup, params: Params, candidates: list[Architecture] | None = None) -> None:
@@ -89,9 +90,12 @@ class SubModelMethod(CandidateMethod):
         return {"weights": group.placement.gather(self.weights)}
 
     def absorb(self, contribution: Contribution) -> None:
-        """Add the devices' weights to the running sums of their coordinates."""
+        """Add the devices' parcels to the running sums of their coordinates."""
         group = contribution.group
-        self.mean.add(group.placement, group.returned["weights"].layout, contribution.sum_of("weights"))
+        for parcel in group.returned:
+            self.mean.check(contribution.sum_of(parcel))
+        for parcel, described in group.returned.items():
+            self.mean.add(group.placement, described.layout, contribution.sum_of(parcel))
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every coordinate becomes the mean over its owners; what nobody trained keeps its value."""
