@@ -299,6 +299,12 @@ class RunConfig(Params):
             "personal-from",
             f"with rounds = {self.rounds} no round is scored personally: at most that, or personal-every = 0",
         )
+        for group, params in self.groups.items():
+            if group not in METHODS and group not in self.method.shared_params:
+                readers = ", ".join(name for name, kind in METHODS.items() if group in kind.shared_params)
+                why = f"strategy = {self.strategy!r} does not read it: leave it out, or take one of {readers}"
+                for name, default in type(params)():
+                    need(getattr(params, name) == default, f"{group}.{kebab(name)}", why)
         self.method.check(self.params, both_models=self.both_models)
         parted = self.partition == "strong-and-weak"
         need(
@@ -368,9 +374,15 @@ def all_settings() -> dict[str, FieldInfo]:
 
 
 def unread(values: Mapping[str, Any]) -> list[str]:
-    """The keys of a flat configuration, of any version, that its method does not read: they are other methods'."""
+    """The keys of a flat configuration, of any version, that nothing reads in its run.
+
+    They are other methods', or those of a shared part that is turned off.
+    """
     kind = METHODS.get(values["strategy"])
-    read = {values["strategy"], *(kind.shared_params if kind else ())}
+    read = {values["strategy"]}
+    for group, params in (kind.shared_params if kind else {}).items():
+        if not params.switch or values.get(f"{group}.{kebab(params.switch)}"):
+            read.add(group)
     return [key for key in values if "." in key and key.partition(".")[0] not in read]
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -23,6 +23,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
     {"resume", "rounds", "workers", "output-dir", "data-dir", "evaluate-every", "personal-every", "personal-from"}
 )
 ERROR_LINES = 40
+EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
 
 Count = Annotated[int, Field(ge=0)]
@@ -64,7 +65,7 @@ class RoundRecord(Record):
     devices_failed: Count
     devices_refused: Count
     devices_bounded: Count  # whose updates were scaled down to norm-bound
-    devices_state_lost: Count = 0  # that began anew because what they kept is gone
+    devices_state_lost: Count = 0  # that began anew because what they kept is gone; earlier versions do not have it
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
     bytes_down: Bytes
     bytes_up: Bytes
@@ -74,8 +75,18 @@ class RoundRecord(Record):
     simulated_seconds: Seconds
     wall_seconds: Seconds
     server_seconds: dict[str, Seconds]  # assign, payload, absorb, finish (aggregation), evaluate, and a method's own
-    metrics: dict[str, float | None] = Field(default_factory=dict)  # of the method's own
+    metrics: dict[str, float | None]  # of the method's own
     server_peak_rss_bytes: Bytes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        """Earlier versions wrote the figures of distillation beside the others."""
+        if not isinstance(line, dict) or "metrics" in line:
+            return line
+        own = {key: value for key, value in line.items() if key in EARLIER_METRICS}
+        rest = {key: value for key, value in line.items() if key not in EARLIER_METRICS}
+        return rest | {"metrics": {key: value for key, value in own.items() if value is not None}}
 
 
 class BudgetRecord(Record):
@@ -260,6 +271,7 @@ class Journal:
             "devices/failed": record.devices_failed,
             "devices/refused": record.devices_refused,
             "devices/bounded": record.devices_bounded,
+            "devices/state_lost": record.devices_state_lost,
             "devices/below_smallest": record.devices_below_smallest,
             "architectures": record.distinct_architectures,
             "seconds/simulated": record.simulated_seconds,

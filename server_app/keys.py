@@ -1,7 +1,7 @@
-"""The block of keys in pyproject.toml, which Flower reads: it is written from the settings, and held by a test.
+"""What is written from the settings: the block of keys in pyproject.toml, and the tables of keys in docs/.
 
 Flower refuses keys that pyproject.toml does not list, without saying which. `python -m server_app.keys` writes the
-block anew.
+block and the tables anew; tests hold both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+DOCS = PYPROJECT.parent / "docs"
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[)", re.DOTALL | re.MULTILINE)
+_TABLE = re.compile(r"(?<=^<!-- keys -->\n).*?(?=^<!-- /keys -->)", re.DOTALL | re.MULTILINE)
 
 
 def missing_keys(defaults: Mapping[str, object], listed: Iterable[str]) -> str:
@@ -66,6 +68,55 @@ def with_block(pyproject: str, text: str) -> str:
     return found
 
 
+def key_table(defaults: Mapping[str, object], descriptions: Mapping[str, str]) -> str:
+    """A Markdown table of keys: the default of each, and what it means."""
+    rows = [(f"`{key}`", f"`{to_toml(value)}`", descriptions[key]) for key, value in defaults.items()]
+    cells = [("key", "default", "meaning"), ("---",) * 3, *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in cells)
+
+
+def with_table(page: str, table: str) -> str:
+    """The text of a page with this table between its marks `<!-- keys -->` and `<!-- /keys -->`."""
+    found, count = _TABLE.subn(lambda _: f"\n{table}\n", page)
+    if count != 1:
+        raise ValueError("a page has its keys between one line <!-- keys --> and one line <!-- /keys -->")
+    return found
+
+
+def pages() -> dict[str, str]:
+    """The pages below docs/ that have a table of keys -> the table.
+
+    They are the page of every method, with the keys that it shares with others, the page of each such shared part, and
+    docs/configuration.md with the keys of the run itself.
+    """
+    from server_app.config import PARTS, RunConfig, all_settings
+    from strategies import METHODS
+    from strategies.params import kebab
+
+    defaults = RunConfig().to_dict()
+    descriptions = {key: field.description or "" for key, field in all_settings().items()}
+    parts: dict[str, dict[str, object]] = {}
+    groups: dict[str, dict[str, object]] = {}
+    titles = {kebab(name): title for name, title in PARTS.items()}
+    for key, value in defaults.items():
+        if "." in key:
+            groups.setdefault(key.partition(".")[0], {})[key] = value
+        else:
+            if key in titles:
+                parts[titles[key]] = {}
+            parts[list(parts)[-1]][key] = value
+    tables = {title: key_table(keys, descriptions) for title, keys in parts.items()}
+    found = {"configuration.md": "\n".join(f"## {title}\n\n{table}" for title, table in tables.items())}
+    shared = {group for kind in METHODS.values() for group in kind.shared_params}
+    for name, read in {
+        **{name: (name, *kind.shared_params) for name, kind in METHODS.items()},
+        **{group: (group,) for group in sorted(shared)},
+    }.items():
+        keys = {key: value for group in read for key, value in groups.get(group, {}).items()}
+        found[f"methods/{name}.md"] = key_table(keys, descriptions) if keys else "There are none.\n"
+    return found
+
+
 def to_toml(value: object) -> str:
     """A scalar as TOML."""
     if isinstance(value, bool):
@@ -81,15 +132,19 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield prefix + key
 
 
-def main() -> None:
-    """Write the block of pyproject.toml anew."""
+def block_of_settings() -> str:
+    """The block as the settings' fields say it."""
     from server_app.config import PARTS, RunConfig, all_settings
     from strategies.params import kebab
 
     descriptions = {key: field.description or "" for key, field in all_settings().items()}
     parts = {kebab(name): title for name, title in PARTS.items()}
-    text = block(RunConfig().to_dict(), descriptions, parts)
-    PYPROJECT.write_text(with_block(PYPROJECT.read_text(encoding="utf-8"), text), encoding="utf-8")
+    return block(RunConfig().to_dict(), descriptions, parts)
+
+
+def main() -> None:
+    """Write the block of pyproject.toml anew, and the tables of docs/."""
+    PYPROJECT.write_text(with_block(PYPROJECT.read_text(encoding="utf-8"), block_of_settings()), encoding="utf-8")
 
 
 if __name__ == "__main__":

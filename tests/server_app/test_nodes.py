@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from strategies.population import NodeState
+from rounds.population import NodeState
 
 from devices.report import DeviceReport
 from server_app import nodes
