@@ -84,36 +84,39 @@ def with_table(page: str, table: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """The pages below docs/ that have a table of keys -> the table.
+    """The pages below docs/ that have tables of keys -> the tables.
 
-    They are the page of every method, with the keys that it shares with others, the page of each such shared part, and
-    docs/configuration.md with the keys of the run itself.
+    They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
+    that it shares with other methods, and the pages of these parts.
     """
     from server_app.config import PARTS, RunConfig, all_settings
     from strategies import METHODS
     from strategies.params import kebab
 
-    defaults = RunConfig().to_dict()
     descriptions = {key: field.description or "" for key, field in all_settings().items()}
-    parts: dict[str, dict[str, object]] = {}
-    groups: dict[str, dict[str, object]] = {}
     titles = {kebab(name): title for name, title in PARTS.items()}
-    for key, value in defaults.items():
-        if "." in key:
-            groups.setdefault(key.partition(".")[0], {})[key] = value
-        else:
-            if key in titles:
-                parts[titles[key]] = {}
-            parts[list(parts)[-1]][key] = value
-    tables = {title: key_table(keys, descriptions) for title, keys in parts.items()}
-    found = {"configuration.md": "\n".join(f"## {title}\n\n{table}" for title, table in tables.items())}
-    shared = {group for kind in METHODS.values() for group in kind.shared_params}
-    for name, read in {
-        **{name: (name, *kind.shared_params) for name, kind in METHODS.items()},
-        **{group: (group,) for group in sorted(shared)},
-    }.items():
-        keys = {key: value for group in read for key, value in groups.get(group, {}).items()}
-        found[f"methods/{name}.md"] = key_table(keys, descriptions) if keys else "There are none.\n"
+    run: dict[str, dict[str, object]] = {}
+    groups: dict[str, dict[str, object]] = {}
+    part: dict[str, object] = {}
+    for key, value in RunConfig().to_dict().items():
+        group, dot, _ = key.partition(".")
+        if dot:
+            groups.setdefault(group, {})[key] = value
+            continue
+        if key in titles:
+            part = run[titles[key]] = {}
+        part[key] = value
+
+    def table(*names: str) -> str:
+        keys = {key: value for name in names for key, value in groups.get(name, {}).items()}
+        return key_table(keys, descriptions) if keys else "There are none.\n"
+
+    found = {
+        "configuration.md": "\n".join(f"## {title}\n\n{key_table(keys, descriptions)}" for title, keys in run.items())
+    }
+    for name, kind in METHODS.items():
+        found[f"methods/{name}.md"] = table(name, *kind.shared_params)
+        found |= {f"methods/{shared}.md": table(shared) for shared in kind.shared_params}
     return found
 
 
