@@ -334,17 +334,18 @@ class RunConfig(Params):
         for key in values:
             if key not in settings:
                 raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {_meant(key, list(settings))}")
-        groups, problems = {}, []
+        groups: dict[str, Params | None] = {}
+        problems: list[str] = []
         for name, params in method_groups().items():
             prefix = f"{name}."
             own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
             groups[name], wrong = _validated(params, own, prefix)
             problems += wrong
         run = {key: value for key, value in values.items() if "." not in key}
-        if not problems:
-            config, problems = _validated(cls, {**run, "groups": groups}, "")
-        if problems or not isinstance(config, RunConfig):
-            raise ConfigError("; ".join(problems))
+        # A group that is wrong is None here, so that single keys are checked all the same, but not how keys go together.
+        config, wrong = _validated(cls, {**run, "groups": groups}, "")
+        if not isinstance(config, RunConfig):
+            raise ConfigError("; ".join(wrong + problems))
         return config
 
     def ignored(self) -> dict[str, Any]:
@@ -401,11 +402,11 @@ def _validated(kind: type[Params], values: Mapping[str, Any], prefix: str) -> tu
     except ValidationError as error:
         lines = []
         for item in error.errors(include_url=False):
-            if item["loc"]:
+            if item["loc"] == ():
+                lines.append(item["msg"].removeprefix("Value error, "))
+            elif item["loc"][0] != "groups":  # what is wrong with those is known
                 key = f"{prefix}{item['loc'][0]}"
                 lines.append(f"{key} = {item['input']!r}: {_wrong(key, item)}")
-            else:
-                lines.append(item["msg"].removeprefix("Value error, "))
         return None, lines
 
 
