@@ -148,6 +148,12 @@ def block_of_settings() -> str:
 def main() -> None:
     """Write the block of pyproject.toml anew, and the tables of docs/."""
     PYPROJECT.write_text(with_block(PYPROJECT.read_text(encoding="utf-8"), block_of_settings()), encoding="utf-8")
+    for name, table in pages().items():
+        page = DOCS / name
+        if page.is_file():
+            page.write_text(with_table(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+        else:
+            print(f"docs/{name} is not there: its table of keys is not written")
 
 
 if __name__ == "__main__":
