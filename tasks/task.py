@@ -279,6 +279,11 @@ class Task:
         """The mean loss of a batch, from a model's outputs: cross-entropy of the classes."""
         return torch.nn.functional.cross_entropy(outputs, labels)
 
+    @property
+    def normalization(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and deviation per channel, in the unit of inputs as stored; None where inputs are tokens."""
+        return None if self._mean is None or self._std is None else (self._mean, self._std)
+
     def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
         """Inputs as stored to what a model reads.
 
