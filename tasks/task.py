@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from plugins.reference import PluginError, is_reference, told, value_of
 from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
 from tasks.data import Data, DataSet
 
-__all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "load_task"]
+__all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
 PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak")
 STRONG_TESTS = ("share", "whole")
@@ -54,6 +55,17 @@ TASKS: dict[str, Kind] = {
 }
 
 
+def kind_of(name: str) -> Kind:
+    """The kind of a task by its name here, or by a reference to one from outside, "package.module:NAME".
+
+    Raises ValueError with the nearest valid name, or with what is wrong with the reference.
+    """
+    if is_reference(name):
+        return value_of(name, Kind, "a task")
+    _one_of("task", name, TASKS)
+    return TASKS[name]
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """All that a server and its clients must agree on to hold the same task.
@@ -79,7 +91,7 @@ class TaskSpec:
     strong_test: str = "share"
 
     def __post_init__(self) -> None:
-        _one_of("task", self.name, TASKS)
+        kind_of(self.name)
         _one_of("partition", self.partition, PARTITIONS)
         if not isinstance(self.data_dir, str):
             raise ValueError(f"data_dir must be a text, got {self.data_dir!r}")
@@ -168,7 +180,7 @@ class Task:
     """
 
     def __init__(self, spec: TaskSpec, data: DataSet) -> None:
-        kind = TASKS[spec.name]
+        kind = kind_of(spec.name)
         self.spec = spec
         self.train = data.train
         self.test = data.test
@@ -328,4 +340,19 @@ def load_task(spec: TaskSpec) -> Task:
 
     FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
     """
-    return Task(spec, TASKS[spec.name].load(spec.data_dir))
+    return Task(spec, _load(spec))
+
+
+def _load(spec: TaskSpec) -> DataSet:
+    kind = kind_of(spec.name)
+    if not is_reference(spec.name):
+        return kind.load(spec.data_dir)
+    try:
+        data = kind.load(spec.data_dir)
+    except (OSError, ValueError):
+        raise  # which say what is wrong with the data
+    except Exception as error:
+        raise PluginError(f"the data of {spec.name} cannot be loaded: {told(error)}") from error
+    if not isinstance(data, DataSet):
+        raise PluginError(f"the function `load` of {spec.name} must return a tasks.data.DataSet, not {type(data)}")
+    return data
