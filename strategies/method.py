@@ -181,7 +181,9 @@ class Local(BaseModel, ABC):
 
 
 class Training(Local):
-    """Local training of one model by a loss. A method that changes only the loss overrides `loss`.
+    """Devices minimize one model's loss, by default the task's, such as L = CE(f(x), y).
+
+    A method that changes only the loss overrides `loss`.
 
     weighting: of the device's weights in the server's mean.
     """
