@@ -29,6 +29,7 @@ from rounds.exchange import Failure, exchange
 from rounds.lateness import drop_late, simulated_seconds
 from rounds.population import Population
 from rounds.records import RoundResult, device_record, round_record
+from rounds.rehearsal import rehearse_payload
 from rounds.replies import read_reply
 from rounds.scores import Evaluation, Examples, Personal, mean_score, personal_score, score_on_devices
 from rounds.work import Assignment, Given, Orders, Work, by_device, devices_that_trained
@@ -102,6 +103,15 @@ class Engine:
         self._keepers, self._introduced = set(values.get("keepers", [])), set(values.get("introduced", []))
         self.population.load_state_dict(values)
         self.method.load(state)
+
+    def start(self, number: int = 1) -> None:
+        """Before the first of the rounds that come, round `number`: let the method make what takes long.
+
+        Raises RehearsalError, or what the method raises, where its halves do not go together.
+        """
+        self.method.round = number
+        self.method.start()
+        rehearse_payload(self.method)
 
     # The round -------------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ def read_reply(
                 checked.reports[number] = DeviceReport.from_json(update.report)
             _check_facts(update.facts, asked[number].task.local.facts(work.family))
             if update.payloads:
-                contribution, far = _own(work, asked[number], update, arrays)
+                contribution, far = own_contribution(work, asked[number], update, arrays)
                 checked.contributions.append(contribution)
                 checked.updates[number] = update.model_copy(update={"bounded": far})
         except ValueError as error:  # MessageError is one
@@ -107,7 +107,7 @@ def read_reply(
     return checked
 
 
-def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> tuple[Contribution, bool]:
+def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> tuple[Contribution, bool]:
     """One order's own parcels, and whether they had to be moved back to the norm bound."""
     group, who = work.groups[a.group], f"device {a.device}"
     returned = group.returned
