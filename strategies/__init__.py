@@ -9,6 +9,7 @@ from strategies.anycostfl import AnycostFL
 from strategies.depthfl import DepthFL
 from strategies.fedadam import FedAdam
 from strategies.fedavg import FedAvg
+from strategies.fedavgm import FedAvgM
 from strategies.federated_dropout import FederatedDropout
 from strategies.fedprox import FedProx
 from strategies.fedrolex import FedRolex
@@ -28,6 +29,7 @@ METHODS: dict[str, type[Method]] = {
         LocalOnly,
         FedAdam,
         FedProx,
+        FedAvgM,
         HeteroFL,
         FedRolex,
         FederatedDropout,
