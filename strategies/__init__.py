@@ -11,6 +11,7 @@ from strategies.fedadam import FedAdam
 from strategies.fedavg import FedAvg
 from strategies.fedavgm import FedAvgM
 from strategies.federated_dropout import FederatedDropout
+from strategies.fednova import FedNova
 from strategies.fedprox import FedProx
 from strategies.fedrolex import FedRolex
 from strategies.fjord import FjORD
@@ -30,6 +31,7 @@ METHODS: dict[str, type[Method]] = {
         FedAdam,
         FedProx,
         FedAvgM,
+        FedNova,
         HeteroFL,
         FedRolex,
         FederatedDropout,
