@@ -21,6 +21,7 @@ from strategies.local import LocalOnly
 from strategies.method import Method
 from strategies.model_search import ModelSearch
 from strategies.recipfl import RecipFL
+from strategies.scaffold import Scaffold
 from strategies.scalefl import ScaleFL
 
 METHODS: dict[str, type[Method]] = {
@@ -32,6 +33,7 @@ METHODS: dict[str, type[Method]] = {
         FedProx,
         FedAvgM,
         FedNova,
+        Scaffold,
         HeteroFL,
         FedRolex,
         FederatedDropout,
