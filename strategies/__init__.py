@@ -20,6 +20,7 @@ from strategies.hypemefed import HypeMeFed
 from strategies.local import LocalOnly
 from strategies.method import Method
 from strategies.model_search import ModelSearch
+from strategies.q_fedavg import QFedAvg
 from strategies.recipfl import RecipFL
 from strategies.scaffold import Scaffold
 from strategies.scalefl import ScaleFL
@@ -34,6 +35,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvgM,
         FedNova,
         Scaffold,
+        QFedAvg,
         HeteroFL,
         FedRolex,
         FederatedDropout,
