@@ -88,7 +88,7 @@ def read_reply(
             if update.payloads:
                 contribution, far = own_contribution(work, asked[number], update, arrays)
                 checked.contributions.append(contribution)
-                checked.updates[number] = update.model_copy(update={"bounded": far})
+                checked.updates[number] = update.model_copy(update={"bounded": far or update.bounded})
         except ValueError as error:  # MessageError is one
             why = one_line(str(error))
             log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, why)
@@ -191,4 +191,9 @@ def _sums(
             devices = [asked[number].device for number in header.orders]
             result[key] = Contribution(group, header.orders, devices, examples, {}, {})
         result[key].sums[header.parcel] = added
+    for contribution in result.values():
+        merged = {name for name, parcel in contribution.group.returned.items() if parcel.merge is not None}
+        if missing := merged - contribution.sums.keys():
+            who = f"the sum over orders {shown(contribution.orders)}"
+            raise MessageError(f"{who}: the parcel {min(missing)!r} is not summed over the same orders")
     return list(result.values())

@@ -306,6 +306,9 @@ class Group:
 class Contribution:
     """What a method absorbs: parcels of one device, or sums of the parcels of several.
 
+    Where a node adds up, the sums of its devices' parcels are one contribution, and what each device sends beside them
+    is another. A device that answers by itself makes one contribution of both.
+
     Attributes:
         group: of all the devices.
         orders, devices: whose parcels these are, in the same order; one device where it answered by itself.
