@@ -27,7 +27,7 @@ from rounds.engine import Engine, Scorer, Scores
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels
 from server_app import checkpoint
-from server_app.config import ConfigError, RunConfig, parse_arguments, sampled_devices
+from server_app.config import ConfigError, RunConfig, digests_of, parse_arguments, sampled_devices
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
 from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
@@ -68,7 +68,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
 
 def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer) -> None:
     # First, because it says in words how a resumed run's configuration differs from the one before.
-    journal = Journal.open(run_dir, config.to_dict(), config.resume, engine.population.fleet_digest)
+    journal = Journal.open(run_dir, config.to_dict(), config.resume, engine.population.fleet_digest, digests_of(config))
     first_round = 1
     if config.resume and (journal.last_round or checkpoint.exists(run_dir)):
         saved = checkpoint.load(run_dir)

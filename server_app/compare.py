@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 
 from server_app.charts import Line, bytes_text, line_chart, page, percent, seconds_text, table, time_unit
 from server_app.config import unread
-from server_app.journal import DATA_OF_A_FOLDER, RoundRecord, Summary, read_config, read_rounds, read_summary, summarize
+from server_app.journal import RoundRecord, Summary, is_of_a_folder, read_config, read_rounds, read_summary, summarize
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset({"seed", "run-name", "output-dir", "data-dir", "state-dir", "resume", "workers"})
@@ -28,7 +28,7 @@ class Run:
     def experiment(self) -> dict[str, object]:
         """The configuration without what makes no other experiment."""
         same = NOT_THE_EXPERIMENT | set(unread(self.config))
-        if self.config.get("task") in DATA_OF_A_FOLDER:
+        if is_of_a_folder(self.config.get("task")):
             same -= {"data-dir"}
         return {key: value for key, value in self.config.items() if key not in same}
 

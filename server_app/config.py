@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
 from models.family import FAMILIES, family_class
+from plugins.beside import digests
 from plugins.reference import is_loaded, is_reference, module_label, told
 from server_app.keys import listed_keys, missing_keys
 from strategies import METHODS
@@ -119,7 +120,10 @@ def method_groups(strategy: str = "") -> dict[str, type[Params]]:
     if not is_reference(strategy):
         return settings_of(METHODS)
     kind = method_of(strategy)
-    return settings_of({**METHODS, kind.name(): kind})
+    found = settings_of({**METHODS, kind.name(): kind})
+    if both := sorted(found.keys() & set(map(kebab, RunConfig.model_fields))):
+        raise ValueError(f"its keys would be called {both[0]}.*, and {both[0]} is a key of every run: rename its file")
+    return found
 
 
 class RunConfig(Params):
@@ -419,6 +423,11 @@ class RunConfig(Params):
         for name, params in self.groups.items():
             values |= {f"{name}.{key}": value for key, value in params.model_dump(by_alias=True).items()}
         return {key: to_scalar(value) for key, value in values.items()}
+
+
+def digests_of(config: RunConfig) -> dict[str, str]:
+    """Hashes of the modules that a run has from outside, by their names; they are imported already."""
+    return digests(reference.partition(":")[0].partition(".")[0] for reference in config.references())
 
 
 def all_settings(strategy: str = "") -> dict[str, FieldInfo]:

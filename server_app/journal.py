@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from plugins.reference import is_reference
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -25,6 +27,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
 ERROR_LINES = 40
 EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
+PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
 
 Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -165,12 +168,19 @@ class Journal:
         self._writer: SummaryWriter | None = None
 
     @classmethod
-    def open(cls, run_dir: Path, config: Mapping[str, Any], resume: bool, fleet_digest: str = "") -> "Journal":
+    def open(
+        cls,
+        run_dir: Path,
+        config: Mapping[str, Any],
+        resume: bool,
+        fleet_digest: str = "",
+        plugins: Mapping[str, str] | None = None,
+    ) -> "Journal":
         """Start a run's journal, or with `resume` go on with one, and write config.json.
 
         `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them; `fleet_digest`
-        stands for the contents of the fleet's files. A resumed journal still holds all its rounds: call `drop_after`
-        with the round of the checkpoint.
+        stands for the contents of the fleet's files, `plugins` for those of the modules from outside, by their names. A
+        resumed journal still holds all its rounds: call `drop_after` with the round of the checkpoint.
 
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
         it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
@@ -184,6 +194,7 @@ class Journal:
         if resume:
             check_resumable(run_dir, config)
             check_same_fleet(run_dir, config, fleet_digest)
+            check_same_plugins(run_dir, plugins or {})
             rounds = read_rounds(run_dir)
             # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
             journal.drop_after(rounds[-1].round if rounds else 0)
@@ -192,6 +203,7 @@ class Journal:
             "versions": versions(),
             "seed": config["seed"],
             "fleet-sha256": fleet_digest,
+            **({PLUGINS: dict(plugins)} if plugins else {}),
         }
         _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)
@@ -332,7 +344,7 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
         for key in sorted(before.keys() | config.keys())
         if before.get(key) != config.get(key)
-        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and config.get("task") in DATA_OF_A_FOLDER))
+        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and is_of_a_folder(config.get("task"))))
     ]
     if changed:
         raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
@@ -345,12 +357,29 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         )
 
 
+def is_of_a_folder(task: object) -> bool:
+    """Whether a task's data set is what its folder holds; of one from outside the project nothing else is known."""
+    return task in DATA_OF_A_FOLDER or is_reference(task)
+
+
 def check_same_fleet(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
     """Raise JournalError unless the fleet's files hold what they held when the run in `run_dir` began."""
     if read_config(run_dir)["fleet-sha256"] != fleet_digest:
         raise JournalError(
             f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
             "is not what it was when the run began; put the old files back, or start another run"
+        )
+
+
+def check_same_plugins(run_dir: Path, plugins: Mapping[str, str]) -> None:
+    """Raise JournalError unless the modules from outside are what they were when the run in `run_dir` began."""
+    before = read_config(run_dir).get(PLUGINS, {})
+    changed = sorted(name for name in before.keys() | plugins.keys() if before.get(name) != plugins.get(name))
+    if changed:
+        raise JournalError(
+            f"the run in {run_dir} cannot be resumed: {', '.join(changed)} from outside the project "
+            f"{'is' if len(changed) == 1 else 'are'} not as when the run began; put the old files back, or start "
+            "another run"
         )
 
 
@@ -363,7 +392,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
     except json.JSONDecodeError as error:
         raise JournalError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict) or set(content) != set(CONFIG_KEYS):
+    if not isinstance(content, dict) or set(content) - {PLUGINS} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
     return content
 

@@ -452,7 +452,7 @@ def _configuration(content: dict[str, Any]) -> str:
     own, others = (
         table(
             ["key", "value", "meaning"],
-            [(key, str(config[key]), description(key)) for key in keys],
+            [(key, str(config[key]), description(key, str(config.get("strategy")))) for key in keys],
             text_columns=3,
         )
         for keys in (changed, [key for key in config if key not in changed])
