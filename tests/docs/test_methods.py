@@ -19,7 +19,7 @@ TEXTS = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     + [*DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
 )
-ROOMS = "benchmarks|client_app|deploy|devices|docs|messages|models|rounds|server_app|strategies|tasks|tests|wildflower"
+ROOMS = "client_app|devices|messages|models|plugins|rounds|server_app|strategies|tasks|wildflower"
 
 
 def page_of(name):
@@ -133,7 +133,7 @@ def test_every_link_leads_to_a_file_and_to_a_heading_in_it(page):
 )
 def test_every_file_of_ours_that_a_page_names_is_there(page):
     text = page.read_text().partition("\n## Before and after")[0]
-    named = set(re.findall(rf"`((?:{ROOMS})/[\w/.-]+\.(?:py|toml|md|json|conf))`", text))
+    named = set(re.findall(rf"`((?:{ROOMS}|benchmarks|deploy|docs|tests)/[\w/.-]+\.(?:py|toml|md|json|conf))`", text))
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
