@@ -7,7 +7,7 @@ from models.base import Family
 from strategies.fedavg import FedAvg, FedAvgParams
 from tasks.task import TaskSpec, load_task
 from tests.small_run import simulated_grid, small_config, started
-from tests.strategies.by_hand import Devices, OneHidden, filled, no_scores, setup
+from tests.strategies.by_hand import Devices, OneHidden, engine_of, filled, no_scores, setup
 
 
 def test_the_mean_is_weighted_by_examples(tmp_path):
@@ -17,10 +17,11 @@ def test_the_mean_is_weighted_by_examples(tmp_path):
     strategy = FedAvg(setup(tmp_path, family), FedAvgParams())
     values = {0: 8.0, 1: 0.0, 2: -2.0}
     devices = Devices(family, lambda order, w: filled(w, values[order.device]), examples={0: 1, 1: 3, 2: 4})
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine = engine_of(strategy, tmp_path)
+    engine.run_round(devices.grid, 1, no_scores)
     assert all(torch.equal(value, torch.zeros_like(value)) for value in strategy.weights.values())
     devices.examples[2] = 2
-    strategy.run_round(devices.grid, 2, no_scores)
+    engine.run_round(devices.grid, 2, no_scores)
     assert all(torch.equal(value, torch.full_like(value, 2 / 3)) for value in strategy.weights.values())
 
 
@@ -33,7 +34,7 @@ def test_who_trains_what(use, widths, tmp_path):
     strategy = FedAvg(setup(tmp_path, family), FedAvgParams(use=use))
     before = {name: value.clone() for name, value in strategy.weights.items()}
     devices = Devices(family, lambda order, w: filled(w, 5.0))
-    result = strategy.run_round(devices.grid, 1, no_scores)
+    result = engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     assert {device: order.architecture["widths"][0] for device, order in devices.orders.items()} == widths
     skipped = [d for d in result.devices if d["device"] not in widths]
     assert all(d["outcome"] == "skipped: no architecture of this strategy fits the budget" for d in skipped)
@@ -46,7 +47,8 @@ def test_who_trains_what(use, widths, tmp_path):
 def test_a_device_that_is_given_more_than_its_budget_has_no_limit(tmp_path):
     family = OneHidden()
     devices = Devices(family, lambda order, w: w)
-    FedAvg(setup(tmp_path, family), FedAvgParams()).run_round(devices.grid, 1, no_scores)
+    strategy = FedAvg(setup(tmp_path, family), FedAvgParams())
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     assert devices.orders[0].memory_bytes == devices.orders[0].predicted_memory_bytes > 0
     assert devices.orders[2].memory_bytes == 0
 
@@ -90,10 +92,11 @@ def test_equal_architectures_equal_a_loop_in_plain_pytorch(tmp_path):
         rounds=3,
         evaluate_every=9,
     )
-    strategy, scorer = started(config)
+    engine, scorer = started(config)
+    strategy = engine.method
     grid = simulated_grid(2)
     for number in (1, 2):
-        strategy.run_round(grid, number, scorer)
+        engine.run_round(grid, number, scorer)
     task = load_task(TaskSpec.from_json(strategy.settings.task))
     sizes = {len(task.shard(device).train) for device in range(6)}
     assert len(sizes) > 3  # unequal, so that weights matter
