@@ -237,9 +237,8 @@ class RecipFL(CandidateMethod):
         found = torch.autograd.grad(product, list(self.parameters.values()), allow_unused=True)
         weight = contribution.examples / EXAMPLES if self.params.weighting == "examples" else 1.0
         gradients = {n: gradient for n, gradient in zip(self.parameters, found, strict=True) if gradient is not None}
-        most = weight * float(
-            torch.stack([gradient.abs().max() for gradient in gradients.values()]).max()
-        )  # NaN stays NaN
+        largest = torch.stack([gradient.abs().max() for gradient in gradients.values()])  # whose maximum keeps a NaN
+        most = weight * float(largest.max())
         if not most <= MOST_GRADIENT:
             raise MessageError(f"device {owner[0]}: its weights went too far from what it was sent (gradient {most:g})")
         for name, gradient in gradients.items():
