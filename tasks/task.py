@@ -14,11 +14,14 @@ import torch
 from torch import Generator, Tensor
 
 from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
-from tasks.data import Data, DataSet
+from tasks.data import Data, DataSet, LabelKind
+from tasks.losses import TaskLoss
+from tasks.metrics import Accuracy, Metric, metric_named
 
 __all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "load_task"]
 
 PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak")
+BY_CLASS = ("dirichlet", "strong-and-weak")  # which need to know the class of every example
 STRONG_TESTS = ("share", "whole")
 
 
@@ -26,7 +29,8 @@ STRONG_TESTS = ("share", "whole")
 class Kind:
     """What is fixed about a task: how its data are loaded from a data folder, its family, its augmentation.
 
-    `in_time`: the examples of each natural id lie in order of time.
+    `in_time`: the examples of each natural id lie in order of time. `loss` and `metric`: what is minimized and what is
+    scored; they go with what the labels are.
     """
 
     load: Callable[[str], DataSet]
@@ -34,6 +38,8 @@ class Kind:
     crop_padding: int = 0
     flip: bool = False
     in_time: bool = False
+    loss: TaskLoss = torch.nn.functional.cross_entropy
+    metric: Metric = Accuracy()
 
 
 TASKS: dict[str, Kind] = {
@@ -163,22 +169,35 @@ class Task:
     """A loaded task.
 
     `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
+    `classes` is how many outputs a model has per label, `label_kind` what the labels are, `metric` how models are scored.
     `input_shape` is (channels, height, width), (channels, length) for signals or (sequence,) for tokens; `family` is
     the name of the default family.
     """
 
     def __init__(self, spec: TaskSpec, data: DataSet) -> None:
         kind = TASKS[spec.name]
+        if metric_named(kind.metric.name) is not type(kind.metric):
+            raise ValueError(f"two metrics are called {kind.metric.name!r}")
         self.spec = spec
         self.train = data.train
         self.test = data.test
         self.classes = data.classes
+        self.label_kind: LabelKind = data.train.label_kind
+        self.metric = kind.metric
+        self._loss = kind.loss
         self.input_shape: tuple[int, ...] = tuple(data.train.inputs.shape[1:])
         self.family = kind.family
         self._crop_padding = kind.crop_padding
         self._flip = kind.flip
         self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
+        by_class = self.label_kind == "classes"
+        if not by_class and spec.partition in BY_CLASS:
+            others = "'iid'" if data.natural_ids is None else "'iid' or 'natural'"
+            raise ValueError(
+                f"partition {spec.partition!r} deals out examples by their class, and the labels of the task "
+                f"{spec.name!r} are {self.label_kind}: use {others}"
+            )
         if spec.partition == "strong-and-weak":
             self._index, self._test_index = partition.strong_and_weak(
                 data.train.labels.numpy(),
@@ -192,7 +211,8 @@ class Task:
         elif spec.examples_per_device is None:
             self._index = partition.divide(
                 spec.partition,
-                labels=data.train.labels.numpy(),
+                # Other partitions than by class ask only how many there are.
+                labels=data.train.labels.numpy() if by_class else np.zeros(len(data.train), dtype=np.int64),
                 natural_ids=None if data.natural_ids is None else data.natural_ids.numpy(),
                 alpha=spec.alpha,
                 devices=spec.devices,
@@ -276,8 +296,18 @@ class Task:
         return examples - min(round(self.spec.test_fraction * examples), examples - 1)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of a batch, from a model's outputs: cross-entropy of the classes."""
-        return torch.nn.functional.cross_entropy(outputs, labels)
+        """The mean loss of a batch, from a model's outputs."""
+        return self._loss(outputs, labels)
+
+    def summed_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the losses of a batch's examples."""
+        return self._loss(outputs, labels, reduction="sum")
+
+    def class_counts(self, examples: Tensor) -> Tensor:
+        """(classes,), how many of these training examples are of each class; ValueError where labels are no classes."""
+        if self.label_kind != "classes":
+            raise ValueError(f"the task {self.spec.name!r} has {self.label_kind} for labels, not one class per example")
+        return self.train.labels[examples].bincount(minlength=self.classes)
 
     def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
         """Inputs as stored to what a model reads.

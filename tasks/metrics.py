@@ -1,0 +1,252 @@
+"""Metrics: how well a model answers, as one number.
+
+A metric is computed from sums that add up over batches, so that whoever scores a model sends these and no outputs.
+A new metric is a class here and an entry in `METRICS`, from which journals and reports read what its numbers mean.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tasks.data import NO_LABEL
+
+SLACK = 1e-6  # relative; by how much sums of rounded products may break an inequality that holds for exact ones
+
+
+@dataclass(frozen=True)
+class Metric(ABC):
+    """How the answers to some examples come to one number.
+
+    Class attributes:
+        name: in journals.
+        label: as people read it, in the middle of a sentence.
+        higher_is_better: False for errors.
+        is_share: the value is a share of what is answered, from 0 to 1, and is shown in percent.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    higher_is_better: ClassVar[bool] = True
+    is_share: ClassVar[bool] = False
+
+    @classmethod
+    def rank(cls, value: float | None) -> float:
+        """The higher, the better; what is no number or is not there comes last."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if cls.higher_is_better else -value
+
+    @classmethod
+    def title(cls) -> str:
+        """The label as it begins a title."""
+        return cls.label[:1].upper() + cls.label[1:]
+
+    def size(self, classes: int) -> int:
+        """How many sums there are where a model has so many outputs."""
+        return 1
+
+    @abstractmethod
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The sums of a batch, float64, on the device of `outputs`: (batch, classes) or (batch, classes, sequence)."""
+
+    @abstractmethod
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The metric of at least one example, from the sums over all of them."""
+
+    def check(self, sums: Sequence[float], examples: int, classes: int) -> None:
+        """Raise ValueError where no answers to so many examples have these sums."""
+        if len(sums) != self.size(classes):
+            raise ValueError(f"{len(sums)} sums are not the {self.size(classes)} of {self.label}")
+        if not all(map(math.isfinite, sums)):
+            raise ValueError(f"a sum of {self.label} is not finite")
+        self._check(sums, examples)
+
+    @abstractmethod
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        """`check` of as many finite numbers as there should be."""
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """The share of examples whose class has the highest output. Sums: correct answers."""
+
+    name: ClassVar[str] = "accuracy"
+    label: ClassVar[str] = "accuracy"
+    is_share: ClassVar[bool] = True
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The number of correct answers."""
+        return (outputs.argmax(1) == labels).sum().double().reshape(1)
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """Correct answers per example."""
+        return sums[0] / examples
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_counts(sums)
+        if sums[0] > examples:
+            raise ValueError(f"{sums[0]:.0f} correct answers to {examples} examples cannot be right")
+
+
+@dataclass(frozen=True)
+class TokenAccuracy(Metric):
+    """The share of labeled tokens whose class has the highest output. Sums: correct answers, labeled tokens."""
+
+    name: ClassVar[str] = "token_accuracy"
+    label: ClassVar[str] = "token accuracy"
+    is_share: ClassVar[bool] = True
+
+    def size(self, classes: int) -> int:
+        """Two."""
+        return 2
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Correct answers and labeled tokens."""
+        labeled = labels != NO_LABEL
+        correct = (outputs.argmax(1) == labels) & labeled
+        return torch.stack([correct.sum(), labeled.sum()]).double()
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """Correct answers per labeled token; 0 where no token has a label."""
+        return sums[0] / sums[1] if sums[1] else 0.0
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_counts(sums)
+        if not sums[0] <= sums[1]:
+            raise ValueError(f"{sums[0]:.0f} correct answers to {sums[1]:.0f} tokens cannot be right")
+        if not sums[1]:
+            raise ValueError(f"no token of {examples} examples has a label")
+
+
+@dataclass(frozen=True)
+class Matthews(Metric):
+    """Matthews' correlation of answers and classes, for any number of classes (Gorodkin 2004).
+
+    It is -1 to 1, and 0 where all answers or all labels are of one class. Sums: correct answers, then how often each
+    class is answered, then how often it is right: all that the correlation needs of the confusion matrix.
+    """
+
+    name: ClassVar[str] = "matthews"
+    label: ClassVar[str] = "Matthews correlation"
+
+    def size(self, classes: int) -> int:
+        """Two per class, and one."""
+        return 1 + 2 * classes
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Correct answers, answers by class, labels by class."""
+        answers, classes = outputs.argmax(1), outputs.shape[1]
+        counts = [answers.bincount(minlength=classes), labels.bincount(minlength=classes)]
+        return torch.cat([(answers == labels).sum().reshape(1), *counts]).double()
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The covariance of answers and labels over the root of the product of their variances."""
+        answered, right = _halves(sums)
+        covariance = sums[0] * examples - sum(a * r for a, r in zip(answered, right, strict=True))
+        variances = [examples**2 - sum(count**2 for count in counts) for counts in (answered, right)]
+        return covariance / math.sqrt(variances[0] * variances[1]) if all(variances) else 0.0
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_counts(sums)
+        answered, right = _halves(sums)
+        if sum(answered) != examples or sum(right) != examples:
+            raise ValueError(f"{sum(answered):.0f} answers and {sum(right):.0f} labels are not of {examples} examples")
+        most = sum(map(min, answered, right))
+        if sums[0] > most:
+            raise ValueError(f"{sums[0]:.0f} correct answers cannot be right, at most {most:.0f} can be")
+
+
+def _halves(sums: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Of Matthews' sums: how often each class is answered, and how often it is right."""
+    middle = 1 + len(sums) // 2
+    return sums[1:middle], sums[middle:]
+
+
+@dataclass(frozen=True)
+class Pearson(Metric):
+    """Pearson's correlation of one output per example and the labels, which are numbers.
+
+    It is -1 to 1, and 0 where all outputs or all labels are alike. Sums: of outputs, of labels, of their squares, of
+    their products.
+    """
+
+    name: ClassVar[str] = "pearson"
+    label: ClassVar[str] = "Pearson correlation"
+
+    def size(self, classes: int) -> int:
+        """Five."""
+        return 5
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Of x, y, x^2, y^2 and x y, x being the outputs."""
+        x, y = outputs.reshape(-1).double(), labels.double()
+        return torch.stack([x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()])
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The covariance over the root of the product of the variances."""
+        of_x, of_y, covariance = _moments(sums, examples)
+        # Below this a variance is what rounding left of 0.
+        if min(of_x - 1e-12 * examples * sums[2], of_y - 1e-12 * examples * sums[3]) <= 0:
+            return 0.0
+        return min(1.0, max(-1.0, covariance / math.sqrt(of_x) / math.sqrt(of_y)))
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        of_x, of_y, covariance = _moments(sums, examples)
+        slack_x, slack_y = SLACK * examples * sums[2], SLACK * examples * sums[3]
+        if min(sums[2], sums[3]) < 0 or of_x < -slack_x or of_y < -slack_y:
+            raise ValueError("a sum of squares is smaller than its numbers allow")
+        if abs(covariance) > math.sqrt(max(0.0, of_x) + slack_x) * math.sqrt(max(0.0, of_y) + slack_y):
+            raise ValueError("the sum of products is larger than the sums of squares allow")
+
+
+def _moments(sums: Sequence[float], examples: int) -> tuple[float, float, float]:
+    """Variances of outputs and of labels and their covariance, each times the square of the number of examples."""
+    x, y, xx, yy, xy = sums
+    return examples * xx - x * x, examples * yy - y * y, examples * xy - x * y
+
+
+@dataclass(frozen=True)
+class MeanAbsoluteError(Metric):
+    """The mean distance of one output per example from the label, which is a number. Sums: of the distances."""
+
+    name: ClassVar[str] = "mean_absolute_error"
+    label: ClassVar[str] = "mean absolute error"
+    higher_is_better: ClassVar[bool] = False
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the distances."""
+        return (outputs.reshape(-1).double() - labels.double()).abs().sum().reshape(1)
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The distance per example."""
+        return sums[0] / examples
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        if sums[0] < 0:
+            raise ValueError(f"a sum of distances of {sums[0]} cannot be right")
+
+
+def _check_counts(sums: Sequence[float]) -> None:
+    if not all(count >= 0 and count == int(count) for count in sums):
+        raise ValueError("a count is not a whole number of at least 0")
+
+
+METRICS: dict[str, type[Metric]] = {
+    kind.name: kind for kind in (Accuracy, TokenAccuracy, Matthews, Pearson, MeanAbsoluteError)
+}
+
+
+def metric_named(name: str | None) -> type[Metric]:
+    """The metric of a journal; accuracy where nothing was scored yet. ValueError names those that there are."""
+    if name is None:
+        return Accuracy
+    if name not in METRICS:
+        raise ValueError(f"unknown metric {name!r}, there are {', '.join(METRICS)} (tasks/metrics.py)")
+    return METRICS[name]
