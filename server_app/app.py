@@ -30,7 +30,8 @@ from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobo
 from server_app.nodes import write_nodes
 from strategies.method import Method, Model, Setup
 from strategies.settings import RoundSettings
-from tasks.scoring import score, score_exits
+from tasks.metrics import metric_named
+from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
 SCORED_TOGETHER = 256  # examples of the test set; devices score as many as they train
@@ -190,10 +191,16 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         personal_from=config.personal_from,
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
+        metric=task.metric,
     )
 
     setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared)
     method = kind(setup, params)
+    if method.needs_classes and task.label_kind != "classes":
+        raise ConfigError(
+            f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
+            f"{config.task!r} are {task.label_kind}"
+        )
     return Engine(method, _population(config, method, task)), _scorer(task)
 
 
@@ -255,12 +262,14 @@ def _scorer(task: Task) -> Scorer:
         module = with_weights(model.family, model.architecture, model.weights)
         inputs, labels = task.test.inputs, task.test.labels
         if len(model.family.segments) == 1:
-            correct, loss, n = score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
-            return Scores(correct / n, loss / n)
-        exits = score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
-        by_exit = tuple(correct / len(labels) for correct, _ in exits[:-1])
+            return Scores(*_means(score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)))
+        found = score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
+        exits = [_means(scored) for scored in found]
         whole = exits[-1] if model.exits == "mean" else exits[-2]
-        return Scores(whole[0] / len(labels), whole[1] / len(labels), by_exit)
+        return Scores(*whole, tuple(value for value, _ in exits[:-1]))
+
+    def _means(scored: Scored) -> tuple[float, float]:
+        return task.metric.value(scored.sums, scored.examples), scored.loss_sum / scored.examples
 
     return score_model
 
@@ -273,9 +282,9 @@ def _state_dir(config: RunConfig) -> str:
 
 
 def _line(config: RunConfig, record: dict[str, Any]) -> str:
-    accuracy = "" if record["accuracy"] is None else f"accuracy {record['accuracy']:.4f}, "
+    score = "" if record["score"] is None else f"{metric_named(record['metric']).label} {record['score']:.4f}, "
     return (
-        f"round {record['round']}/{config.rounds}: {accuracy}"
+        f"round {record['round']}/{config.rounds}: {score}"
         f"{record['devices_replied']} of {record['devices_sampled']} devices, "
         f"{(record['bytes_down'] + record['bytes_up']) / 1e6:.1f} MB, {record['wall_seconds']:.1f} s"
     )

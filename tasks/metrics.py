@@ -238,6 +238,7 @@ def _check_counts(sums: Sequence[float]) -> None:
         raise ValueError("a count is not a whole number of at least 0")
 
 
+ACCURACY = Accuracy()
 METRICS: dict[str, type[Metric]] = {
     kind.name: kind for kind in (Accuracy, TokenAccuracy, Matthews, Pearson, MeanAbsoluteError)
 }

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
 from tasks.data import Data, DataSet, LabelKind
 from tasks.losses import TaskLoss
-from tasks.metrics import Accuracy, Metric, metric_named
+from tasks.metrics import ACCURACY, Metric, metric_named
 
 __all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "load_task"]
 
@@ -39,7 +39,7 @@ class Kind:
     flip: bool = False
     in_time: bool = False
     loss: TaskLoss = torch.nn.functional.cross_entropy
-    metric: Metric = Accuracy()
+    metric: Metric = ACCURACY
 
 
 TASKS: dict[str, Kind] = {
@@ -169,7 +169,7 @@ class Task:
     """A loaded task.
 
     `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
-    `classes` is how many outputs a model has per label, `label_kind` what the labels are, `metric` how models are scored.
+    `classes` is how many outputs a model has per label, `label_kind` what labels are, `metric` how models are scored.
     `input_shape` is (channels, height, width), (channels, length) for signals or (sequence,) for tokens; `family` is
     the name of the default family.
     """
