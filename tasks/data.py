@@ -15,12 +15,14 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from tasks.labels import NO_LABEL, LabelKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,16 +30,10 @@ if TYPE_CHECKING:
 DECODED_VERSION = 1
 """Raised whenever decoding changes, so that files of an older release are not read."""
 
-NO_LABEL = -100
-"""Stands for the label of a token that has none; PyTorch's losses leave it out."""
-
-LabelKind = Literal["classes", "numbers", "classes of tokens"]
-"""What labels are: int64 (examples,), float32 (examples,) or int64 (examples, sequence)."""
-
 
 @dataclass(frozen=True)
 class Data:
-    """Examples: `inputs` and `labels`, which are of a `LabelKind`.
+    """Examples: `inputs` and `labels`, which are of a `tasks.labels.LabelKind`.
 
     Inputs are bytes, (examples, channels, height, width) of images or (examples, sequence) of tokens, or float32,
     (examples, channels, length) of signals, or like images where a signal is cut into rows.

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from tasks.data import NO_LABEL
+from tasks.labels import NO_LABEL
 
 
 class TaskLoss(Protocol):

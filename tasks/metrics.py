@@ -10,12 +10,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+from tasks.labels import NO_LABEL
 
-from tasks.data import NO_LABEL
+if TYPE_CHECKING:
+    from torch import Tensor  # commands that only read journals start without it
 
 SLACK = 1e-6  # relative; by how much sums of rounded products may break an inequality that holds for exact ones
 
@@ -53,8 +53,8 @@ class Metric(ABC):
         return 1
 
     @abstractmethod
-    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The sums of a batch, float64, on the device of `outputs`: (batch, classes) or (batch, classes, sequence)."""
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """The sums of a batch, from outputs (batch, classes) or (batch, classes, sequence) and labels."""
 
     @abstractmethod
     def value(self, sums: Sequence[float], examples: int) -> float:
@@ -81,9 +81,9 @@ class Accuracy(Metric):
     label: ClassVar[str] = "accuracy"
     is_share: ClassVar[bool] = True
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """The number of correct answers."""
-        return (outputs.argmax(1) == labels).sum().double().reshape(1)
+        return [float((outputs.argmax(1) == labels).sum())]
 
     def value(self, sums: Sequence[float], examples: int) -> float:
         """Correct answers per example."""
@@ -107,11 +107,11 @@ class TokenAccuracy(Metric):
         """Two."""
         return 2
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """Correct answers and labeled tokens."""
         labeled = labels != NO_LABEL
         correct = (outputs.argmax(1) == labels) & labeled
-        return torch.stack([correct.sum(), labeled.sum()]).double()
+        return [float(correct.sum()), float(labeled.sum())]
 
     def value(self, sums: Sequence[float], examples: int) -> float:
         """Correct answers per labeled token; 0 where no token has a label."""
@@ -140,11 +140,11 @@ class Matthews(Metric):
         """Two per class, and one."""
         return 1 + 2 * classes
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """Correct answers, answers by class, labels by class."""
         answers, classes = outputs.argmax(1), outputs.shape[1]
         counts = [answers.bincount(minlength=classes), labels.bincount(minlength=classes)]
-        return torch.cat([(answers == labels).sum().reshape(1), *counts]).double()
+        return [float((answers == labels).sum()), *(float(n) for count in counts for n in count.tolist())]
 
     def value(self, sums: Sequence[float], examples: int) -> float:
         """The covariance of answers and labels over the root of the product of their variances."""
@@ -184,10 +184,10 @@ class Pearson(Metric):
         """Five."""
         return 5
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """Of x, y, x^2, y^2 and x y, x being the outputs."""
         x, y = outputs.reshape(-1).double(), labels.double()
-        return torch.stack([x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum()])
+        return [float(terms.sum()) for terms in (x, y, x * x, y * y, x * y)]
 
     def value(self, sums: Sequence[float], examples: int) -> float:
         """The covariance over the root of the product of the variances."""
@@ -220,9 +220,9 @@ class MeanAbsoluteError(Metric):
     label: ClassVar[str] = "mean absolute error"
     higher_is_better: ClassVar[bool] = False
 
-    def sums(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """The sum of the distances."""
-        return (outputs.reshape(-1).double() - labels.double()).abs().sum().reshape(1)
+        return [float((outputs.reshape(-1).double() - labels.double()).abs().sum())]
 
     def value(self, sums: Sequence[float], examples: int) -> float:
         """The distance per example."""

@@ -70,17 +70,18 @@ class _Total:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.sums = torch.zeros(task.metric.size(task.classes), dtype=torch.float64)
+        self.sums = [0.0] * task.metric.size(task.classes)
         self.loss = 0.0
 
     def add(self, outputs: Tensor, labels: Tensor) -> None:
         """Add a batch."""
-        self.sums += self.task.metric.sums(outputs, labels).cpu()
+        new = self.task.metric.sums(outputs, labels)
+        self.sums = [before + more for before, more in zip(self.sums, new, strict=True)]
         self.loss += float(self.task.summed_loss(outputs, labels))
 
     def scored(self, examples: int) -> Scored:
         """What it comes to."""
-        return Scored(self.sums.tolist(), self.loss, examples)
+        return Scored(self.sums, self.loss, examples)
 
 
 def _batches(

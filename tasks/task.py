@@ -14,7 +14,8 @@ import torch
 from torch import Generator, Tensor
 
 from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
-from tasks.data import Data, DataSet, LabelKind
+from tasks.data import Data, DataSet
+from tasks.labels import LabelKind
 from tasks.losses import TaskLoss
 from tasks.metrics import ACCURACY, Metric, metric_named
 
