@@ -103,6 +103,13 @@ class Placement:
     coordinates: dict[str, tuple[Coordinates, ...]]
     axes: dict[str, tuple[Axis | Window | None, ...]]
 
+    def of(self, names: Iterable[str]) -> Placement:
+        """The placement of some of the sub-model's tensors."""
+        names = list(names)
+        if len(names) == len(self.coordinates):
+            return self
+        return Placement({name: self.coordinates[name] for name in names}, {name: self.axes[name] for name in names})
+
     def gather(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copy the sub-model's tensors out of global `weights`.
 

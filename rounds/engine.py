@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import WARNING
 from typing import Any, NamedTuple
 
@@ -111,28 +111,7 @@ class Engine:
         work = self.begin(grid, number)
         self._run(grid, work)
         metrics = self.finish(work, started)
-        evaluation: Evaluation | None = None
-        if number % self.settings.evaluate_every == 0 or number == self.settings.rounds:
-            with self._timed("evaluate"):
-                evaluation = self.evaluate(grid, scorer)
-        personal: Personal | None = None
-        if self.settings.personal_in(number):
-            with self._timed("evaluate"):
-                personal = self.evaluate_personally(grid)
-        record = round_record(
-            work,
-            strategy=self.method.name(),
-            task=self.settings.task_name,
-            metric=self.settings.metric.name,
-            evaluation=evaluation,
-            personal=personal,
-            nbytes=self._bytes,
-            simulated_seconds=self.population.now_seconds,
-            wall_seconds=time.perf_counter() - started,
-            server_seconds=self.method.stopwatch.seconds,
-            metrics=metrics,
-        )
-        return RoundResult(record, [device_record(work.round, a) for a in work.assignments])
+        return self.conclude(grid, work, scorer, metrics, started)
 
     def begin(self, grid: Grid, number: int) -> Work:
         """Sample devices, read their reports, and give each the architecture that its budget allows."""
@@ -176,6 +155,39 @@ class Engine:
             metrics = self.method.finish_round(self._trained(work))
         self.population.advance(simulated_seconds(work.assignments, self.settings), time.perf_counter() - started)
         return dict(metrics)
+
+    def conclude(
+        self,
+        grid: Grid,
+        work: Work,
+        scorer: Scorer | None,
+        metrics: Mapping[str, float | None],
+        started: float,
+    ) -> RoundResult:
+        """Evaluate a finished round, where it is its turn, and sum it up. Without a scorer only devices score."""
+        number = work.round
+        evaluation: Evaluation | None = None
+        if number % self.settings.evaluate_every == 0 or number == self.settings.rounds:
+            with self._timed("evaluate"):
+                evaluation = self.evaluate(grid, scorer)
+        personal: Personal | None = None
+        if self.settings.personal_in(number):
+            with self._timed("evaluate"):
+                personal = self.evaluate_personally(grid)
+        record = round_record(
+            work,
+            strategy=self.method.name(),
+            task=self.settings.task_name,
+            metric=self.settings.metric.name,
+            evaluation=evaluation,
+            personal=personal,
+            nbytes=self._bytes,
+            simulated_seconds=self.population.now_seconds,
+            wall_seconds=time.perf_counter() - started,
+            server_seconds=self.method.stopwatch.seconds,
+            metrics=metrics,
+        )
+        return RoundResult(record, [device_record(work.round, a) for a in work.assignments])
 
     def _trained(self, work: Work) -> list[Trained]:
         done = [a for a in work.assignments if a.outcome == "trained" and a.update is not None]
@@ -269,28 +281,27 @@ class Engine:
 
     def _run(self, grid: Grid, work: Work) -> None:
         """Exchange the work with the nodes, absorbing every reply as it arrives."""
-
-        def make(node: int, batch: list[Assignment]) -> Message:
-            with self._timed("payload"):
-                return work.message(self.settings, node, batch)
-
         replies = exchange(
             grid,
             work.batches(),
-            make,
+            lambda node, batch: self.message(work, node, batch),
             deadline_seconds=None if self.population.simulated else self.settings.deadline_seconds,
             busy=self.population.busy,
             poll_seconds=self.population.poll_seconds,
         )
         trained = 0
         for batch, reply in replies:
-            with self._timed("absorb"):
-                self.take(work, batch, reply)
+            self.take(work, batch, reply)
             trained += devices_that_trained(batch)
             if trained >= work.enough:
                 break
         replies.close()
         self.settle(work)
+
+    def message(self, work: Work, node: int, batch: list[Assignment]) -> Message:
+        """The message that carries a batch to its node."""
+        with self._timed("payload"):
+            return work.message(self.settings, node, batch)
 
     def settle(self, work: Work) -> None:
         """What has no outcome by now is late; count the bytes, and say what went wrong."""
@@ -319,6 +330,10 @@ class Engine:
             for a in batch:
                 a.outcome = "late" if reply.late else f"failed: {reply.why}"
             return
+        with self._timed("absorb"):
+            self._absorb(work, batch, reply)
+
+    def _absorb(self, work: Work, batch: list[Assignment], reply: Message) -> None:
         try:
             checked = read_reply(self.settings.run, work, batch, reply, self.population.examples)
         except MessageError as error:
@@ -345,17 +360,19 @@ class Engine:
 
     # Scores ----------------------------------------------------------------------------------------------------------
 
-    def evaluate(self, grid: Grid, scorer: Scorer) -> Evaluation | None:
+    def evaluate(self, grid: Grid, scorer: Scorer | None) -> Evaluation | None:
         """Score the method's models on the task's test set; None where they cannot be scored.
 
-        On the server the global model is scored, and every tier's sub-model. Where models live on devices only, those
-        score them, and the figures are means over devices.
+        On the server the global model is scored, and every tier's sub-model, and without a scorer nothing. Where models
+        live on devices only, those score them, and the figures are means over devices.
         """
         on_devices = self.method.scored_on_devices()
         if on_devices is not None:
             there = set(self.population.connected(grid, [device for device, _, _ in on_devices]))
             asked = [self._to_score(d, a, selection) for d, a, selection in on_devices if d in there]
             return mean_score(self.scores(grid, asked, "test set"), self.settings.metric, self.population)
+        if scorer is None:
+            return None
         models = self.scored = self._models(grid)
         scored = self.method.scored_architecture
         if scored not in models:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
@@ -17,12 +17,14 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
-from models.family import FAMILIES
+from models.family import FAMILIES, family_class
+from plugins.reference import is_loaded, is_reference, module_label, told
 from server_app.keys import listed_keys, missing_keys
 from strategies import METHODS
 from strategies.method import Method
+from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
-from tasks.task import TASKS
+from tasks.task import TASKS, kind_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -88,12 +90,12 @@ def _arguments(value: object) -> object:
     return value
 
 
-def parse_arguments(text: str) -> dict[str, Any]:
-    """The arguments that a text of `family-arguments` stands for. Raises ValueError."""
+def parse_arguments(text: str, like: str = "first_channels = 16, activation = 'relu6'") -> dict[str, Any]:
+    """The arguments that a text of `family-arguments` stands for. Raises ValueError, with what they are `like`."""
     try:
         return tomllib.loads(f"arguments = {{{text}}}")["arguments"]
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"must be like \"first_channels = 16, activation = 'relu6'\": {error}") from None
+        raise ValueError(f'must be like "{like}": {error}') from None
 
 
 Arguments = Annotated[str, BeforeValidator(_arguments)]
@@ -108,10 +110,13 @@ PARTS = {
 }
 
 
-def method_groups() -> dict[str, type[Params]]:
-    """The settings of all methods and of the parts that they share: the first part of the keys -> their class."""
-    shared = {name: params for kind in METHODS.values() for name, params in kind.shared_params.items()}
-    return {name: kind.params_type for name, kind in METHODS.items() if kind.params_type.model_fields} | shared
+def method_groups(strategy: str = "") -> dict[str, type[Params]]:
+    """The settings of all methods and of the parts that they share: the first part of the keys -> their class.
+
+    Args:
+        strategy: of the run; where it is a reference, the settings of that method are among them.
+    """
+    return settings_of([*METHODS.values(), *([method_of(strategy)] if is_reference(strategy) else [])])
 
 
 class RunConfig(Params):
@@ -174,6 +179,11 @@ class RunConfig(Params):
 
     strategy: str = Field(
         "heterofl", description=f"Method (docs/methods): {', '.join(METHODS)}, or package.module:Class of your own"
+    )
+    strategy_settings: Arguments = Field(
+        "",
+        description='Settings of a method of your own where no key holds them, such as "damping = 0.3" '
+        "(docs/extending.md)",
     )
     widths: Numbers = Field(
         (1.0, 0.5, 0.25, 0.125, 0.0625), description="Candidate widths; a device gets the widest that fits"
@@ -241,17 +251,30 @@ class RunConfig(Params):
     @property
     def method(self) -> type[Method]:
         """The server half of the run's method."""
-        return METHODS[self.strategy]
+        return method_of(self.strategy)
 
     @property
     def params(self) -> Params:
         """The method's own settings."""
-        return self.groups.get(self.strategy, self.method.params_type())
+        return self.groups.get(self.method.name(), self.method.params_type())
 
     @property
     def shared(self) -> dict[str, Params]:
         """The settings of the shared parts that the method reads."""
         return {name: self.groups[name] for name in self.method.shared_params}
+
+    @property
+    def label(self) -> str:
+        """Strategy and task, for the name of a run."""
+        return f"{self.method.name()}-{module_label(self.task) if is_reference(self.task) else self.task}"
+
+    def references(self) -> list[str]:
+        """All that the run has from outside, by reference: method, task, family, and members of a family `choice`."""
+        found = [self.strategy, self.task, *self._families()]
+        return [reference for reference in dict.fromkeys(found) if is_reference(reference)]
+
+    def _families(self) -> list[str]:
+        return [self.family or kind_of(self.task).family, *_names(parse_arguments(self.family_arguments))]
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -262,10 +285,24 @@ class RunConfig(Params):
         def known(key: str, value: str, names: Mapping[str, object]) -> None:
             need(value in names, key, f"no such {key}; {nearest(value, names)}")
 
-        known("strategy", self.strategy, METHODS)
-        known("task", self.task, TASKS)
-        if self.family:
-            known("family", self.family, FAMILIES)
+        def from_outside(key: str, reference: str, look_up: Callable[[str], object]) -> None:
+            try:
+                look_up(reference)
+            except ValueError as error:
+                raise ValueError(f"{key} = {reference!r}: {error}") from None
+
+        for key, name, names, look_up in (
+            ("strategy", self.strategy, METHODS, method_of),
+            ("task", self.task, TASKS, kind_of),
+            ("family", self.family, FAMILIES, family_class),
+        ):
+            if is_reference(name):
+                from_outside(key, name, look_up)
+            elif name or key != "family":
+                known(key, name, names)
+        for family in self._families():
+            if is_reference(family):
+                from_outside("family", family, family_class)
         need(
             not self.run_name or (Path(self.run_name).name == self.run_name and self.run_name not in (".", "..")),
             "run-name",
@@ -299,7 +336,18 @@ class RunConfig(Params):
             "personal-from",
             f"with rounds = {self.rounds} no round is scored personally: at most that, or personal-every = 0",
         )
-        self.method.check(self.params, both_models=self.both_models)
+        for group, params in self.groups.items():
+            if group not in (*METHODS, self.method.name(), *self.method.shared_params):
+                readers = ", ".join(name for name, kind in METHODS.items() if group in kind.shared_params)
+                why = f"strategy = {self.strategy!r} does not read it: leave it out, or take one of {readers}"
+                for name, default in type(params)():
+                    need(getattr(params, name) == default, f"{group}.{kebab(name)}", why)
+        try:
+            self.method.check(self.params, both_models=self.both_models)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"strategy = {self.strategy!r}: its check fails: {told(error)}") from error
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,
@@ -324,21 +372,27 @@ class RunConfig(Params):
         listed = listed_keys()
         if listed is not None and (missing := missing_keys(cls().to_dict(), listed)):
             raise ConfigError(missing)
-        settings = all_settings()
+        strategy = values.get("strategy", "")
+        try:
+            settings = all_settings(strategy)
+        except ValueError as error:
+            raise ConfigError(f"strategy = {strategy!r}: {error}") from error
+        values = _with_strategy_settings(values)
         for key in values:
             if key not in settings:
                 raise ConfigError(f"unknown key {key!r} = {values[key]!r}: {_meant(key, list(settings))}")
-        groups, problems = {}, []
-        for name, params in method_groups().items():
+        groups: dict[str, Params | None] = {}
+        problems: list[str] = []
+        for name, params in method_groups(strategy).items():
             prefix = f"{name}."
             own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
             groups[name], wrong = _validated(params, own, prefix)
             problems += wrong
         run = {key: value for key, value in values.items() if "." not in key}
-        if not problems:
-            config, problems = _validated(cls, {**run, "groups": groups}, "")
-        if problems or not isinstance(config, RunConfig):
-            raise ConfigError("; ".join(problems))
+        # A group that is wrong is None here: keys are still checked by themselves, but not how they go together.
+        config, wrong = _validated(cls, {**run, "groups": groups}, "")
+        if not isinstance(config, RunConfig):
+            raise ConfigError("; ".join(wrong + problems))
         return config
 
     def ignored(self) -> dict[str, Any]:
@@ -359,25 +413,85 @@ class RunConfig(Params):
         return {key: to_scalar(value) for key, value in values.items()}
 
 
-def all_settings() -> dict[str, FieldInfo]:
-    """The field of every key: those of the run, then those of the methods."""
+def all_settings(strategy: str = "") -> dict[str, FieldInfo]:
+    """The field of every key: those of the run, then those of the methods, of a run's `strategy` from outside too."""
     found = {kebab(name): field for name, field in RunConfig.model_fields.items() if name != "groups"}
-    for group, params in method_groups().items():
+    for group, params in method_groups(strategy).items():
         found |= {f"{group}.{kebab(name)}": field for name, field in params.model_fields.items()}
     return found
 
 
+def defaults(strategy: str = "") -> dict[str, Any]:
+    """The default of every key, of a run's `strategy` from outside too, as flat kebab-case keys and TOML scalars."""
+    fields = all_settings(strategy)
+    return {key: to_scalar(field.get_default(call_default_factory=True)) for key, field in fields.items()}
+
+
 def unread(values: Mapping[str, Any]) -> list[str]:
-    """The keys of a flat configuration, of any version, that its method does not read: they are other methods'."""
-    kind = METHODS.get(values["strategy"])
-    read = {values["strategy"], *(kind.shared_params if kind else ())}
+    """The keys of a flat configuration, of any version, that nothing reads in its run.
+
+    They are other methods', or those of a shared part that is turned off.
+    """
+    strategy = values["strategy"]
+    kind = METHODS.get(strategy) or _loaded(strategy)
+    if kind is None and is_reference(strategy):  # what it shares with others is not known here
+        return [key for key in values if key.partition(".")[0] in METHODS]
+    read = {kind.name() if kind else strategy}
+    for group, params in (kind.shared_params if kind else {}).items():
+        if not params.switch or values.get(f"{group}.{kebab(params.switch)}"):
+            read.add(group)
     return [key for key in values if "." in key and key.partition(".")[0] not in read]
 
 
-def description(key: str) -> str:
-    """What a key is, in a sentence; "" for a key of another version."""
-    field = all_settings().get(key)
+def description(key: str, strategy: str = "") -> str:
+    """What a key is, in a sentence; "" for a key of another version, or of a method that is not imported here."""
+    field = all_settings(strategy if _loaded(strategy) else "").get(key)
     return (field.description or "") if field else ""
+
+
+def _loaded(strategy: str) -> type[Method] | None:
+    """A method from outside whose module is imported already: what a run's folder names is never run to read it."""
+    if not (is_reference(strategy) and is_loaded(strategy)):
+        return None
+    try:
+        return method_of(strategy)
+    except ValueError:
+        return None  # it is another version
+
+
+def _with_strategy_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with what `strategy-settings` holds as keys of its own; ConfigError where that cannot be."""
+    strategy, text = values.get("strategy", ""), values.get("strategy-settings", "")
+    if not text or not isinstance(text, str):
+        return values
+    given = f"strategy-settings = {text!r}"
+    if not is_reference(strategy):
+        named = strategy or RunConfig().strategy
+        raise ConfigError(f"{given}: strategy = {named!r} is the project's own, and has keys such as {named}.NAME")
+    try:
+        content = parse_arguments(text, like="damping = 0.3, steps = 2")
+    except ValueError as error:
+        raise ConfigError(f"{given}: {error}") from None
+    name = method_of(strategy).name()
+    found = {key if "." in key else f"{name}.{key}": value for key, value in _flat(content).items()}
+    if twice := sorted(found.keys() & values.keys()):
+        raise ConfigError(f"{given}: {', '.join(twice)} is given twice: there, and as a key")
+    return {**values, **found, "strategy-settings": ""}
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _names(arguments: object) -> list[str]:
+    """What a family's arguments name: members of a `choice` are {name = ..., ...}."""
+    if not isinstance(arguments, dict):
+        return []
+    own = [arguments["name"]] if isinstance(arguments.get("name"), str) else []
+    return own + [name for value in arguments.values() for name in _names(value)]
 
 
 def _validated(kind: type[Params], values: Mapping[str, Any], prefix: str) -> tuple[Params | None, list[str]]:
@@ -389,11 +503,12 @@ def _validated(kind: type[Params], values: Mapping[str, Any], prefix: str) -> tu
     except ValidationError as error:
         lines = []
         for item in error.errors(include_url=False):
-            if item["loc"]:
-                key = f"{prefix}{item['loc'][0]}"
-                lines.append(f"{key} = {item['input']!r}: {_wrong(key, item)}")
-            else:
+            if item["loc"] == ():
                 lines.append(item["msg"].removeprefix("Value error, "))
+            elif item["loc"][0] != "groups":  # what is wrong with those is known
+                key = f"{prefix}{item['loc'][0]}"
+                default = names[str(item["loc"][0])].get_default(call_default_factory=True)
+                lines.append(f"{key} = {item['input']!r}: {_wrong(to_scalar(default), item)}")
         return None, lines
 
 
@@ -413,10 +528,9 @@ def _meant(key: str, keys: list[str]) -> str:
     return did_you_mean(key, keys) or f"'wildflower config' lists all {len(keys)}"
 
 
-def _wrong(key: str, item: ErrorDetails) -> str:
+def _wrong(default: object, item: ErrorDetails) -> str:
     """What was wrong with one value, and what would be right."""
     message = item["msg"].removeprefix("Value error, ")
-    default = RunConfig().to_dict()[key]
     for kind, right in RIGHT.items():
         if item["type"].startswith(kind):
             return f"must be {'a text in quotes' if default == '' else right.format(default=default)}"

@@ -26,7 +26,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
 )
 ERROR_LINES = 40
 # What journals called scores while accuracy was the only metric.
-OLD_NAMES = {
+EARLIER_NAMES = {
     "accuracy": "score",
     "accuracy_by_tier": "score_by_tier",
     "accuracy_by_exit": "score_by_exit",
@@ -35,6 +35,7 @@ OLD_NAMES = {
     "final_accuracy": "final_score",
     "best_accuracy": "best_score",
 }
+EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
 
 Count = Annotated[int, Field(ge=0)]
@@ -59,9 +60,9 @@ class Record(BaseModel):
 
 def todays_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """A line of rounds.jsonl or a summary with scores under today's names; what has them is left as it is."""
-    if OLD_NAMES.keys().isdisjoint(record):
+    if EARLIER_NAMES.keys().isdisjoint(record):
         return dict(record)
-    return {"metric": "accuracy"} | {OLD_NAMES.get(key, key): value for key, value in record.items()}
+    return {"metric": "accuracy"} | {EARLIER_NAMES.get(key, key): value for key, value in record.items()}
 
 
 class ScoreRecord(Record):
@@ -101,7 +102,7 @@ class RoundRecord(ScoreRecord):
     devices_failed: Count
     devices_refused: Count
     devices_bounded: Count  # whose updates were scaled down to norm-bound
-    devices_state_lost: Count = 0  # that began anew because what they kept is gone
+    devices_state_lost: Count = 0  # that began anew because what they kept is gone; earlier versions do not have it
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
     bytes_down: Bytes
     bytes_up: Bytes
@@ -111,8 +112,18 @@ class RoundRecord(ScoreRecord):
     simulated_seconds: Seconds
     wall_seconds: Seconds
     server_seconds: dict[str, Seconds]  # assign, payload, absorb, finish (aggregation), evaluate, and a method's own
-    metrics: dict[str, float | None] = Field(default_factory=dict)  # of the method's own
+    metrics: dict[str, float | None]  # of the method's own
     server_peak_rss_bytes: Bytes
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        """Earlier versions wrote the figures of distillation beside the others."""
+        if not isinstance(line, dict) or "metrics" in line:
+            return line
+        own = {key: value for key, value in line.items() if key in EARLIER_METRICS}
+        rest = {key: value for key, value in line.items() if key not in EARLIER_METRICS}
+        return rest | {"metrics": {key: value for key, value in own.items() if value is not None}}
 
 
 class BudgetRecord(Record):
@@ -303,6 +314,7 @@ class Journal:
             "devices/failed": record.devices_failed,
             "devices/refused": record.devices_refused,
             "devices/bounded": record.devices_bounded,
+            "devices/state_lost": record.devices_state_lost,
             "devices/below_smallest": record.devices_below_smallest,
             "architectures": record.distinct_architectures,
             "seconds/simulated": record.simulated_seconds,

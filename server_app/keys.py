@@ -1,7 +1,7 @@
-"""The block of keys in pyproject.toml, which Flower reads: it is written from the settings, and held by a test.
+"""What is written from the settings: the block of keys in pyproject.toml, and the tables of keys in docs/.
 
 Flower refuses keys that pyproject.toml does not list, without saying which. `python -m server_app.keys` writes the
-block anew.
+block and the tables anew; tests hold both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+DOCS = PYPROJECT.parent / "docs"
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[)", re.DOTALL | re.MULTILINE)
+_TABLE = re.compile(r"(?<=^<!-- keys -->\n).*?(?=^<!-- /keys -->)", re.DOTALL | re.MULTILINE)
 
 
 def missing_keys(defaults: Mapping[str, object], listed: Iterable[str]) -> str:
@@ -66,6 +68,58 @@ def with_block(pyproject: str, text: str) -> str:
     return found
 
 
+def key_table(defaults: Mapping[str, object], descriptions: Mapping[str, str]) -> str:
+    """A Markdown table of keys: the default of each, and what it means."""
+    rows = [(f"`{key}`", f"`{to_toml(value)}`", descriptions[key]) for key, value in defaults.items()]
+    cells = [("key", "default", "meaning"), ("---",) * 3, *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in cells)
+
+
+def with_table(page: str, table: str) -> str:
+    """The text of a page with this table between its marks `<!-- keys -->` and `<!-- /keys -->`."""
+    found, count = _TABLE.subn(lambda _: f"\n{table}\n", page)
+    if count != 1:
+        raise ValueError("a page has its keys between one line <!-- keys --> and one line <!-- /keys -->")
+    return found
+
+
+def pages() -> dict[str, str]:
+    """The pages below docs/ that have tables of keys -> the tables.
+
+    They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
+    that it shares with other methods, and the pages of these parts.
+    """
+    from server_app.config import PARTS, RunConfig, all_settings
+    from strategies import METHODS
+    from strategies.params import kebab
+
+    descriptions = {key: field.description or "" for key, field in all_settings().items()}
+    titles = {kebab(name): title for name, title in PARTS.items()}
+    run: dict[str, dict[str, object]] = {}
+    groups: dict[str, dict[str, object]] = {}
+    part: dict[str, object] = {}
+    for key, value in RunConfig().to_dict().items():
+        group, dot, _ = key.partition(".")
+        if dot:
+            groups.setdefault(group, {})[key] = value
+            continue
+        if key in titles:
+            part = run[titles[key]] = {}
+        part[key] = value
+
+    def table(*names: str) -> str:
+        keys = {key: value for name in names for key, value in groups.get(name, {}).items()}
+        return key_table(keys, descriptions) if keys else "There are none.\n"
+
+    found = {
+        "configuration.md": "\n".join(f"## {title}\n\n{key_table(keys, descriptions)}" for title, keys in run.items())
+    }
+    for name, kind in METHODS.items():
+        found[f"methods/{name}.md"] = table(name, *kind.shared_params)
+        found |= {f"methods/{shared}.md": table(shared) for shared in kind.shared_params}
+    return found
+
+
 def to_toml(value: object) -> str:
     """A scalar as TOML."""
     if isinstance(value, bool):
@@ -81,15 +135,25 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield prefix + key
 
 
-def main() -> None:
-    """Write the block of pyproject.toml anew."""
+def block_of_settings() -> str:
+    """The block as the settings' fields say it."""
     from server_app.config import PARTS, RunConfig, all_settings
     from strategies.params import kebab
 
     descriptions = {key: field.description or "" for key, field in all_settings().items()}
     parts = {kebab(name): title for name, title in PARTS.items()}
-    text = block(RunConfig().to_dict(), descriptions, parts)
-    PYPROJECT.write_text(with_block(PYPROJECT.read_text(encoding="utf-8"), text), encoding="utf-8")
+    return block(RunConfig().to_dict(), descriptions, parts)
+
+
+def main() -> None:
+    """Write the block of pyproject.toml anew, and the tables of docs/."""
+    PYPROJECT.write_text(with_block(PYPROJECT.read_text(encoding="utf-8"), block_of_settings()), encoding="utf-8")
+    for name, table in pages().items():
+        page = DOCS / name
+        if page.is_file():
+            page.write_text(with_table(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+        else:
+            print(f"docs/{name} is not there: its table of keys is not written")
 
 
 if __name__ == "__main__":

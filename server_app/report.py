@@ -218,10 +218,10 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     by_tier = [Line(tier, numbers, [(record.score_by_tier or {}).get(tier) for record in rounds]) for tier in tiers]
     parts = [record.server_seconds for record in rounds]
     server = [sum(seconds.values()) for seconds in parts]
-    own_figures = sorted({name for record in rounds for name in record.metrics})
+    own_figures = sorted({name for record in rounds for name, y in record.metrics.items() if y is not None})
     exits = range(max(len(record.score_by_exit or []) for record in rounds))
     by_exit = [[_at(record.score_by_exit, exit) for record in rounds] for exit in exits]
-    personal_tiers = in_fleet_order((t for record in rounds for t in record.personal_score_by_tier or {}), tier_of)
+    personal_tiers = in_fleet_order(
         (tier for record in rounds for tier in record.personal_score_by_tier or {}), tier_of
     )
     personal = [Line("all devices", numbers, [record.personal_score for record in rounds])]
@@ -267,6 +267,7 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
                     Line("refused", numbers, [record.devices_refused for record in rounds], color=3),
                     Line("scaled down", numbers, [record.devices_bounded for record in rounds], color=5),
                     Line("below the smallest", numbers, [record.devices_below_smallest for record in rounds], color=4),
+                    Line("lost what they kept", numbers, [record.devices_state_lost for record in rounds], color=6),
                 ),
             ],
             x_label="round",
@@ -314,7 +315,7 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
         figures.append(
             line_chart(
                 name.replace("_", " ").capitalize(),
-                [Line(name, numbers, [record.metrics.get(name) for record in rounds])],
+                [Line(name.replace("_", " "), numbers, [record.metrics.get(name) for record in rounds])],
                 x_label="round",
                 from_zero=True,
             )

@@ -30,6 +30,7 @@ class CoordinateMean:
         Raises MessageError, and changes nothing, where the total could overflow.
         """
         self._bound = new_bound(self._bound, added.largest, added.weight)
+        placement = placement.of(entry.name for entry in layout.entries)
         placement.add_to(self._totals, split(added.total, layout))
         placement.add_weight(self._counts, added.weight, added.class_weight)
 

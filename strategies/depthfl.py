@@ -25,11 +25,11 @@ from models.architecture import Architecture
 from models.cost import Cost
 from models.layers import Network
 from strategies.losses import Loss, Regularizer, divergence
-from strategies.method import Answer, Bench, Local, Model, Order, Setup, State, Trained, Training
+from strategies.method import Answer, Bench, Local, Model, Order, Setup, State, Trained, Training, with_parameter_copies
 from strategies.params import CountOrZero, Params, Rate
 from strategies.submodel import SubModelMethod, by_exit, require_exits
 
-EXTRA_BYTES = 12  # per parameter: what was received, the correction, and a gradient before there is one
+COPIES = 3  # of all parameters: what was received, the correction, and a gradient before there is one
 
 # The device half ------------------------------------------------------------------------------------------------------
 
@@ -151,10 +151,8 @@ class DepthFL(SubModelMethod):
         return MutualLearningOfExits(weighting="uniform", weight=weight, alpha=p.alpha, ensemble=p.scored == "ensemble")
 
     def training_cost(self, architecture: Architecture) -> Cost:
-        """The cost of training all exits, and with alpha `EXTRA_BYTES` of memory per parameter."""
-        plain = super().training_cost(architecture)
-        extra = EXTRA_BYTES * plain.parameters if self.params.alpha else 0
-        return replace(plain, peak_training_memory_bytes=plain.peak_training_memory_bytes + extra)
+        """The cost of training all exits, and with alpha the memory of further copies of the parameters."""
+        return with_parameter_copies(super().training_cost(architecture), COPIES if self.params.alpha else 0)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every layer becomes the mean over the devices that have it, with alpha less h / alpha."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ log = logging.getLogger("flwr")  # what Flower's own log is called
 
 class Distillation(Params):
     """In-place distillation of sub-models on the server after every round, by methods that cut one global model."""
+
+    switch: ClassVar[str] = "steps"
 
     steps: CountOrZero = Field(
         0, description="Adam's steps per sub-model in the distillation after each round (paper: 100); 0: none"

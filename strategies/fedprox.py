@@ -6,9 +6,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from models.architecture import Architecture
+from models.cost import Cost
 from strategies.fedavg import OneModel
 from strategies.losses import Regularizer
-from strategies.method import Answer, Bench, Local, Order, Setup, Training
+from strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
 from strategies.params import Params, Rate
 
 
@@ -47,3 +49,7 @@ class FedProx(OneModel):
     def local(self, order: Order) -> Local:
         """The proximal objective."""
         return ProximalTraining(mu=self.params.mu)
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """Plain training, which also holds what was received."""
+        return with_parameter_copies(super().training_cost(architecture), 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from messages.packing import MessageError
 from messages.parcels import Parcel, Parcels
@@ -55,16 +55,10 @@ class TrainingAlone(Training):
         return Answer(model, loss=loss)
 
 
-class LocalParams(Params):
-    """There are none."""
-
-
 class LocalOnly(CandidateMethod):
     """Nothing is aggregated. Accuracy is the mean over all devices that have trained, each on the task's test set."""
 
-    params_type: ClassVar[type[Params]] = LocalParams
-
-    def __init__(self, setup: Setup, params: LocalParams) -> None:
+    def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)
         self.trained: dict[int, Architecture] = {}
 

@@ -35,7 +35,7 @@ from messages.parcels import Parcel, Parcels, Weights, nbytes
 from messages.sums import WeightedSum
 from models.architecture import Architecture
 from models.base import Family
-from models.cost import Cost, cost
+from models.cost import FLOAT_BYTES, Cost, cost
 from models.layers import Network
 from models.placement import Placement, Select, leading
 from strategies.losses import Loss, Regularizer
@@ -606,6 +606,13 @@ class Method(ABC):
         if architecture == self.family.full():
             return f"the whole {self.family.name}"
         return f"the {self.family.name} of {self.cost(architecture).parameters:,} parameters"
+
+
+def with_parameter_copies(price: Cost, copies: int) -> Cost:
+    """The cost with the memory of further tensors as large as all parameters, which a device half holds."""
+    return replace(
+        price, peak_training_memory_bytes=price.peak_training_memory_bytes + copies * FLOAT_BYTES * price.parameters
+    )
 
 
 @lru_cache(maxsize=4096)

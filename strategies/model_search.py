@@ -41,10 +41,12 @@ class ModelSearchParams(StatisticsParams):
     )
     least_blocks: Count = Field(1, description="Blocks that stay of each stage of a ResNet, or of a transformer")
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.02, description="exact: share of the optimum's parameters that a drawn architecture may lack"
+        0.02, description="Share of the optimum's parameters that an architecture drawn by the exact search may lack"
     )
-    epsilon: Annotated[float, Field(gt=0, le=1)] = Field(0.8, description="pool: probability to stop after each draw")
-    most_draws: Count = Field(5, description="pool: the most draws for one device (T_max)")
+    epsilon: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.8, description="Probability with which the pool's search stops after each draw"
+    )
+    most_draws: Count = Field(5, description="Most draws of the pool's search for one device (T_max)")
     weighting: Literal["uniform", "examples"] = Field(
         "uniform", description="Weight of a device in a coordinate's mean over its owners: uniform, or by examples"
     )

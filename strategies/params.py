@@ -6,7 +6,7 @@ these fields.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -22,7 +22,11 @@ class Params(BaseModel):
     """Settings that belong together: a method's own, or those of a part that several methods share.
 
     Every field has a default, and a description that completes the sentence "This is ...".
+
+    switch: the field whose 0 turns the whole part off, so that nothing reads the others; "" where there is none.
     """
+
+    switch: ClassVar[str] = ""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=kebab, populate_by_name=True)
 

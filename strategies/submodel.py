@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -75,7 +75,8 @@ class CandidateMethod(Method):
 class SubModelMethod(CandidateMethod):
     """A global model, candidates cut out of it, and the running mean over the coordinates that devices return.
 
-    Devices return a parcel "weights". scored_family: how models are built that are scored.
+    The parcels that devices return are named tensors of the global model. scored_family: how models are built that are
+    scored.
     """
 
     def __init__(self, setup: Setup, params: Params, candidates: list[Architecture] | None = None) -> None:
@@ -89,9 +90,16 @@ class SubModelMethod(CandidateMethod):
         return {"weights": group.placement.gather(self.weights)}
 
     def absorb(self, contribution: Contribution) -> None:
-        """Add the devices' weights to the running sums of their coordinates."""
-        group = contribution.group
-        self.mean.add(group.placement, group.returned["weights"].layout, contribution.sum_of("weights"))
+        """Add all of the devices' parcels to the running sums of their coordinates."""
+        self.average(self.mean, contribution, contribution.group.returned)
+
+    def average(self, mean: CoordinateMean, contribution: Contribution, parcels: Iterable[str]) -> None:
+        """Add some of the devices' parcels to a running mean: all of them or, where one is too large, none."""
+        group, names = contribution.group, list(parcels)
+        for name in names:
+            mean.check(contribution.sum_of(name))
+        for name in names:
+            mean.add(group.placement, group.returned[name].layout, contribution.sum_of(name))
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every coordinate becomes the mean over its owners; what nobody trained keeps its value."""

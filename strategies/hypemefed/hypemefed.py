@@ -265,13 +265,10 @@ class HypeMeFed(SubModelMethod):
 
     def _add(self, placement: Placement, weights: Mapping[str, Tensor], weight: int) -> None:
         """Add some tensors of one device to the running means."""
-        part = Placement(
-            {name: placement.coordinates[name] for name in weights}, {name: placement.axes[name] for name in weights}
-        )
         layout = Layout.of(weights)
         total = WeightedSum.zeros(layout)
         total.add(flatten(weights, layout), weight, None, ())
-        self.mean.add(part, layout, total)
+        self.mean.add(placement, layout, total)
 
     def _read(self, exit: int) -> set[str]:
         """The tensors up to an exit that hypernetworks read or guess."""

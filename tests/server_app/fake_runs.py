@@ -25,6 +25,7 @@ def a_round(number: int, **changes) -> dict:
         "devices_failed": 1,
         "devices_refused": 0,
         "devices_bounded": 0,
+        "devices_state_lost": 0,
         "devices_below_smallest": 0,
         "bytes_down": 1000,
         "bytes_up": 900,
@@ -38,12 +39,11 @@ def a_round(number: int, **changes) -> dict:
             "payload": 0.1,
             "absorb": 0.1,
             "finish": 0.1,
+            "evaluate": 0.1,
             "hypernetworks": 0.1,
             "distill": 0.1,
-            "evaluate": 0.1,
         },
-        "distillation_steps_per_second": None,
-        "distillation_told_apart_nats": None,
+        "metrics": {},
         "server_peak_rss_bytes": 10**8,
     }
     return record | changes

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 from flwr.app import Context, RecordDict
-from server_app.fruitless import FruitlessRunError
 
+from rounds import engine
 from server_app import checkpoint
 from server_app.app import app, build, run, run_folder
 from server_app.checkpoint import CheckpointError
 from server_app.config import ConfigError
 from server_app.journal import Journal, JournalError, alone_in, read_devices, read_rounds, read_summary
-from strategies import base
+from server_app.no_progress import NoProgressError
 from tests.small_run import FLEET, METHODS, connected_grid, same_bits, simulated_grid, small_config
 
 
@@ -33,7 +33,12 @@ def crash_in_round(grid, number):
     return grid
 
 
-CLOCKED = {"wall_seconds", "server_seconds", "server_peak_rss_bytes", "distillation_steps_per_second"}
+CLOCKED = {
+    "wall_seconds": True,
+    "server_seconds": True,
+    "server_peak_rss_bytes": True,
+    "metrics": {"distillation_steps_per_second"},
+}
 
 
 def told(run_dir):
@@ -183,8 +188,8 @@ def test_a_family_that_does_not_take_the_inputs_is_named(tmp_path):
 
 def test_a_family_takes_arguments(tmp_path):
     arguments = "first_channels = 8, activation = 'relu6'"
-    strategy, _ = build(small_config(tmp_path, family="resnet18", family_arguments=arguments))
-    assert strategy.family.groups["stage4.stream"] == 64
+    built, _ = build(small_config(tmp_path, family="resnet18", family_arguments=arguments))
+    assert built.method.family.groups["stage4.stream"] == 64
     with pytest.raises(ConfigError, match="'resnet18' has no argument 'channels'; did you mean 'stage_channels'"):
         build(small_config(tmp_path, family="resnet18", family_arguments="channels = 8"))
     with pytest.raises(ConfigError, match="family-arguments = 'a b': must be like"):
@@ -206,9 +211,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path)
 
 
 def test_an_optimizer_without_momentum_starts_under_flowers_defaults(tmp_path):
-    strategy, _ = build(small_config(tmp_path, optimizer="adam", momentum=0.9))
-    assert strategy.settings.training.momentum == 0.0
-    assert strategy.settings.optimizer == "adam"
+    built, _ = build(small_config(tmp_path, optimizer="adam", momentum=0.9))
+    assert built.settings.training.momentum == 0.0
+    assert built.settings.optimizer == "adam"
 
 
 def test_a_torn_checkpoint_stops_a_resumed_run_before_it_changes_anything(tmp_path):
@@ -322,9 +327,10 @@ def test_real_devices_run_through_the_same_rounds(tmp_path):
     [("heterofl", "static", True), ("all-large", "batch", False), ("fedrolex", "static", True)],
 )
 def test_the_family_is_built_as_the_method_wants_it(method, norm, scaler, tmp_path):
-    strategy, _ = build(small_config(tmp_path, **METHODS[method]))
-    assert (strategy.family.norm, strategy.family.scaler) == (norm, scaler)
-    assert (strategy.family.classes, strategy.family.input_shape) == (10, (1, 8, 8))
+    built, _ = build(small_config(tmp_path, **METHODS[method]))
+    family = built.method.family
+    assert (family.norm, family.scaler) == (norm, scaler)
+    assert (family.classes, family.input_shape) == (10, (1, 8, 8))
 
 
 def test_a_run_in_which_nobody_can_train_is_given_up_and_says_why(tmp_path):
@@ -358,8 +364,9 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
             r"the fleet '.*poor\.toml', or a smaller width in widths = '1, 0\.5, 0\.25', or "
             r"a smaller batch-size than 16, or below-smallest = 'smallest'$",
         ),
+        ("local", 'memory = "10 kB"', {}, r"try more memory .*, or a smaller width in widths = '1, 0\.5, 0\.25'"),
         (
-            "local",
+            "fedrolex",
             'memory = "1 GB"\nlink = "8 kbit/s"',
             {"transfer-seconds": 0.5},
             r"850 MB of memory and 500 B of payload; try a larger transfer-seconds than 0\.5, or a smaller width",
@@ -387,15 +394,23 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
 )
 def test_a_run_in_which_nobody_trained_has_failed_and_says_what_would_help(method, fleet, changes, words, tmp_path):
     keys = METHODS[method] | {"rounds": 3, "evaluate-every": 3} | poor_fleet(tmp_path, fleet) | changes
-    with pytest.raises(FruitlessRunError, match=f"no device trained in any of 3 rounds: .*{words}"):
+    with pytest.raises(NoProgressError, match=f"no device trained in any of 3 rounds: .*{words}"):
         run(simulated_grid(), small_config(tmp_path, **keys))
     summary = read_summary(tmp_path / "runs" / "small")
     assert (summary.status, summary.rounds) == ("failed", 3)
     assert summary.error.startswith("no device trained")
 
 
+def test_no_link_is_too_slow_where_nothing_travels(tmp_path):
+    keys = METHODS["local"] | {"rounds": 1, "evaluate-every": 1, "transfer-seconds": 0.5}
+    fleet = poor_fleet(tmp_path, 'memory = "1 GB"\nlink = "8 kbit/s"')
+    run_dir = run(simulated_grid(), small_config(tmp_path, **keys, **fleet))
+    [record] = read_rounds(run_dir)
+    assert (record.devices_replied, record.bytes_down, record.bytes_up) == (4, 0, 0)
+
+
 def test_a_log_warns_early_where_nobody_trains(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, "flwr"), pytest.raises(FruitlessRunError):
+    with caplog.at_level(logging.WARNING, "flwr"), pytest.raises(NoProgressError):
         run(simulated_grid(), small_config(tmp_path, **poor_fleet(tmp_path), rounds=5, evaluate_every=5))
     assert [m for m in caplog.messages if "the first 3 rounds: 12 skipped; the smallest" in m]
 
@@ -412,13 +427,13 @@ def test_a_warning_names_a_model_in_few_words(tmp_path, caplog):
 
 def test_a_run_in_which_somebody_trained_once_has_finished(tmp_path, monkeypatch, caplog):
     """In the first round; then nobody has memory. A resumed run knows of it."""
-    budget = base.budget_in_round
+    budget = engine.budget_in_round
 
     def soon_poor(device, population, settings):
         whole = budget(device, population, settings)
         return replace(whole, memory_bytes=0) if population.now_seconds else whole
 
-    monkeypatch.setattr(base, "budget_in_round", soon_poor)
+    monkeypatch.setattr(engine, "budget_in_round", soon_poor)
     run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1))
     run(simulated_grid(), small_config(tmp_path, rounds=5, evaluate_every=9, resume=True))
     assert [record.devices_replied for record in read_rounds(run_dir)] == [4, 0, 0, 0, 0]

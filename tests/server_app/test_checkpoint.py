@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from strategies.base import State
 
 from server_app import checkpoint
 from server_app.checkpoint import Checkpoint, CheckpointError, load, save
+from strategies.method import State
 
 
 def of_round(number: int) -> Checkpoint:

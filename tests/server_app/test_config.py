@@ -1,18 +1,29 @@
-import re
+import shutil
 import tomllib
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal, get_args, get_origin
 
 import pytest
+from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import given
 from hypothesis import strategies as st
-from server_app.meanings import MEANINGS
+from pydantic import Field
 
-from server_app.config import OTHER_NAMES, ConfigError, RunConfig, sampled_devices
-from server_app.keys import listed_keys, missing_keys
-from strategies import STRATEGIES
+from server_app import keys as keys_of_pyproject
+from server_app.config import (
+    OTHER_NAMES,
+    PARTS,
+    ConfigError,
+    RunConfig,
+    all_settings,
+    description,
+    sampled_devices,
+)
+from server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
+from strategies import METHODS
+from strategies.distillation import Distillation
 from strategies.fedprox import FedProx
+from strategies.params import Numbers, Params, kebab
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -26,48 +37,140 @@ def flat(table, prefix=""):
             yield prefix + key, value
 
 
+# Every setting stands once
+
+
+def test_the_block_of_pyproject_is_made_from_the_settings():
+    assert with_block(PYPROJECT.read_text(), block_of_settings()) == PYPROJECT.read_text(), (
+        "run `python -m server_app.keys`"
+    )
+    lines = block_of_settings().splitlines()
+    for key, value in RunConfig().to_dict().items():
+        assert f"{key} = {keys_of_pyproject.to_toml(value)}  # {description(key)}" in lines
+
+
 def test_the_keys_and_defaults_of_pyproject_are_those_of_the_model():
     table = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
     keys = dict(flat(table))
     defaults = RunConfig().to_dict()
     missing = missing_keys(defaults, keys)
     assert not missing, missing
-    unknown = [key for key in keys if key not in defaults]
-    assert not unknown, f"pyproject.toml, [tool.flwr.app.config], has keys that RunConfig lacks: {unknown}"
     assert list(keys) == list(defaults)
     assert keys == defaults
     assert {key: type(value) for key, value in keys.items()} == {key: type(value) for key, value in defaults.items()}
     assert RunConfig.from_run_config(keys) == RunConfig()
 
 
+def test_the_block_is_written_anew_and_nothing_else(tmp_path, monkeypatch):
+    there = tmp_path / "pyproject.toml"
+    shutil.copy(PYPROJECT, there)
+    monkeypatch.setattr(keys_of_pyproject, "PYPROJECT", there)
+    there.write_text(with_block(there.read_text(), "rounds = 3\nmine.own = 4  # gone\n\n"))
+    assert listed_keys(there) == ("rounds", "mine.own")
+    keys_of_pyproject.main()
+    assert there.read_bytes() == PYPROJECT.read_bytes()
+    with pytest.raises(ValueError, match=r"no table \[tool\.flwr\.app\.config\]"):
+        with_block('[project]\nname = "another"\n', block_of_settings())
+
+
+def test_a_block_has_a_title_over_each_part_and_over_each_methods_keys():
+    defaults = {"task": "digits", "rounds": 3, "a.b": True, "a.c": 0.5, "d.e": ""}
+    text = block(defaults, {key: f"What {key} is" for key in defaults}, {"task": "The first part"})
+    assert text.splitlines() == [
+        "# The first part",
+        'task = "digits"  # What task is',
+        "rounds = 3  # What rounds is",
+        "# Settings of a",
+        "a.b = true  # What a.b is",
+        "a.c = 0.5  # What a.c is",
+        "# Settings of d",
+        'd.e = ""  # What d.e is',
+        "",
+    ]
+    assert dict(flat(tomllib.loads(text))) == defaults
+    assert set(PARTS) <= set(RunConfig.model_fields)
+
+
 def test_the_settings_of_every_method_are_those_of_its_parameters():
-    defaults = {
-        f"{method.replace('-', '_')}__{setting.name}": setting.default
-        for method, (_, params) in STRATEGIES.items()
-        for setting in fields(params)
-    }
-    found = {name: field.default for name, field in RunConfig.model_fields.items() if "__" in name}
-    assert {name: found[name] for name in found if not name.startswith("distillation__")} == defaults
+    wanted = {}
+    for method, kind in METHODS.items():
+        for group, params in {method: kind.params_type, **kind.shared_params}.items():
+            own = {name: getattr(params(), name) for name in params.model_fields}
+            wanted |= {f"{group}.{kebab(name)}": value for name, value in own.items()}
+    groups = RunConfig().groups
+    found = {f"{group}.{kebab(name)}": value for group, params in groups.items() for name, value in params}
+    assert found == wanted
+    assert {key for key in RunConfig().to_dict() if "." in key} == set(wanted)
+    for method, kind in METHODS.items():
+        config = RunConfig(strategy=method)
+        assert (config.method, type(config.params)) == (kind, kind.params_type)
+        assert {name: type(params) for name, params in config.shared.items()} == dict(kind.shared_params)
 
 
-@dataclass(frozen=True)
-class MineParams:
-    damping: float = 0.5
-    widths: tuple[float, ...] = ()
-    rule: Literal["mean", "median"] = "mean"
+@pytest.mark.parametrize("key", RunConfig().to_dict())
+def test_every_setting_says_what_it_is(key):
+    text = description(key)
+    assert text[0].isupper(), text
+    assert not text.endswith("."), text
+    assert "\n" not in text
+    assert text == all_settings()[key].description
+
+
+def test_a_key_of_another_version_has_no_description():
+    assert description("fedavg.damping") == ""
+
+
+class MineParams(Params):
+    damping: Annotated[float, Field(gt=0, le=1)] = Field(0.5, description="Share of the step that is taken")
+    widths: Numbers = Field((), description="Widths of the steps")
+    the_rule: Literal["mean", "median"] = Field("mean", description="How updates are put together")
+
+
+class MineShared(Params):
+    depth: int = Field(2, ge=1, description="Depth of the shared part")
+
+
+class Mine(FedProx):
+    params_type: ClassVar[type[Params]] = MineParams
+    shared_params: ClassVar[dict[str, type[Params]]] = {"my-part": MineShared}
 
 
 def test_settings_of_a_new_method_are_asked_for_line_by_line(monkeypatch):
-    monkeypatch.setitem(STRATEGIES, "my-own", (FedProx, MineParams))
+    monkeypatch.setitem(METHODS, "my-own", Mine)
     with pytest.raises(ConfigError) as error:
         RunConfig.from_run_config({"strategy": "my-own"})
     where, *lines = str(error.value).splitlines()
-    assert where == "server_app/config.py, class RunConfig, lacks settings of a method; add:"
-    assert [line.partition("  #")[0] for line in lines] == [
-        "    my_own__damping: float = 0.5",
-        "    my_own__widths: Numbers = ()",
-        "    my_own__rule: Literal['mean', 'median'] = 'mean'",
-    ]
+    assert where == (
+        "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse; `python -m server_app.keys` "
+        "adds:"
+    )
+    assert lines == ["my-own.damping = 0.5", 'my-own.widths = ""', 'my-own.the-rule = "mean"', "my-part.depth = 2"]
+
+
+def test_the_settings_of_a_new_method_stand_in_its_own_file_alone(monkeypatch):
+    """Keys, defaults, bounds, descriptions and the block in pyproject.toml all come from the fields."""
+    monkeypatch.setitem(METHODS, "my-own", Mine)
+    monkeypatch.setattr("server_app.config.listed_keys", lambda: None)
+    config = RunConfig.from_run_config({"strategy": "my-own", "my-own.damping": 1, "my-own.widths": [1, 0.5]})
+    assert config.params == MineParams(damping=1.0, widths=(1.0, 0.5))
+    assert config.shared == {"my-part": MineShared()}
+    assert config.to_dict()["my-own.widths"] == "1, 0.5"
+    assert description("my-own.the-rule") == "How updates are put together"
+    assert "my-own.damping = 0.5  # Share of the step that is taken" in block_of_settings().splitlines()
+    assert list(RunConfig(strategy="fedavg", groups=config.groups).ignored()) == ["my-own.damping", "my-own.widths"]
+    for key, value, words in (
+        ("my-own.damping", 0.0, "Input should be greater than 0"),
+        ("my-own.the-rule", "mode", "Input should be 'mean' or 'median'"),
+        ("my-part.depth", 0, "Input should be greater than or equal to 1"),
+        ("my-part.depth", "two", "must be a whole number such as 2"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            RunConfig.from_run_config({"strategy": "my-own", key: value})
+        assert str(error.value) == f"{key} = {value!r}: {words}"
+    with pytest.raises(ConfigError, match=r"unknown key 'my-own.dampin' = 1: did you mean 'my-own.damping'\?"):
+        RunConfig.from_run_config({"my-own.dampin": 1})
+    with pytest.raises(ConfigError, match=r"my-part.depth = 3: strategy = 'fedavg' does not .* one of my-own$"):
+        RunConfig.from_run_config({"strategy": "fedavg", "my-part.depth": 3})
 
 
 def test_keys_that_pyproject_lacks_are_told_as_lines_to_add(tmp_path, monkeypatch):
@@ -79,11 +182,12 @@ def test_keys_that_pyproject_lacks_are_told_as_lines_to_add(tmp_path, monkeypatc
     with pytest.raises(ConfigError) as error:
         RunConfig.from_run_config({})
     assert str(error.value).splitlines() == [
-        "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse; add:",
+        "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse; `python -m server_app.keys` "
+        "adds:",
         'strategy = "heterofl"',
         "rounds = 20",
-        "fedprox.mu = 0.01",
         "resume = false",
+        "fedprox.mu = 0.01",
     ]
 
 
@@ -95,13 +199,7 @@ def test_an_installation_without_the_apps_pyproject_is_not_asked(tmp_path):
     assert listed_keys(PYPROJECT) == tuple(RunConfig().to_dict())
 
 
-def test_what_keys_mean_stands_beside_them_in_pyproject_as_well():
-    section = PYPROJECT.read_text().partition("[tool.flwr.app.config]\n")[2].partition("\n[")[0]
-    lines = [
-        re.fullmatch(r"(\S+) = (?:\"[^\"]*\"|[^\"#]*?) *# (.+)", line) for line in section.splitlines() if "=" in line
-    ]
-    assert {line[1]: line[2] for line in lines} == MEANINGS
-    assert list(MEANINGS) == list(RunConfig().to_dict())
+# Values and their bounds
 
 
 def test_a_configuration_comes_back():
@@ -115,7 +213,7 @@ def test_a_configuration_comes_back():
             "resume": True,
         }
     )
-    assert config.fedprox__mu == 0.3
+    assert config.params.mu == config.groups["fedprox"].mu == 0.3
     assert config.widths == (1.0, 0.3333333333333333, 0.1)
     assert config.learning_rate == 1.0
     assert RunConfig.from_run_config(config.to_dict()) == config
@@ -164,13 +262,13 @@ def test_what_a_key_is_called_elsewhere_is_understood(key):
     [
         ("zzz", "'wildflower config' lists all 99"),
         ("zzz.zzz", "'wildflower config' lists all 99"),
-        ("heterofl.zzz", "heterofl has heterofl.dynamic, heterofl.statistics-devices"),
+        ("heterofl.zzz", "heterofl has heterofl.statistics-devices, heterofl.dynamic"),
     ],
 )
 def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
     with pytest.raises(ConfigError) as error:
         RunConfig.from_run_config({key: 1})
-    assert str(error.value) == f"unknown key '{key}' = 1: {words.replace('99', str(len(RunConfig.model_fields)))}"
+    assert str(error.value) == f"unknown key '{key}' = 1: {words.replace('99', str(len(RunConfig().to_dict())))}"
 
 
 @pytest.mark.parametrize(
@@ -207,6 +305,7 @@ def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
         ("optimizer", "lion"),
         ("below-smallest", "drop"),
         ("fedavg.use", "all-medium"),
+        ("fedavg.use", "local"),
         ("fedprox.mu", -1.0),
         ("fedadam.beta-2", 1.0),
         ("heterofl.dynamic", "yes"),
@@ -224,9 +323,43 @@ def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
         ("widths", [10**400]),
         ("widths", {}),
         ("decay-rounds", "soon"),
+        ("distillation.batch-size", 1),
+        ("model-search.shares", "0"),
+        ("model-search.shares", "1.5"),
+        ("model-search.layer-shares", "stem"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key(key, value):
+    with pytest.raises(ConfigError) as error:
+        RunConfig.from_run_config({key: value})
+    assert str(error.value).startswith(f"{key} = {value!r}: ")
+
+
+def beyond_bounds():
+    """(key, value) of every bound that a field has, and of what no number may be."""
+    for key, field in all_settings().items():
+        kind = field.annotation
+        while get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        for bound in field.metadata:
+            if isinstance(bound, Ge):
+                yield key, kind(bound.ge - 1)
+            elif isinstance(bound, Gt):
+                yield key, kind(bound.gt)
+            elif isinstance(bound, Le):
+                yield key, kind(bound.le + 1)
+            elif isinstance(bound, Lt):
+                yield key, kind(bound.lt)
+        if kind is float:
+            yield from ((key, float(text)) for text in ("nan", "inf", "-inf"))
+        elif kind is int:
+            assert any(isinstance(bound, Ge | Gt) for bound in field.metadata), f"{key} has no lower bound"
+        elif get_origin(kind) is Literal:
+            yield key, "none of these"
+
+
+@pytest.mark.parametrize(("key", "value"), list(beyond_bounds()))
+def test_every_bound_is_kept(key, value):
     with pytest.raises(ConfigError) as error:
         RunConfig.from_run_config({key: value})
     assert str(error.value).startswith(f"{key} = {value!r}: ")
@@ -267,9 +400,12 @@ def test_the_right_values_are_told(key):
 
 def test_all_wrong_values_are_told_at_once():
     with pytest.raises(ConfigError) as error:
-        RunConfig.from_run_config({"rounds": 0, "seed": -1})
-    assert "rounds = 0" in str(error.value)
-    assert "seed = -1" in str(error.value)
+        RunConfig.from_run_config({"rounds": 0, "seed": -1, "fedprox.mu": -1.0, "fedadam.eta": "high"})
+    told = str(error.value)
+    assert all(
+        text in told for text in ("rounds = 0: ", "seed = -1: ", "fedprox.mu = -1.0: ", "fedadam.eta = 'high': ")
+    )
+    assert told.count(";") == 3
 
 
 @pytest.mark.parametrize(
@@ -303,6 +439,22 @@ def test_all_wrong_values_are_told_at_once():
             {"strategy": "depthfl", "both-models": True, "depthfl.alpha": 0.1},
             "both-models = True: with depthfl.alpha = 0.1 a device corrects the training of one model, not of two: "
             "leave it false, or set depthfl.alpha = 0",
+        ),
+        (
+            {"strategy": "fedavg", "distillation.steps": 10},
+            "distillation.steps = 10: strategy = 'fedavg' does not read it: leave it out, or take one of heterofl, ",
+        ),
+        (
+            {"strategy": "depthfl", "distillation.batch-size": 8},
+            "distillation.batch-size = 8: strategy = 'depthfl' does not read it: leave it out, or take one of heterofl",
+        ),
+        (
+            {"strategy": "fedavg", "fedavg.use": "all-small", "both-models": True},
+            "both-models = True: with fedavg.use = 'all-small' no device trains two models",
+        ),
+        (
+            {"strategy": "local", "both-models": True},
+            "both-models = True: with strategy = 'local' no model travels: leave it false",
         ),
         ({"scalefl.widths": "0, 1"}, "scalefl.widths = '0, 1': every width is above 0 and at most 1"),
         ({"widths": "1, 0.5, 0.5"}, "widths = '1, 0.5, 0.5': a width is listed twice"),
@@ -344,6 +496,13 @@ def test_an_impossible_combination_is_named(values, words):
     assert words in str(error.value)
 
 
+def distilling():
+    """The methods that read the settings of distillation."""
+    found = [name for name, kind in METHODS.items() if kind.shared_params.get("distillation") is Distillation]
+    assert {"heterofl", "fedrolex", "federated-dropout", "fjord", "anycostfl", "model-search"} <= set(found)
+    return found
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -355,6 +514,8 @@ def test_an_impossible_combination_is_named(values, words):
         {"widths": 1},
         {"widths": 0.5, "decay-rounds": 7},
         {"strategy": "federated-dropout", "federated-dropout.statistics-devices": 3},
+        {"strategy": "fedavg", "distillation.steps": 0, "distillation.batch-size": 64},
+        *({"strategy": name, "distillation.steps": 10} for name in distilling()),
     ],
     ids=str,
 )

@@ -5,7 +5,15 @@ from fake_runs import CONFIG, a_device, a_round, three_rounds
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server_app.journal import Journal, JournalError, read_config, read_devices, read_rounds, read_summary
+from server_app.journal import (
+    Journal,
+    JournalError,
+    RoundRecord,
+    read_config,
+    read_devices,
+    read_rounds,
+    read_summary,
+)
 
 
 def test_config_holds_the_resolved_configuration_versions_and_seed(tmp_path):
@@ -26,7 +34,7 @@ def test_lines_have_exactly_the_keys_of_the_contract(tmp_path):
     assert devices[3] == a_device(2, 0)
 
 
-@pytest.mark.parametrize("key", ["accuracy", "bytes_up", "server_seconds"])
+@pytest.mark.parametrize("key", ["accuracy", "bytes_up", "server_seconds", "devices_bounded"])
 def test_a_missing_key_is_an_error_and_writes_nothing(tmp_path, key):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     record = a_round(1)
@@ -245,6 +253,39 @@ def test_best_accuracy_is_the_first_of_equals_and_never_nan(tmp_path):
         journal.write_round(a_round(number, accuracy=accuracy), [])
     summary = journal.finish("finished")
     assert (summary.best_accuracy, summary.best_round) == (0.5, 2)
+
+
+def test_rounds_of_earlier_versions_are_read(tmp_path):
+    """They have the figures of distillation beside the others, and no count of devices that lost what they kept."""
+    three_rounds(tmp_path)
+    path = tmp_path / "rounds.jsonl"
+    told = ({"distillation_steps_per_second": 37.5, "distillation_told_apart_nats": 0.25}, {}, {})
+    lines = []
+    for line, own in zip(path.read_text().splitlines(), told, strict=True):
+        record = json.loads(line)
+        del record["metrics"], record["devices_state_lost"]
+        none = {"distillation_steps_per_second": None, "distillation_told_apart_nats": None}
+        lines.append(json.dumps(record | none | own))
+    path.write_text("\n".join(lines) + "\n")
+    rounds = read_rounds(tmp_path)
+    assert [record.metrics for record in rounds] == [*told]
+    assert [record.devices_state_lost for record in rounds] == [0, 0, 0]
+    assert rounds[1] == RoundRecord.model_validate(a_round(2))
+
+
+def test_a_methods_own_figures_come_back(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    own = {"drift": 0.5, "not_measured": None, "diverged": float("inf")}
+    seconds = a_round(1)["server_seconds"] | {"sorting": 0.25}
+    journal.write_round(a_round(1, metrics=own, server_seconds=seconds), [])
+    [record] = read_rounds(tmp_path)
+    assert record.metrics == own
+    assert record.server_seconds["sorting"] == 0.25
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("metrics/drift")] == [0.5]
+    assert [event.value for event in events.Scalars("server_seconds/sorting")] == [0.25]
+    assert "metrics/not_measured" not in events.Tags()["scalars"]
 
 
 def test_tensorboard_scalars_after_a_resume_have_every_round_once(tmp_path):

@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from strategies.population import NodeState
 
 from devices.report import DeviceReport
+from rounds.population import NodeState
 from server_app import nodes
 from server_app.journal import JournalError
 from server_app.nodes import FILE, read_nodes, write_nodes

@@ -49,13 +49,35 @@ def test_a_chart_leaves_out_what_never_happened(tmp_path):
     for number in (1, 2):
         failed = number - 1
         changes = {"devices_replied": 0, "devices_failed": failed, "server_seconds": seconds}
+        changes["metrics"] = {"never_measured": None, "drift": 0.5 if number == 2 else None}
         journal.write_round(a_round(number, **changes), [])
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
     devices = chart(page, "Devices per round")
     assert re.findall(r"</svg>([a-z ]+) <b>", devices) == ["replied", "sampled", "failed"]
     server = re.findall(r"</svg>([a-z ]+) <b>", chart(page, "Seconds per round on the server"))
-    assert server == ["assign", "payload", "absorb", "finish", "hypernetworks", "evaluate"]
+    assert server == ["assign", "payload", "absorb", "finish", "evaluate", "hypernetworks"]
+    assert re.findall(r"</svg>([a-z ]+) <b>", chart(page, "Drift")) == ["drift"]
+    assert "never" not in page.lower()
+
+
+def test_a_part_of_the_servers_time_that_some_rounds_lack_has_its_line(tmp_path):
+    """A method names parts of its own, and may do so in some rounds only."""
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    seconds = a_round(1)["server_seconds"]
+    journal.write_round(a_round(1, server_seconds=seconds | {"sorting": 1.5}), [])
+    journal.write_round(a_round(2, server_seconds=seconds), [])
+    journal.finish("finished")
+    server = chart((tmp_path / "report.html").read_text(), "Seconds per round on the server")
+    assert "sorting: 1.5 s at round 1" in server
+    assert "sorting: 0 s at round 2" in server
+
+
+def test_devices_that_lost_what_they_kept_are_counted(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1, devices_state_lost=2), [])
+    journal.finish("finished")
+    assert "lost what they kept: 2 at round 1" in chart((tmp_path / "report.html").read_text(), "Devices per round")
 
 
 def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
@@ -79,7 +101,7 @@ def test_what_is_no_default_is_seen_at_once_with_what_it_means(tmp_path):
     page = write_report(tmp_path).read_text()
     shown, _, folded = page.partition("<h2>Configuration</h2>")[2].partition("<details>")
     assert re.findall(r"<tr><td>([a-z-]+)</td>", shown) == ["strategy", "rounds", "seed", "learning-rate", "note"]
-    assert "<td>rounds</td><td>3</td><td>of the whole run</td>" in shown
+    assert "<td>rounds</td><td>3</td><td>Rounds of the whole run</td>" in shown
     assert re.findall(r"<tr><td>([a-z-]+)</td>", folded.partition("</details>")[0]) == ["task", "alpha"]
     assert "2 keys with their default" in folded
 
@@ -115,18 +137,19 @@ def test_a_run_that_never_evaluated_has_a_page(tmp_path):
     assert "Accuracy by tier" not in page
 
 
-def test_distillation_has_its_own_figures(tmp_path):
+def test_a_method_has_its_own_figures(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     seconds = a_round(1)["server_seconds"] | {"distill": 2.5}
     for number in (1, 2):
-        distilled = {"distillation_steps_per_second": 37.0, "distillation_told_apart_nats": 0.25}
-        changes = distilled | {"devices_below_smallest": 2, "server_seconds": seconds}
+        metrics = {"distillation_steps_per_second": 37.0, "distillation_told_apart_nats": 0.25}
+        changes = {"metrics": metrics, "devices_below_smallest": 2, "server_seconds": seconds}
         journal.write_round(a_round(number, **changes), [a_device(number, 0)])
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
     for text in ("steps per second: 37 at round 2", "distill: 2.5 s at round 2", "below the smallest: 2 at round 1"):
         assert text in page
-    assert "nats: 0.25 at round 2" in page
+    assert "told apart nats: 0.25 at round 2" in page
+    assert "<figcaption>Distillation told apart nats</figcaption>" in page
     three_rounds(tmp_path / "plain").finish("finished")
     assert "steps per second" not in (tmp_path / "plain" / "report.html").read_text()
 

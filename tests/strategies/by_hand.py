@@ -10,20 +10,23 @@ from typing import Any, ClassVar
 
 import torch
 from flwr.app import Context, Message
-from messages.layouts import returned_layout, sent_layout
-from strategies.base import Setup
-from strategies.population import Holdings, SimulatedDevices
-from strategies.work import RoundSettings
-from torch import Tensor
 
 from devices.fleet import Fleet
-from messages.orders import Batch, LocalTraining, Reply, Update, WorkOrder
-from messages.packing import pack, unpack
+from messages.error import MessageError
+from messages.orders import Batch, LocalTraining, Reply, SumHeader, Update, WorkOrder
+from messages.packing import int64_bytes, pack, unpack
+from messages.parcels import Parcels, Weights
+from messages.sums import WeightedSum, device_weight, flatten, present_mask
 from messages.wire import from_records, to_records
 from models.architecture import Architecture
 from models.base import Family, ImageFamily
 from models.cost import cost
 from models.layers import Block, Flatten, Linear, Relu
+from rounds.engine import Engine
+from rounds.population import Holdings, SimulatedDevices
+from strategies.distillation import Distillation
+from strategies.method import Local, Method, Setup, local_half
+from strategies.settings import RoundSettings
 from tests.grid import InProcessGrid
 
 FC, FC_BIAS, CLASSIFIER, CLASSIFIER_BIAS = (
@@ -72,8 +75,24 @@ fits_width = 0.25
 
 
 def setup(folder: Path, family: Family, devices_per_round: int = 3, **changes: Any) -> Setup:
-    """Three devices, 0 of width 1, 1 of width 1/2, 2 of width 1/4, and one worker."""
-    training = LocalTraining(batch_size=2)
+    """What a method is made of that runs over three devices; `changes` are fields of `RoundSettings`."""
+    settings = {
+        "run": "by hand",
+        "task": {"devices": 3},
+        "task_name": "none",
+        "seed": 1,
+        "rounds": 10,
+        "devices_per_round": devices_per_round,
+        "sampled_devices": 3,
+        "training": LocalTraining(batch_size=2),
+        "evaluate_every": 10,
+    }
+    return Setup(family, RoundSettings(**settings | changes), (1.0, 0.5, 0.25), shared={"distillation": Distillation()})
+
+
+def engine_of(method: Method, folder: Path) -> Engine:
+    """An engine over three devices, 0 of width 1, 1 of width 1/2, 2 of width 1/4, and one worker."""
+    family = method.family
 
     def requirement(width: float) -> tuple[int, int]:
         price = cost(family, family.width(width), batch_size=2, optimizer="sgd")
@@ -81,26 +100,26 @@ def setup(folder: Path, family: Family, devices_per_round: int = 3, **changes: A
 
     (folder / "three.toml").write_text(FLEET)
     fleet = Fleet.load(folder / "three.toml", requirement=requirement)
-    settings = {
-        "run": "by hand",
-        "task": {},
-        "task_name": "none",
-        "seed": 1,
-        "rounds": 10,
-        "devices_per_round": devices_per_round,
-        "sampled_devices": 3,
-        "training": training,
-        "evaluate_every": 10,
-    }
-    population = SimulatedDevices(fleet, 1, Holdings(lambda device: 4, lambda device: 0, 0), wait_seconds=0.0)
-    return Setup(family, population, RoundSettings(**settings | changes), (1.0, 0.5, 0.25))
+    holdings = Holdings(lambda device: 4, lambda device: 0, 0)
+    return Engine(method, SimulatedDevices(fleet, 1, holdings, wait_seconds=0.0))
 
 
-Answer = Callable[[WorkOrder, dict[str, Tensor]], dict[str, Tensor]]
+Answer = Callable[[WorkOrder, Any], Any]
 
 
 class Devices:
-    """Answers work orders with what `answer` makes of the weights; `received` keeps the weights by device."""
+    """One worker, whose devices answer work orders with what `answer` makes of the parcels that they are sent.
+
+    Where a device half is sent or returns only "weights", `answer` is given or returns these tensors, else the parcels.
+
+    Args:
+        examples: by device, how many it says that it trained on; 4 by default.
+        classes: by device, which classes it holds; all by default.
+        facts: what a device says beside its parcels.
+
+    Attributes:
+        received: by device, the tensors or the parcels of its newest order.
+    """
 
     def __init__(
         self,
@@ -108,36 +127,90 @@ class Devices:
         answer: Answer,
         examples: dict[int, int] | None = None,
         classes: dict[int, list[int]] | None = None,
+        facts: Callable[[WorkOrder], dict[str, list[float]]] = lambda order: {},
     ) -> None:
-        self.family, self.answer, self.examples, self.classes = family, answer, examples or {}, classes or {}
-        self.received: dict[int, dict[str, Tensor]] = {}
+        self.family, self.answer, self.facts = family, answer, facts
+        self.examples, self.classes = examples or {}, classes or {}
+        self.received: dict[int, Any] = {}
         self.orders: dict[int, WorkOrder] = {}
         self.grid = InProcessGrid(self._handle, 1)
 
     def _handle(self, message: Message, context: Context) -> Message:
         batch, arrays = from_records(Batch, message.content)
         updates, out = [], []
+        sums: dict[tuple[int, str], tuple[WeightedSum, list[int]]] = {}
         for order in batch.orders:
-            architecture = Architecture.from_json(order.architecture)
-            assert order.payload is not None
-            weights = unpack(arrays[order.payload], sent_layout(self.family, architecture))
-            self.received[order.device], self.orders[order.device] = weights, order
-            layout = returned_layout(self.family, architecture, order.objective.kind)
-            out.append(pack(self.answer(order, weights), layout))
+            local, architecture = local_half(order.local), Architecture.from_json(order.architecture)
+            sent = local.sent(self.family, architecture)
+            parcels = {name: unpack(arrays[order.payloads[name]], parcel.layout) for name, parcel in sent.items()}
+            only_weights = parcels.keys() == {"weights"}
+            self.received[order.device] = received = parcels["weights"] if only_weights else parcels
+            self.orders[order.device] = order
+            answered = self.answer(order, received)
+            if local.returned(self.family, architecture).keys() == {"weights"} and "weights" not in answered:
+                answered = {"weights": answered}
+            try:
+                payloads = self._put(order, local, architecture, answered, out, sums)
+            except MessageError as error:
+                updates.append(Update(order=order.order, device=order.device, outcome=f"refused: {error}"))
+                continue
             updates.append(
                 Update(
                     order=order.order,
                     device=order.device,
                     outcome="trained",
-                    payload=len(out) - 1,
+                    payloads=payloads,
                     examples=self.examples.get(order.device, 4),
-                    present_classes=self.classes.get(order.device, list(range(self.family.classes))),
+                    facts=self.facts(order),
                 )
             )
-        return Message(to_records(Reply(run=batch.run, round=batch.round, updates=updates), out), reply_to=message)
+        headers = []
+        for (group, name), (total, orders) in sums.items():
+            if not orders:
+                continue
+            by_class = None if total.class_weight is None else total.class_weight.tolist()
+            headers.append(
+                SumHeader(
+                    group=group,
+                    parcel=name,
+                    orders=orders,
+                    weight=total.weight,
+                    class_weight=by_class,
+                    payload=len(out),
+                )
+            )
+            out.append(int64_bytes(total.total))
+        reply = Reply(run=batch.run, round=batch.round, updates=updates, sums=headers)
+        return Message(to_records(reply, out), reply_to=message)
+
+    def _put(
+        self,
+        order: WorkOrder,
+        local: Local,
+        architecture: Architecture,
+        parcels: Parcels,
+        out: list[bytes],
+        sums: dict[tuple[int, str], tuple[WeightedSum, list[int]]],
+    ) -> dict[str, int]:
+        """Add the parcels of one device up that are merged, and put the others into the message."""
+        payloads: dict[str, int] = {}
+        for name, parcel in local.returned(self.family, architecture).items():
+            if parcel.merge is None:
+                payloads[name] = len(out)
+                out.append(pack(parcels[name], parcel.layout))
+                continue
+            classes = self.family.classes if parcel.merge.present_classes else None
+            total, orders = sums.setdefault((order.group, name), (WeightedSum.zeros(parcel.layout, classes), []))
+            weight = device_weight(parcel.merge, self.examples.get(order.device, 4))
+            present = None
+            if classes is not None:
+                present = present_mask(self.classes.get(order.device, range(classes)), classes, "by hand")
+            total.add(flatten(parcels[name], parcel.layout), weight, present, parcel.class_spans)
+            orders.append(order.order)
+        return payloads
 
 
-def filled(weights: dict[str, Tensor], value: float) -> dict[str, Tensor]:
+def filled(weights: Weights, value: float) -> Weights:
     """Tensors of the same shapes, all of one value."""
     return {name: torch.full_like(tensor, value) for name, tensor in weights.items()}
 

@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
-from messages.layouts import sent_layout
 
 from client_app import scoring
 from messages.orders import EvaluationBatch, EvaluationReply, LocalTraining
-from messages.packing import unpack
+from messages.packing import Layout, unpack
 from messages.wire import from_records, to_records
 from models.architecture import Architecture
 from server_app.config import ConfigError
+from strategies.heterofl import MaskedTraining
+from strategies.method import local_half
 from tasks.scoring import score
 from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
@@ -21,16 +22,21 @@ CPU = torch.device("cpu")
 
 
 def a_round(folder, method="all-large", grid=None, number=1, **changes):
-    """The strategy, its grid and the last record after some rounds with personal evaluation."""
+    """The engine, its grid and the last record after some rounds with personal evaluation."""
     folder.mkdir(exist_ok=True)
-    strategy, scorer = started(small_config(folder, **METHODS[method] | PERSONAL | changes))
+    engine, scorer = started(small_config(folder, **METHODS[method] | PERSONAL | changes))
     grid = grid or simulated_grid(2)
-    results = [strategy.run_round(grid, n, scorer) for n in range(1, number + 1)]
-    return strategy, grid, results[-1].record
+    results = [engine.run_round(grid, n, scorer) for n in range(1, number + 1)]
+    return engine, grid, results[-1].record
 
 
 def asked(grid):
     return [from_records(EvaluationBatch, m.content) for m in grid.sent if m.metadata.message_type == "evaluate"]
+
+
+def layout_of(engine, architecture):
+    """The layout of the weights that devices are sent."""
+    return Layout.of(engine.method.family.tensors(architecture))
 
 
 def changed(change):
@@ -47,12 +53,12 @@ def changed(change):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_scored_on_all_devices_and_learns_the_same_as_without(method, tmp_path):
-    strategy, grid, record = a_round(tmp_path / "with", method, number=2)
+    engine, grid, record = a_round(tmp_path / "with", method, number=2)
     plain, _, without = a_round(tmp_path / "without", method, number=2, **{"personal-every": 0})
-    assert same_bits(strategy.state_dict().tensors, plain.state_dict().tensors)
-    assert strategy.state_dict().values == plain.state_dict().values
+    assert same_bits(engine.state().tensors, plain.state().tensors)
+    assert engine.state().values == plain.state().values
     assert without["personal_accuracy"] is None
-    assert strategy.population.now_seconds == plain.population.now_seconds
+    assert engine.population.now_seconds == plain.population.now_seconds
     for key in ("bytes_down", "bytes_up", "devices_sampled", "accuracy", "accuracy_by_tier"):
         assert record[key] == without[key]
     devices = {order.device for batch, _ in asked(grid) if batch.training is not None for order in batch.orders}
@@ -79,16 +85,16 @@ def test_a_device_is_scored_after_its_own_epochs_on_its_own_test_shard(tmp_path)
     """Done again here by hand: plain SGD from the weights that were sent, over the device's training examples."""
     keys = {"personal-epochs": 2, "momentum": 0.0, "weight-decay": 0.0, "batch-size": 1000}
     keys |= {"local-epochs": 7, "local-steps": 3, "learning-rate": 0.1}
-    strategy, grid, record = a_round(tmp_path, **keys)
+    engine, grid, record = a_round(tmp_path, **keys)
     task = load_task(TaskSpec.from_json(asked(grid)[0][0].task))
-    architecture = strategy.family.full()
+    architecture = engine.method.family.full()
     accuracies = {}
     for batch, arrays in asked(grid):
         assert (batch.training.epochs, batch.training.steps, batch.training.learning_rate) == (2, 0, 0.1)
         for order in batch.orders:
-            weights = unpack(arrays[order.payload], sent_layout(strategy.family, architecture))
-            assert same_bits(weights, strategy.weights)  # the new ones
-            model = strategy.family.build(architecture)
+            weights = unpack(arrays[order.payloads["weights"]], layout_of(engine, architecture))
+            assert same_bits(weights, engine.method.weights)  # the new ones
+            model = engine.method.family.build(architecture)
             model.load_state_dict(weights)
             shard = task.shard(order.device)
             model.train()
@@ -117,12 +123,12 @@ def test_without_epochs_the_model_is_scored_as_it_is_given(tmp_path, monkeypatch
     def no_training(*arguments, **more):
         raise AssertionError("nothing is trained")
 
-    strategy, grid, _ = a_round(tmp_path, **{"personal-epochs": 0, "personal-every": 4})
-    monkeypatch.setattr(scoring, "train", no_training)
-    found = strategy.evaluate_personally(grid)
+    engine, grid, _ = a_round(tmp_path, **{"personal-epochs": 0, "personal-every": 4})
+    monkeypatch.setattr(scoring, "do_order", no_training)
+    found = engine.evaluate_personally(grid)
     task = load_task(TaskSpec.from_json(asked(grid)[0][0].task))
-    model = strategy.family.build(strategy.family.full())
-    model.load_state_dict(strategy.weights)
+    model = engine.method.family.build(engine.method.family.full())
+    model.load_state_dict(engine.method.weights)
     accuracies = []
     for device in range(6):
         shard = task.shard(device).test
@@ -134,16 +140,17 @@ def test_without_epochs_the_model_is_scored_as_it_is_given(tmp_path, monkeypatch
 
 
 def test_weights_travel_once_per_architecture(tmp_path):
-    strategy, grid, _ = a_round(tmp_path, "heterofl", simulated_grid(1), workers=1)
+    engine, grid, _ = a_round(tmp_path, "heterofl", simulated_grid(1), workers=1)
     [(batch, arrays)] = asked(grid)
     assert len(batch.orders) == 6
     assert len(arrays) == 3
-    assert {order.payload for order in batch.orders} == {0, 1, 2}
+    assert {order.payloads["weights"] for order in batch.orders} == {0, 1, 2}
     for order in batch.orders:
         architecture = Architecture.from_json(order.architecture)
-        sent = unpack(arrays[order.payload], sent_layout(strategy.family, architecture))
-        assert same_bits(sent, strategy.leading_cut(architecture).weights)
-        assert order.objective.kind == "masked cross entropy"
+        sent = unpack(arrays[order.payloads["weights"]], layout_of(engine, architecture))
+        [model] = engine.method.models([architecture]).values()
+        assert same_bits(sent, model.weights)
+        assert isinstance(local_half(order.local), MaskedTraining)
 
 
 def test_static_norms_are_scored_with_the_devices_own_statistics(tmp_path):
@@ -163,10 +170,10 @@ def test_static_norms_are_scored_with_the_devices_own_statistics(tmp_path):
 
 def test_devices_keep_nothing_of_it(tmp_path):
     """A device that trains alone goes on with the model of its last round."""
-    strategy, grid, _ = a_round(tmp_path, "local", **{"devices-per-round": 3, "personal-every": 4})
+    engine, grid, _ = a_round(tmp_path, "local", **{"devices-per-round": 3, "personal-every": 4})
     folder = tmp_path / "runs" / "small" / "device-state"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    found = strategy.evaluate_personally(grid)
+    found = engine.evaluate_personally(grid)
     assert found.devices == 6  # also those that have no model yet: they begin with one of their own
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert len(before) == 3
@@ -183,14 +190,14 @@ def test_devices_score_as_many_examples_at_a_time_as_they_train(method, tmp_path
 
 def test_on_hardware_every_connected_device_takes_part(tmp_path):
     keys = {"fleet": "", "devices": 4, "devices-per-round": 2, "over-selection": 0.0}
-    strategy, grid, record = a_round(tmp_path, "heterofl", connected_grid(4, tmp_path), **keys)
+    engine, grid, record = a_round(tmp_path, "heterofl", connected_grid(4, tmp_path), **keys)
     assert record["personal_devices"] == 4
     batches = [batch for batch, _ in asked(grid) if batch.training is not None]
     assert [len(batch.orders) for batch in batches] == [1] * 4
     assert sum(order.memory_bytes > 0 for batch in batches for order in batch.orders) == 4
     del grid.contexts[2]
     grid.broken = {3: 5}
-    found = strategy.evaluate_personally(grid)
+    found = engine.evaluate_personally(grid)
     assert (found.devices, found.failed) == (2, 1)
 
 
@@ -200,8 +207,8 @@ def test_on_hardware_every_connected_device_takes_part(tmp_path):
 )
 def test_which_rounds(every, first, rounds, done, tmp_path):
     keys = {"personal-every": every, "personal-from": first, "rounds": rounds}
-    strategy, _ = started(small_config(tmp_path, **PERSONAL | keys))
-    assert [n for n in range(1, rounds + 1) if strategy.settings.personal_in(n)] == done
+    engine, _ = started(small_config(tmp_path, **PERSONAL | keys))
+    assert [n for n in range(1, rounds + 1) if engine.settings.personal_in(n)] == done
 
 
 def of_scores(**values):
@@ -240,7 +247,7 @@ def of_scores(**values):
 )
 def test_what_cannot_be_true_is_refused_and_counted(change, words, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr("strategies.scores.log", lambda level, text, *values: told.append(text % values))
+    monkeypatch.setattr("rounds.scores.log", lambda level, text, *values: told.append(text % values))
     grid = simulated_grid(2)
     grid.tamper = changed(change)
     record = a_round(tmp_path, grid=grid)[2]
@@ -296,8 +303,8 @@ def test_personal_evaluation_needs_test_shards(tmp_path):
 
 
 def test_a_training_of_no_epochs_is_none(tmp_path):
-    strategy, _ = started(small_config(tmp_path, **PERSONAL | {"personal-epochs": 0}))
-    assert strategy.settings.personal_training_in(1) is None
+    engine, _ = started(small_config(tmp_path, **PERSONAL | {"personal-epochs": 0}))
+    assert engine.settings.personal_training_in(1) is None
     trained = started(small_config(tmp_path, **PERSONAL | {"local-steps": 0, "local-epochs": 5}))[0].settings
     assert trained.personal_training_in(1) == trained.training_in(1).model_copy(update={"epochs": 1})
     assert isinstance(trained.personal_training_in(1), LocalTraining)

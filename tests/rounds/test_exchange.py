@@ -2,8 +2,8 @@ from collections import deque
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from strategies.exchange import Failure, exchange, failure_of
 
+from rounds.exchange import Failure, exchange, failure_of
 from tests.grid import InProcessGrid
 from tests.small_run import FakeTime
 
@@ -11,7 +11,7 @@ from tests.small_run import FakeTime
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     fake = FakeTime()
-    monkeypatch.setattr("strategies.exchange.time", fake)
+    monkeypatch.setattr("rounds.exchange.time", fake)
     return fake
 
 

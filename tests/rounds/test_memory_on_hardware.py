@@ -3,15 +3,15 @@
 import logging
 
 import pytest
-from client_app.training import Refusal
-from strategies.budgets import MESSAGE_COPIES
-from strategies.population import OVERRUN_FACTOR, RECOVERY
 
 from client_app import work
+from client_app.bench import Refusal
 from devices.budget import Budget
 from devices.report import DeviceReport
 from messages.orders import Batch, EvaluationBatch
 from messages.wire import from_records
+from rounds.budgets import MESSAGE_COPIES
+from rounds.population import OVERRUN_FACTOR, RECOVERY
 from tests.small_run import METHODS, connected_grid, small_config, started
 
 HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "memory-fraction": 1.0}
@@ -31,8 +31,8 @@ def evaluation_orders(message):
     return from_records(EvaluationBatch, message.content)[0].orders
 
 
-def costs(strategy):
-    return {w: strategy.cost(strategy.family.width(w)) for w in (1.0, 0.5, 0.25)}
+def costs(engine):
+    return {w: engine.method.cost(engine.method.family.width(w)) for w in (1.0, 0.5, 0.25)}
 
 
 def with_message(cost):
@@ -41,16 +41,16 @@ def with_message(cost):
 
 @pytest.mark.parametrize("width", [1.0, 0.5])
 def test_a_model_and_its_message_must_fit_together(width, tmp_path, monkeypatch):
-    strategy, scorer = started(small_config(tmp_path, **HARDWARE))
-    needed = costs(strategy)
+    engine, scorer = started(small_config(tmp_path, **HARDWARE))
+    needed = costs(engine)
     narrower = {1.0: 0.5, 0.5: 0.25}[width]
     for free_bytes, expected in (
         (with_message(needed[width]) * 101 // 100, width),
         (with_message(needed[width]) - 1, narrower),
     ):
         device_with(monkeypatch, free_bytes)
-        strategy, scorer = started(small_config(tmp_path, **HARDWARE))
-        [device] = strategy.run_round(connected_grid(1, tmp_path), 1, scorer).devices
+        engine, scorer = started(small_config(tmp_path, **HARDWARE))
+        [device] = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
         assert device["parameters"] == needed[expected].parameters
         assert device["budget"]["memory_bytes"] + MESSAGE_COPIES * device["payload_bytes"] <= free_bytes
         assert device["predicted_memory_bytes"] <= device["budget"]["memory_bytes"]
@@ -58,11 +58,11 @@ def test_a_model_and_its_message_must_fit_together(width, tmp_path, monkeypatch)
 
 def test_personal_evaluation_leaves_room_for_the_message_too(tmp_path, monkeypatch):
     keys = HARDWARE | {"personal-every": 1, "test-fraction": 0.25}
-    strategy, _ = started(small_config(tmp_path, **keys))
-    needed = costs(strategy)
+    engine, _ = started(small_config(tmp_path, **keys))
+    needed = costs(engine)
     device_with(monkeypatch, with_message(needed[1.0]) - 1)
     grid = connected_grid(1, tmp_path)
-    strategy.evaluate_personally(grid)
+    engine.evaluate_personally(grid)
     [order] = [o for m in grid.sent if m.metadata.message_type == "evaluate" for o in evaluation_orders(m)]
     assert order.predicted_memory_bytes == needed[0.5].peak_training_memory_bytes <= order.memory_bytes
     assert order.memory_bytes + MESSAGE_COPIES * needed[0.5].payload_bytes <= with_message(needed[1.0]) - 1
@@ -71,26 +71,26 @@ def test_personal_evaluation_leaves_room_for_the_message_too(tmp_path, monkeypat
 @pytest.mark.parametrize("missing_bytes", [0, 1])
 def test_statistics_are_taken_where_the_message_fits_beside(missing_bytes, tmp_path, monkeypatch):
     keys = HARDWARE | {"strategy": "heterofl", "family": "cnn3", "evaluate-every": 1}
-    strategy, _ = started(small_config(tmp_path, **keys))
-    free_bytes = with_message(costs(strategy)[1.0]) - missing_bytes
+    engine, scorer = started(small_config(tmp_path, **keys))
+    free_bytes = with_message(costs(engine)[1.0]) - missing_bytes
     device_with(monkeypatch, free_bytes)
     grid = connected_grid(1, tmp_path)
-    strategy.population.everyone(grid)
-    strategy.models(grid)
+    engine.population.everyone(grid)
+    engine.evaluate(grid, scorer)
     [order] = [order for m in grid.sent if m.metadata.message_type == "train" for order in work_orders(m)]
-    expected = costs(strategy)[1.0].peak_training_memory_bytes
+    expected = costs(engine)[1.0].peak_training_memory_bytes
     assert order.memory_bytes == (0 if missing_bytes else expected)  # 0: no limit, since it is beyond the budget
 
 
 def test_the_messages_of_both_models_need_room(tmp_path, monkeypatch):
     keys = HARDWARE | {"strategy": "heterofl", "both-models": True}
-    strategy, _ = started(small_config(tmp_path, **keys))
-    large, small = costs(strategy)[1.0], costs(strategy)[0.25]
+    engine, _ = started(small_config(tmp_path, **keys))
+    large, small = costs(engine)[1.0], costs(engine)[0.25]
     free_bytes = with_message(large) + MESSAGE_COPIES * small.payload_bytes
-    for given_bytes, expected in ((free_bytes, large), (free_bytes - 1, costs(strategy)[0.5])):
+    for given_bytes, expected in ((free_bytes, large), (free_bytes - 1, costs(engine)[0.5])):
         device_with(monkeypatch, given_bytes)
-        strategy, scorer = started(small_config(tmp_path, **keys))
-        devices = strategy.run_round(connected_grid(1, tmp_path), 1, scorer).devices
+        engine, scorer = started(small_config(tmp_path, **keys))
+        devices = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
         assert [d["parameters"] for d in devices] == [expected.parameters, small.parameters]
         messages = MESSAGE_COPIES * sum(d["payload_bytes"] for d in devices)
         assert all(d["budget"]["memory_bytes"] + messages <= given_bytes for d in devices)
@@ -98,73 +98,73 @@ def test_the_messages_of_both_models_need_room(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["heterofl dynamic", "model-search pool", "model-search"])
 def test_a_budget_is_looked_for_without_a_trace(method, tmp_path, monkeypatch):
-    """However often a strategy is asked for it: it answers the same again, and its state is as after one question."""
+    """However often a method is asked for it: it answers the same again, and its state is as after one question."""
     keys = METHODS[method] | HARDWARE | {"model-search.epsilon": 1e-9}
-    strategy, _ = started(small_config(tmp_path, **keys))
-    needed = costs(strategy)[1.0]
+    engine, _ = started(small_config(tmp_path, **keys))
+    needed = costs(engine)[1.0]
     device_with(monkeypatch, with_message(needed) * 9 // 10)
     for number in range(1, 6):
-        strategy, scorer = started(small_config(tmp_path, **keys))
+        engine, scorer = started(small_config(tmp_path, **keys))
         once, _ = started(small_config(tmp_path, **keys))
-        once.round = number
-        result = strategy.run_round(connected_grid(1, tmp_path), number, scorer)
+        once.method.round = number
+        result = engine.run_round(connected_grid(1, tmp_path), number, scorer)
         [device] = result.devices
         assert device["predicted_memory_bytes"] <= device["budget"]["memory_bytes"]
         held_bytes = device["budget"]["memory_bytes"] + MESSAGE_COPIES * device["payload_bytes"]
         assert held_bytes <= with_message(needed) * 9 // 10
-        once.assign(0, Budget(device["budget"]["memory_bytes"], None, None))
-        assert strategy.state_dict().values.get("search") == once.state_dict().values.get("search")
+        once.method.assign(0, Budget(device["budget"]["memory_bytes"], None, None))
+        assert engine.state().values.get("search") == once.state().values.get("search")
 
 
 def test_who_gets_what_it_cannot_afford_is_told_once_a_round(tmp_path, monkeypatch, caplog):
     keys = HARDWARE | {"strategy": "heterofl", "below-smallest": "smallest", "personal-every": 1, "test-fraction": 0.25}
-    strategy, scorer = started(small_config(tmp_path, **keys))
-    device_with(monkeypatch, with_message(costs(strategy)[0.25]) - 1)
+    engine, scorer = started(small_config(tmp_path, **keys))
+    device_with(monkeypatch, with_message(costs(engine)[0.25]) - 1)
     with caplog.at_level(logging.WARNING, "flwr"):
-        strategy.run_round(connected_grid(1, tmp_path), 1, scorer)
+        engine.run_round(connected_grid(1, tmp_path), 1, scorer)
     told = [record.getMessage() for record in caplog.records if "cannot afford" in record.getMessage()]
     assert told == ["Round 1: devices [0] get an architecture that they cannot afford"]
 
 
 def test_a_killed_child_lowers_its_devices_budget_once(tmp_path, monkeypatch):
     keys = HARDWARE | {"strategy": "heterofl", "both-models": True}
-    strategy, scorer = started(small_config(tmp_path, **keys))
-    device_with(monkeypatch, 10 * with_message(costs(strategy)[1.0]))
+    engine, scorer = started(small_config(tmp_path, **keys))
+    device_with(monkeypatch, 10 * with_message(costs(engine)[1.0]))
 
     def killed(*arguments, **options):
         raise Refusal("the kernel killed the work", overrun=True)
 
-    monkeypatch.setattr(work, "train", killed)
-    devices = strategy.run_round(connected_grid(1, tmp_path), 1, scorer).devices
+    monkeypatch.setattr(work, "do_order", killed)
+    devices = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
     assert [d["outcome"] for d in devices] == ["refused: the kernel killed the work"] * 2
     share = devices[0]["predicted_memory_bytes"] / devices[0]["budget"]["memory_bytes"]  # of the larger
-    assert strategy.population.memory_factor(0) == pytest.approx(RECOVERY * min(OVERRUN_FACTOR, 0.9 * share))
+    assert engine.population.memory_factor(0) == pytest.approx(RECOVERY * min(OVERRUN_FACTOR, 0.9 * share))
 
 
 def test_a_card_with_memory_of_its_own_holds_no_messages(tmp_path, monkeypatch):
-    strategy, scorer = started(small_config(tmp_path, **HARDWARE))
-    needed = costs(strategy)[1.0]
+    engine, scorer = started(small_config(tmp_path, **HARDWARE))
+    needed = costs(engine)[1.0]
     device_with(monkeypatch, needed.peak_training_memory_bytes + 1, memory_is_ram=False)
-    [device] = strategy.run_round(connected_grid(1, tmp_path), 1, scorer).devices
+    [device] = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
     assert device["parameters"] == needed.parameters
 
 
 def test_after_an_overrun_the_device_gets_a_smaller_model_and_slowly_the_old_one(tmp_path, monkeypatch):
-    strategy, scorer = started(small_config(tmp_path, **HARDWARE, rounds=40, evaluate_every=40))
-    needed = costs(strategy)
+    engine, scorer = started(small_config(tmp_path, **HARDWARE, rounds=40, evaluate_every=40))
+    needed = costs(engine)
     device_with(monkeypatch, with_message(needed[1.0]) * 11 // 10)
-    good = work.train
+    good = work.do_order
 
-    def train(order, *arguments, **options):
-        if order.predicted_memory_bytes == needed[1.0].peak_training_memory_bytes and rounds < 3:
+    def do_order(bench):
+        if bench.order.predicted_memory_bytes == needed[1.0].peak_training_memory_bytes and rounds < 3:
             raise Refusal("out of memory after 5 bytes", overrun=True)
-        return good(order, *arguments, **options)
+        return good(bench)
 
-    monkeypatch.setattr(work, "train", train)
+    monkeypatch.setattr(work, "do_order", do_order)
     grid = connected_grid(1, tmp_path)
     seen = []
     for rounds in range(1, 16):
-        [device] = strategy.run_round(grid, rounds, scorer).devices
+        [device] = engine.run_round(grid, rounds, scorer).devices
         seen.append((device["outcome"], device["parameters"]))
     assert seen[0] == ("refused: out of memory after 5 bytes", needed[1.0].parameters)
     assert seen[1] == ("trained", needed[0.5].parameters)
@@ -173,33 +173,33 @@ def test_after_an_overrun_the_device_gets_a_smaller_model_and_slowly_the_old_one
 
 
 def test_a_resumed_run_remembers_who_overran(tmp_path, monkeypatch):
-    strategy, _ = started(small_config(tmp_path, **HARDWARE))
-    strategy.population.overran(0, predicted=0.5)
+    engine, _ = started(small_config(tmp_path, **HARDWARE))
+    engine.population.overran(0, predicted=0.5)
     resumed, _ = started(small_config(tmp_path, **HARDWARE))
-    resumed.load_state_dict(strategy.state_dict())
-    assert resumed.population.memory_factor(0) == strategy.population.memory_factor(0) < 0.5
+    resumed.load(engine.state())
+    assert resumed.population.memory_factor(0) == engine.population.memory_factor(0) < 0.5
 
 
 def test_a_checkpoint_without_factors_lowers_nobody(tmp_path):
-    strategy, _ = started(small_config(tmp_path, **HARDWARE))
-    state = strategy.state_dict()
+    engine, _ = started(small_config(tmp_path, **HARDWARE))
+    state = engine.state()
     del state.values["memory_factors"]
-    strategy.load_state_dict(state)
-    assert strategy.population.state_dict()["memory_factors"] == {}
+    engine.load(state)
+    assert engine.population.state_dict()["memory_factors"] == {}
 
 
 def test_a_device_that_could_afford_nothing_is_asked_again_in_the_next_round(tmp_path, monkeypatch):
-    strategy, scorer = started(small_config(tmp_path, **HARDWARE))
-    needed = costs(strategy)[0.25]
+    engine, scorer = started(small_config(tmp_path, **HARDWARE))
+    needed = costs(engine)[0.25]
     device_with(monkeypatch, with_message(needed) - 1)
     grid = connected_grid(1, tmp_path)
-    [device] = strategy.run_round(grid, 1, scorer).devices
+    [device] = engine.run_round(grid, 1, scorer).devices
     assert device["outcome"].startswith("skipped: no architecture")
     device_with(monkeypatch, with_message(needed))
-    [device] = strategy.run_round(grid, 2, scorer).devices
+    [device] = engine.run_round(grid, 2, scorer).devices
     assert device["outcome"] == "trained"
     assert [m.metadata.message_type for m in grid.sent].count("query") == 2
-    [device] = strategy.run_round(grid, 3, scorer).devices
+    [device] = engine.run_round(grid, 3, scorer).devices
     assert [m.metadata.message_type for m in grid.sent].count("query") == 2  # it trained, and said so itself
 
 
@@ -214,6 +214,6 @@ def test_a_report_after_work_counts_what_the_work_has_left_as_free(tmp_path, mon
 
     monkeypatch.setattr(work, "device_report", device_report)
     monkeypatch.setattr(work, "probe_machine", lambda: report)
-    strategy, scorer = started(small_config(tmp_path, **HARDWARE))
-    strategy.run_round(connected_grid(1, tmp_path), 1, scorer)
+    engine, scorer = started(small_config(tmp_path, **HARDWARE))
+    engine.run_round(connected_grid(1, tmp_path), 1, scorer)
     assert told == [0, 700]

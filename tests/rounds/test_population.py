@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from strategies.population import ConnectedDevices, Holdings, SimulatedDevices
 
 from client_app.app import app as client
 from devices.fleet import Fleet
@@ -11,6 +10,7 @@ from devices.report import DeviceReport
 from messages.orders import NodeReport
 from messages.packing import MessageError
 from messages.wire import to_records
+from rounds.population import ConnectedDevices, Holdings, SimulatedDevices
 from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
 from tests.small_run import FakeTime
@@ -19,8 +19,8 @@ from tests.small_run import FakeTime
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     fake = FakeTime()
-    monkeypatch.setattr("strategies.exchange.time", fake)
-    monkeypatch.setattr("strategies.population.time", fake)
+    monkeypatch.setattr("rounds.exchange.time", fake)
+    monkeypatch.setattr("rounds.population.time", fake)
     return fake
 
 

@@ -1,17 +1,19 @@
-"""The round: over-selection, waves, weights on the wire, budgets, and Flower's own loop."""
+"""The round: over-selection, waves, weights on the wire, budgets, and the figures of the journal."""
+
+from dataclasses import replace
 
 import pytest
-import torch
-from flwr.app import ArrayRecord
 from flwr.common.serde import message_to_proto
 
 from messages.orders import Batch, Reply
 from messages.wire import from_records
-from strategies import base, work
-from strategies.fedavg import FedAvg, FedAvgParams
+from rounds import work
+from rounds.records import PARTS
+from strategies import method as contract
 from strategies.heterofl import HeteroFL, HeteroFLParams
+from strategies.method import Stopwatch
 from tests.small_run import METHODS, FakeTime, connected_grid, same_bits, simulated_grid, small_config, started
-from tests.strategies.by_hand import Devices, OneHidden, no_scores, setup
+from tests.strategies.by_hand import Devices, OneHidden, engine_of, no_scores, setup
 
 
 @pytest.mark.parametrize(("family", "width"), [("lenet5", 1.0), ("cnn3", 1.0), ("pfl-cnn", 0.5), ("resnet18", 0.25)])
@@ -28,7 +30,7 @@ def test_a_message_is_its_weights_and_at_most_one_percent_more(family, width, tm
         batch_size=2,
         examples_per_device=2,
     )
-    strategy, scorer = started(config)
+    engine, scorer = started(config)
     grid = connected_grid(1, tmp_path)
     sizes = []
     push = grid.push_messages
@@ -40,9 +42,9 @@ def test_a_message_is_its_weights_and_at_most_one_percent_more(family, width, tm
 
     grid.tamper = note
     grid.push_messages = lambda messages: push([note(message) for message in messages])
-    result = strategy.run_round(grid, 1, scorer)
+    result = engine.run_round(grid, 1, scorer)
     assert result.record["devices_replied"] == 1
-    model = strategy.family.build(strategy.family.width(width))
+    model = engine.method.family.build(engine.method.family.width(width))
     weights = 4 * sum(value.numel() for value in [*model.parameters(), *model.buffers()])
     assert len(sizes) == 2
     for nbytes in sizes:
@@ -54,7 +56,7 @@ def test_a_message_is_its_weights_and_at_most_one_percent_more(family, width, tm
 
 
 def test_on_hardware_a_device_answers_with_its_own_weights_and_report(tmp_path):
-    strategy, scorer = started(small_config(tmp_path, fleet="", devices=3, devices_per_round=3))
+    engine, scorer = started(small_config(tmp_path, fleet="", devices=3, devices_per_round=3))
     grid = connected_grid(3, tmp_path)
     replies = []
 
@@ -64,7 +66,7 @@ def test_on_hardware_a_device_answers_with_its_own_weights_and_report(tmp_path):
         return reply
 
     grid.tamper = note
-    strategy.run_round(grid, 1, scorer)
+    engine.run_round(grid, 1, scorer)
     orders = [from_records(Batch, m.content)[0] for m in grid.sent if m.metadata.message_type == "train"]
     assert [batch.shared_process for batch in orders] == [False] * 3
     assert all(m.metadata.ttl < 1e6 for m in grid.sent)
@@ -72,14 +74,14 @@ def test_on_hardware_a_device_answers_with_its_own_weights_and_report(tmp_path):
     for reply, arrays in replies:
         assert reply.sums == []
         [update] = reply.updates
-        assert update.payload == 0
+        assert update.payloads == {"weights": 0}
         assert len(arrays) == 1
         assert update.report is not None
         assert update.measured_memory_bytes >= 0
 
 
 def test_simulated_devices_are_added_up_on_their_node_and_shared_weights_travel_once(tmp_path):
-    strategy, scorer = started(small_config(tmp_path, strategy="fedavg", devices_per_round=6, workers=1))
+    engine, scorer = started(small_config(tmp_path, strategy="fedavg", devices_per_round=6, workers=1))
     grid = simulated_grid(1)
     replies = []
 
@@ -89,7 +91,7 @@ def test_simulated_devices_are_added_up_on_their_node_and_shared_weights_travel_
         return reply
 
     grid.tamper = note
-    strategy.run_round(grid, 1, scorer)
+    engine.run_round(grid, 1, scorer)
     [message] = grid.sent
     batch, arrays = from_records(Batch, message.content)
     assert [len(batch.orders), len(arrays)] == [6, 1]
@@ -101,35 +103,35 @@ def test_a_round_of_many_weights_goes_out_in_waves(tmp_path, monkeypatch):
     expected, scorer = started(small_config(tmp_path))
     expected.run_round(simulated_grid(2), 1, scorer)
     monkeypatch.setattr(work, "MESSAGE_BYTES", 1000)
-    strategy, _ = started(small_config(tmp_path))
+    engine, _ = started(small_config(tmp_path))
     grid = simulated_grid(2)
     held = []
     grid.seen = lambda messages: held.append([m.metadata.dst_node_id for m in grid.waiting.values()]) or messages
-    strategy.run_round(grid, 1, scorer)
+    engine.run_round(grid, 1, scorer)
     assert len(grid.sent) > 2
     assert all(len(nodes) == len(set(nodes)) for nodes in held)  # never two batches of a node at once
-    assert same_bits(expected.state_dict().tensors, strategy.state_dict().tensors)
+    assert same_bits(expected.state().tensors, engine.state().tensors)
 
 
 def test_over_selection_takes_the_first_and_does_not_wait_for_the_rest(tmp_path, monkeypatch):
     clock = FakeTime()
-    monkeypatch.setattr("strategies.exchange.time", clock)
+    monkeypatch.setattr("rounds.exchange.time", clock)
     keys = {"fleet": "", "devices": 4, "devices-per-round": 2, "over-selection": 1.0, "deadline-seconds": 60.0}
-    strategy, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
+    engine, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
     grid = connected_grid(4, tmp_path)
     grid.seen = lambda messages: [
         m for m in messages if m.metadata.message_type == "query" or m.metadata.dst_node_id in (2, 3)
     ]
-    result = strategy.run_round(grid, 1, scorer)
+    result = engine.run_round(grid, 1, scorer)
     assert {d["device"]: d["outcome"] for d in result.devices} == {0: "late", 1: "trained", 2: "trained", 3: "late"}
     assert clock.slept == []
-    assert strategy.population.busy == {1, 4}
+    assert engine.population.busy == {1, 4}
 
 
 def test_under_a_fleet_the_clock_says_who_comes_first(tmp_path):
     keys = {"devices-per-round": 3, "over-selection": 1.0}
-    strategy, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
-    result = strategy.run_round(simulated_grid(2), 1, scorer)
+    engine, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
+    result = engine.run_round(simulated_grid(2), 1, scorer)
     seconds = {d["device"]: d["simulated_seconds"] for d in result.devices}
     trained = {d["device"] for d in result.devices if d["outcome"] == "trained"}
     assert len(result.devices) == 6
@@ -143,9 +145,9 @@ def test_under_a_fleet_who_misses_the_deadline_is_not_even_asked(tmp_path):
     lines = free.run_round(simulated_grid(2), 1, scorer).devices
     deadline = sorted(d["simulated_seconds"] for d in lines)[3] * 1.0001  # two devices of a tier take equally long
     keys = {"devices-per-round": 6, "deadline-seconds": deadline}
-    strategy, _ = started(small_config(tmp_path, **METHODS["all-large"] | keys))
+    engine, _ = started(small_config(tmp_path, **METHODS["all-large"] | keys))
     grid = simulated_grid(2)
-    result = strategy.run_round(grid, 1, scorer)
+    result = engine.run_round(grid, 1, scorer)
     assert sorted(d["outcome"] for d in result.devices) == ["late"] * 2 + ["trained"] * 4
     assert sum(len(from_records(Batch, m.content)[0].orders) for m in grid.sent) == 4
     assert result.record["simulated_seconds"] == deadline  # the server waited until then
@@ -154,10 +156,9 @@ def test_under_a_fleet_who_misses_the_deadline_is_not_even_asked(tmp_path):
 @pytest.mark.parametrize(("below", "outcomes"), [("skip", {0: 4, 1: 2}), ("smallest", {0: 4, 1: 2, 2: 2})])
 def test_a_device_below_the_smallest_is_skipped_or_gets_the_smallest(below, outcomes, tmp_path):
     family = OneHidden()
-    made = setup(tmp_path, family)
-    strategy = HeteroFL(type(made)(family, made.population, made.settings, (1.0, 0.5), below), HeteroFLParams())
+    method = HeteroFL(replace(setup(tmp_path, family), widths=(1.0, 0.5), below_smallest=below), HeteroFLParams())
     devices = Devices(family, lambda order, w: w)
-    result = strategy.run_round(devices.grid, 1, no_scores)
+    result = engine_of(method, tmp_path).run_round(devices.grid, 1, no_scores)
     assert {device: order.architecture["widths"][0] for device, order in devices.orders.items()} == outcomes
     [last] = [d for d in result.devices if d["device"] == 2]
     assert last["outcome"] == (
@@ -173,23 +174,22 @@ def test_a_device_without_a_link_is_skipped(tmp_path):
     )
     keys = {"fleet": str(tmp_path / "deaf.toml"), "devices-per-round": 6}
     for more, word in (({}, "late"), ({"transfer-seconds": 60.0}, "skipped")):
-        strategy, scorer = started(small_config(tmp_path, **METHODS["heterofl"] | keys | more))
-        result = strategy.run_round(simulated_grid(2), 1, scorer)
+        engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"] | keys | more))
+        result = engine.run_round(simulated_grid(2), 1, scorer)
         found = {d["device"]: d["outcome"].split(":")[0] for d in result.devices}
         assert found == {0: word, 1: word, 2: word, 3: "trained", 4: "trained", 5: "trained"}
 
 
 def test_the_learning_rate_decays_after_each_decay_round(tmp_path):
-    family = OneHidden()
-    strategy = FedAvg(setup(tmp_path, family, decay_rounds=(2, 3), decay_factor=0.5), FedAvgParams())
-    assert [strategy.settings.training_in(n).learning_rate for n in (1, 2, 3, 4, 5)] == pytest.approx(
+    settings = setup(tmp_path, OneHidden(), decay_rounds=(2, 3), decay_factor=0.5).settings
+    assert [settings.training_in(n).learning_rate for n in (1, 2, 3, 4, 5)] == pytest.approx(
         [0.1, 0.1, 0.05, 0.025, 0.025]
     )
 
 
 def test_the_figures_of_a_round_are_those_of_its_devices(tmp_path):
-    strategy, scorer = started(small_config(tmp_path, evaluate_every=1))
-    result = strategy.run_round(simulated_grid(2), 1, scorer)
+    engine, scorer = started(small_config(tmp_path, evaluate_every=1))
+    result = engine.run_round(simulated_grid(2), 1, scorer)
     record, devices = result.record, result.devices
     assert record["devices_sampled"] == record["devices_replied"] == len(devices) == 4
     assert record["bytes_down"] >= sum(d["payload_bytes"] for d in devices)
@@ -198,27 +198,9 @@ def test_the_figures_of_a_round_are_those_of_its_devices(tmp_path):
     assert set(record["accuracy_by_tier"]) == {d["tier"] for d in devices}
     assert record["simulated_seconds"] == max(d["simulated_seconds"] for d in devices)
     assert all(d["loss"] > 0 and d["examples"] == 24 and d["seconds"] > 0 for d in devices)
-
-
-@pytest.mark.parametrize("method", ["all-large", "heterofl", "fedadam"])
-def test_flowers_own_loop_drives_the_same_rounds(method, tmp_path):
-    ours, scorer = started(small_config(tmp_path, **METHODS[method]))
-    for number in (1, 2):
-        ours.run_round(simulated_grid(2), number, scorer)
-    theirs, _ = started(small_config(tmp_path, **METHODS[method]))
-    grid = simulated_grid(2)
-    result = theirs.start(grid, ArrayRecord({"ignored": torch.zeros(1)}), num_rounds=2)
-    assert same_bits(ours.state_dict().tensors, theirs.state_dict().tensors)
-    assert result.train_metrics_clientapp[2]["devices-replied"] == 4
-    assert theirs.population.now_seconds == ours.population.now_seconds > 0
-    final = result.arrays.to_torch_state_dict()
-    assert same_bits(dict(final), ours.state_dict().tensors)
-
-
-def test_flowers_loop_cannot_skip_a_step(tmp_path):
-    strategy, _ = started(small_config(tmp_path))
-    with pytest.raises(RuntimeError, match="aggregate_train of round 1 without its configure_train"):
-        strategy.aggregate_train(1, [])
+    assert set(PARTS) <= record["server_seconds"].keys()
+    assert all(record["server_seconds"][part] > 0 for part in PARTS)
+    assert record["strategy"] == "heterofl"
 
 
 def test_the_learning_rate_follows_a_cosine(tmp_path):
@@ -229,25 +211,24 @@ def test_the_learning_rate_follows_a_cosine(tmp_path):
     )
 
 
-def test_no_second_is_noted_twice(tmp_path, monkeypatch):
-    strategy, _ = started(small_config(tmp_path))
+def test_no_second_is_noted_twice(monkeypatch):
     clock = FakeTime()
-    monkeypatch.setattr(base, "time", clock)
-    with strategy._timed("finish"):
+    monkeypatch.setattr(contract, "time", clock)
+    stopwatch = Stopwatch()
+    with stopwatch.timed("finish"):
         clock.sleep(1)
-        with strategy._timed("distill"):
+        with stopwatch.timed("distill"):
             clock.sleep(10)
         clock.sleep(2)
-    assert strategy._seconds == {"finish": 3.0, "distill": 10.0}
+    assert stopwatch.seconds == {"finish": 3.0, "distill": 10.0}
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_the_time_of_distillation_is_its_own(steps, tmp_path):
-    strategy, scorer = started(small_config(tmp_path, **{"distillation.steps": steps, "distillation.batch-size": 2}))
-    record = strategy.run_round(simulated_grid(), 1, scorer).record
-    assert (record["server_seconds"]["distill"] > 0) == (steps > 0)
-    measured = ("distillation_steps_per_second", "distillation_told_apart_nats")
-    assert all((record[name] is None) == (steps == 0) for name in measured)
-    strategy.distillation = None
-    record = strategy.run_round(simulated_grid(), 2, scorer).record
-    assert all(record[name] is None for name in measured)
+def test_the_time_and_the_figures_of_distillation_are_its_own(steps, tmp_path):
+    keys = {"distillation.steps": steps, "distillation.batch-size": 2}
+    engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"] | keys))
+    record = engine.run_round(simulated_grid(), 1, scorer).record
+    assert (record["server_seconds"].get("distill", 0.0) > 0) == (steps > 0)
+    measured = {"distillation_steps_per_second", "distillation_told_apart_nats"} if steps else set()
+    assert record["metrics"].keys() == measured
+    assert None not in record["metrics"].values()
