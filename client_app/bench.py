@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -352,12 +353,17 @@ def _check(answer: Answer, bench: DeviceBench) -> None:
     if answer.parcels.keys() != bench.returned.keys():
         raise MessageError(f"{name} returns parcels {sorted(answer.parcels)}, but lists {sorted(bench.returned)}")
     for parcel, wanted in bench.returned.items():
-        missing = [entry.name for entry in wanted.layout.entries if entry.name not in answer.parcels[parcel]]
-        if missing:
-            raise MessageError(f"{name} returns no tensor {missing[0]!r} in the parcel {parcel!r}")
+        contents = answer.parcels[parcel]
+        found = Layout.of(
+            {entry.name: contents[entry.name] for entry in wanted.layout.entries if entry.name in contents}
+        )
+        if difference := wanted.layout.difference(found):
+            raise MessageError(f"{name} returns another parcel {parcel!r} than it lists: {difference}")
     facts = {fact: len(values) for fact, values in answer.facts.items()}
     if facts != bench.local.facts(bench.family):
         raise MessageError(f"{name} returns facts {facts}, but lists {bench.local.facts(bench.family)}")
+    if wrong := [fact for fact, values in answer.facts.items() if not all(map(math.isfinite, values))]:
+        raise MessageError(f"{name} returns the fact {wrong[0]!r} with numbers that are not finite")
 
 
 def _limits(order: WorkOrder | EvaluationOrder, available_bytes: int | None) -> dict[str, int]:

@@ -177,6 +177,8 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     for name in merged:
         added[name], moved = _bounded(batch, bench, name, done.answer.parcels[name])
         far = far or moved
+    if merged:
+        _check_finite(bench, {name: done.answer.parcels[name] for name in bench.returned.keys() - merged})
     _add(order, bench, done, added, sums)
     payloads: dict[str, int] = {}
     for name, parcel in bench.returned.items():
@@ -208,6 +210,16 @@ def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> 
         return contents, False
     tensors = {entry.name: contents[entry.name].detach() for entry in bench.returned[name].layout.entries}
     return bounded(tensors, bench.sent_again(name), batch.norm_bound)
+
+
+def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
+    """MessageError where the server would refuse a parcel, when the device's others were in a sum already."""
+    for name, contents in parcels.items():
+        for entry in bench.returned[name].layout.entries:
+            if not bool(torch.isfinite(contents[entry.name].float()).all()):
+                raise MessageError(
+                    f"device {bench.order.device}: tensor {entry.name!r} of {name!r} holds values that are not finite"
+                )
 
 
 def _add(order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Weights], sums: _Sums) -> None:

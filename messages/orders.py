@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import core_schema
 
 from devices.validation import MOST_LETTERS, MOST_WHOLE, one_line
 from messages.error import MessageError
@@ -30,10 +31,20 @@ Line = Annotated[str, Field(max_length=MOST_LETTERS)]
 Digest = Annotated[str, Field(max_length=64)]
 
 
+class _Scalar:
+    """One error in plain words in place of one for every type that a value of a report might have had."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        words = f"must be a number below 2^63, true, false, null or a text of at most {MOST_LETTERS} letters"
+        return core_schema.custom_error_schema(handler(source), "scalar", custom_error_message=words)
+
+
 # Values are scalars, so that nothing nested is ever built: an empty list takes 28 times its text.
 Key = Annotated[str, Field(max_length=MOST_KEYS)]
 Whole = Annotated[int, Field(ge=-MOST_WHOLE, le=MOST_WHOLE)]
-Report = Annotated[dict[Key, Whole | float | bool | Line | None], Field(max_length=MOST_KEYS, fail_fast=True)]
+Number = Annotated[float, Field(gt=-(2.0**63), lt=2.0**63)]  # what is too large for a `Whole` would be a float
+Scalar = Annotated[Whole | Number | bool | Line | None, _Scalar()]
+Report = Annotated[dict[Key, Scalar], Field(max_length=MOST_KEYS, fail_fast=True)]
 Name = Annotated[str, Field(max_length=100)]
 Payloads = Annotated[dict[Name, NonNegative], Field(max_length=MOST_KEYS)]
 Facts = Annotated[

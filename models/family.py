@@ -15,8 +15,9 @@ from models.lenet import LeNet5
 from models.resnet import ResNet18, ResNet34, ResNet152
 from models.vgg import Vgg
 from models.vit import VitTiny
+from plugins.reference import PluginError, class_of, is_reference
 
-__all__ = ["FAMILIES", "Family", "make_family"]
+__all__ = ["FAMILIES", "Family", "family_class", "make_family"]
 
 FAMILIES: dict[str, type[Family]] = {
     family.name: family
@@ -27,6 +28,21 @@ FAMILIES: dict[str, type[Family]] = {
 }
 
 
+def family_class(name: object) -> type[Family]:
+    """The class of a family by its name here, or by a reference to one from outside, "package.module:Class".
+
+    Raises ValueError with the nearest valid name, or with what is wrong with the reference.
+    """
+    if isinstance(name, str) and is_reference(name):
+        kind: type[Family] = class_of(name, Family, "a family")
+        if not isinstance(getattr(kind, "name", None), str):
+            raise PluginError(f"{name} has no name: give the class one, such as name: ClassVar[str] = 'my-family'")
+        return kind
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"no family is named {name!r}; {nearest(str(name), FAMILIES)}")
+    return FAMILIES[name]
+
+
 def make_family(spec: Mapping[str, Any]) -> Family:
     """Make a family from {"name": ..., **arguments}, as `Family.spec` writes it.
 
@@ -34,17 +50,16 @@ def make_family(spec: Mapping[str, Any]) -> Family:
     """
     arguments = dict(spec)
     name = arguments.pop("name", None)
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"no family is named {name!r}; {nearest(str(name), FAMILIES)}")
-    known = [field.name for field in fields(FAMILIES[name])]
+    kind = family_class(name)
+    known = [field.name for field in fields(kind)]
     for key, value in arguments.items():
         if key not in known:
             raise ValueError(f"family {name!r} has no argument {key!r}; {nearest(key, known)}")
         if isinstance(value, list):
             arguments[key] = tuple(value)
-    if FAMILIES[name] is Choice:
+    if issubclass(kind, Choice):
         arguments["members"] = _members(arguments)
-    return FAMILIES[name](**arguments)
+    return kind(**arguments)
 
 
 def _members(arguments: Mapping[str, Any]) -> tuple[tuple[str, Family], ...]:

@@ -29,6 +29,7 @@ from rounds.exchange import Failure, exchange
 from rounds.lateness import drop_late, simulated_seconds
 from rounds.population import Population
 from rounds.records import RoundResult, device_record, round_record
+from rounds.rehearsal import rehearse_payload
 from rounds.replies import read_reply
 from rounds.scores import Evaluation, Examples, Personal, mean_score, personal_score, score_on_devices
 from rounds.work import Assignment, Given, Orders, Work, by_device, devices_that_trained
@@ -103,6 +104,15 @@ class Engine:
         self.population.load_state_dict(values)
         self.method.load(state)
 
+    def start(self, number: int = 1) -> None:
+        """Before the first of the rounds that come, round `number`: let the method make what takes long.
+
+        Raises RehearsalError, or what the method raises, where its halves do not go together.
+        """
+        self.method.round = number
+        self.method.start()
+        rehearse_payload(self.method)
+
     # The round -------------------------------------------------------------------------------------------------------
 
     def run_round(self, grid: Grid, number: int, scorer: Scorer) -> RoundResult:
@@ -120,9 +130,12 @@ class Engine:
         self._bytes = Counter()
         with self._timed("assign"):
             devices = self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices)
-            if self.method.first_question is not None:
-                self._introduce(grid, devices, self.method.first_question)
+        question = self.method.first_question
+        unknown = {} if question is None else self._introduce(grid, devices, question)
+        with self._timed("assign"):
             self.assignments = [a for device in devices for a in self._orders(device)]
+            for a in self.assignments:
+                a.outcome = a.outcome or unknown.get(a.device, "")
             beyond = [a.device for a in self.assignments if a.given is not None and not fits(a.given.cost, a.budget)]
             if beyond and self.method.below_smallest == "smallest":
                 text = "Round %s: devices %s get an architecture that they cannot afford"
@@ -178,7 +191,7 @@ class Engine:
             work,
             strategy=self.method.name(),
             task=self.settings.task_name,
-            metric=self.settings.metric.name,
+            metric=self.settings.metric,
             evaluation=evaluation,
             personal=personal,
             nbytes=self._bytes,
@@ -255,8 +268,12 @@ class Engine:
                 for a in orders:
                     a.node = node
 
-    def _introduce(self, grid: Grid, devices: Collection[int], question: Local) -> None:
-        """Ask devices that train for the first time what the method wants to know of them beforehand."""
+    def _introduce(self, grid: Grid, devices: Collection[int], question: Local) -> dict[int, str]:
+        """Ask devices that train for the first time what the method wants to know of them beforehand.
+
+        Returns:
+            The outcomes of those that gave no answer: they do not train in this round, and are asked again.
+        """
         new = [device for device in devices if device not in self._introduced]
         smallest = self.method.smallest_architecture
         work = Work(
@@ -273,6 +290,7 @@ class Engine:
             if a.outcome == "trained" and a.update is not None:
                 self._introduced.add(a.device)
                 self.method.introduce(a.device, a.update.facts)
+        return {a.device: a.outcome for a in work.assignments if a.device not in self._introduced}
 
     def _exchange(self, grid: Grid, work: Work) -> None:
         """Route and exchange further work of a round."""
@@ -307,7 +325,8 @@ class Engine:
         """What has no outcome by now is late; count the bytes, and say what went wrong."""
         for a in work.assignments:
             a.outcome = a.outcome or "late"
-            if a.given is not None:  # under a fleet the late ones are not trained, but they too are sent their weights
+            # Under a fleet the late ones, which the clock has timed, do not train, but they too are sent their weights.
+            if a.node is not None or a.timing is not None:
                 self._bytes["down"] += work.bytes_down(a)
                 self._bytes["up"] += work.bytes_up(a) if a.outcome == "trained" else 0
             if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now

@@ -85,7 +85,7 @@ class FlowerStrategy(Strategy):
         What the method has to ask devices before they train goes over the grid here.
         """
         if not self._begun:
-            self.engine.method.start()
+            self.engine.start(self.rounds_done + server_round)
             self._begun = True
         started = time.perf_counter()
         work = self.engine.begin(grid, self.rounds_done + server_round)

@@ -16,7 +16,7 @@ def drop_late(
 ) -> None:
     """In a simulation the clock says beforehand who misses the deadline or comes after enough others."""
     timed: list[tuple[float, int, list[Assignment]]] = []
-    for device, orders in by_device(a for a in assignments if a.given is not None).items():
+    for device, orders in by_device(a for a in assignments if a.given is not None and not a.outcome).items():
         # A device downloads all its parcels, trains one model after the other, and uploads all.
         travelling = [parcel_bytes(a.task.local, family, a.task.architecture) for a in orders]
         flops = sum(a.flops_per_example for a in orders) * _examples_trained(device, population, settings)

@@ -13,6 +13,7 @@ from typing import Any
 from rounds.scores import Evaluation, Personal
 from rounds.work import Assignment, Work, by_device
 from strategies.method import fits
+from tasks.metrics import Metric
 
 # Of a round, as far as the server works; a method may name parts of its own beside them.
 PARTS = ("assign", "payload", "absorb", "finish", "evaluate")
@@ -31,7 +32,7 @@ def round_record(
     *,
     strategy: str,
     task: str,
-    metric: str,
+    metric: Metric,
     evaluation: Evaluation | None,
     personal: Personal | None,
     nbytes: Mapping[str, int],
@@ -64,7 +65,8 @@ def round_record(
         "round": work.round,
         "strategy": strategy,
         "task": task,
-        "metric": metric,
+        "metric": metric.name,
+        "higher_is_better": metric.scale.higher_is_better,
         "score": evaluation.score if evaluation else None,
         "loss": evaluation.loss if evaluation else None,
         "score_by_tier": evaluation.score_by_tier if evaluation else None,

@@ -86,9 +86,9 @@ def read_reply(
                 checked.reports[number] = DeviceReport.from_json(update.report)
             _check_facts(update.facts, asked[number].task.local.facts(work.family))
             if update.payloads:
-                contribution, far = _own(work, asked[number], update, arrays)
+                contribution, far = own_contribution(work, asked[number], update, arrays)
                 checked.contributions.append(contribution)
-                checked.updates[number] = update.model_copy(update={"bounded": far})
+                checked.updates[number] = update.model_copy(update={"bounded": far or update.bounded})
         except ValueError as error:  # MessageError is one
             why = one_line(str(error))
             log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, why)
@@ -107,7 +107,7 @@ def read_reply(
     return checked
 
 
-def _own(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> tuple[Contribution, bool]:
+def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> tuple[Contribution, bool]:
     """One order's own parcels, and whether they had to be moved back to the norm bound."""
     group, who = work.groups[a.group], f"device {a.device}"
     returned = group.returned
@@ -191,4 +191,9 @@ def _sums(
             devices = [asked[number].device for number in header.orders]
             result[key] = Contribution(group, header.orders, devices, examples, {}, {})
         result[key].sums[header.parcel] = added
+    for contribution in result.values():
+        merged = {name for name, parcel in contribution.group.returned.items() if parcel.merge is not None}
+        if missing := merged - contribution.sums.keys():
+            who = f"the sum over orders {shown(contribution.orders)}"
+            raise MessageError(f"{who}: the parcel {min(missing)!r} is not summed over the same orders")
     return list(result.values())

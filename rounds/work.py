@@ -232,8 +232,8 @@ class Work(Orders):
         """Bytes of the parcels that a device returns."""
         return nbytes(self.groups[a.group].returned)
 
-    def message(self, settings: RoundSettings, node: int, batch: list[Assignment]) -> Message:
-        """The message that carries a batch to its node."""
+    def content(self, settings: RoundSettings, batch: list[Assignment]) -> tuple[Batch, list[bytes]]:
+        """What the message that carries a batch to its node says, and its packed arrays."""
         arrays, position = self.arrays(batch)
         places = {a.number: place for orders in by_device(batch).values() for place, a in enumerate(orders)}
         orders = [
@@ -265,5 +265,10 @@ class Work(Orders):
             state_dir=settings.state_dir,
             orders=orders,
         )
+        return content, arrays
+
+    def message(self, settings: RoundSettings, node: int, batch: list[Assignment]) -> Message:
+        """The message that carries a batch to its node."""
+        content, arrays = self.content(settings, batch)
         ttl = None if self.simulated else settings.deadline_seconds
         return Message(to_records(content, arrays), node, MessageType.TRAIN, ttl=ttl, group_id=str(self.round))

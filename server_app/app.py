@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from logging import INFO, WARNING
 from pathlib import Path
@@ -20,17 +21,21 @@ from devices.fleet import Fleet, bundled_fleet
 from messages.orders import LocalTraining
 from models.base import with_weights
 from models.cost import cost
-from models.family import FAMILIES, Family, make_family
+from models.family import Family, family_class, make_family
+from plugins.reference import is_reference, told
 from rounds.engine import Engine, Scorer, Scores
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
+from rounds.rehearsal import RehearsalError, rehearse_parcels
 from server_app import checkpoint
-from server_app.config import ConfigError, RunConfig, parse_arguments, sampled_devices
+from server_app.config import ConfigError, RunConfig, digests_of, parse_arguments, sampled_devices
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
+from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import write_nodes
+from server_app.rehearsal import rehearse_step
 from strategies.method import Method, Model, Setup
 from strategies.settings import RoundSettings
-from tasks.metrics import metric_named
+from tasks.metrics import scale_of
 from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
@@ -64,7 +69,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
 
 def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer) -> None:
     # First, because it says in words how a resumed run's configuration differs from the one before.
-    journal = Journal.open(run_dir, config.to_dict(), config.resume, engine.population.fleet_digest)
+    journal = Journal.open(run_dir, config.to_dict(), config.resume, engine.population.fleet_digest, digests_of(config))
     first_round = 1
     if config.resume and (journal.last_round or checkpoint.exists(run_dir)):
         saved = checkpoint.load(run_dir)
@@ -75,12 +80,12 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     log(INFO, "Run folder: %s", run_dir)
     method = engine.method
     log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
-    method.start()
     if ignored := config.ignored_text():
         log(WARNING, "%s", ignored)
     idle_rounds = 0
     trained = any(record.devices_replied for record in read_rounds(run_dir))  # in any round, also before a restart
     try:
+        start(engine, config, first_round)
         for number in range(first_round, config.rounds + 1):
             result = engine.run_round(grid, number, scorer)
             troubles = [d["outcome"] for d in result.devices if d["outcome"].startswith(("failed", "refused"))]
@@ -90,6 +95,8 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             idle_rounds = idle_rounds + 1 if empty else 0
             # The journal first: a checkpoint without its journal lines could not be resumed.
             journal.write_round(result.record, result.devices)
+            if engine.scored and result.record["score"] is not None:
+                _save_scored(run_dir, engine, result.record)
             if reports := engine.population.newest_reports():
                 write_nodes(run_dir, reports)
             checkpoint.save(run_dir, checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state()))
@@ -106,7 +113,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         if not trained:
             why = why_nobody_trained(run_dir, config, engine.method)
             raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
-    except NoProgressError as error:
+    except (NoProgressError, ConfigError) as error:
         journal.finish("failed", str(error))
         raise
     except BaseException:
@@ -116,13 +123,44 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     log(INFO, "Report: %s", run_dir / "report.html")
 
 
+def start(engine: Engine, config: RunConfig, first_round: int = 1) -> None:
+    """Let the method begin, and rehearse what its halves send each other. Raises ConfigError where they do not agree.
+
+    One from outside also does a step of one device, on a copy of it.
+    """
+    with _told_of("strategy", config.strategy):
+        engine.start(first_round)
+        if is_reference(config.strategy):
+            rehearse_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))  # at hand since `build`
+
+
+@contextmanager
+def _told_of(key: str, name: str) -> Iterator[None]:
+    """Turn what goes wrong in something from outside into a ConfigError that names it."""
+    try:
+        yield
+    except (ConfigError, NoProgressError):
+        raise
+    except RehearsalError as error:
+        raise ConfigError(f"{key} = {name!r}: {error}") from error
+    except Exception as error:
+        if not is_reference(name):
+            raise
+        raise ConfigError(f"{key} = {name!r}: {told(error)}") from error
+
+
+def _save_scored(run_dir: Path, engine: Engine, record: dict[str, Any]) -> None:
+    task = load_task(TaskSpec.from_json(engine.settings.task))  # at hand since `build`
+    save_models(run_dir, engine, task, score=record["score"], by_tier=record["score_by_tier"])
+
+
 def named(config: RunConfig) -> RunConfig:
     """The configuration with a run name: one made of strategy, task and time where it has none."""
     if config.run_name:
         return config
     if config.resume:
         raise ConfigError("resume = True: run-name must say which run to resume")
-    name = f"{config.strategy}-{config.task}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{config.label}-{time.strftime('%Y%m%d-%H%M%S')}"
     return config.model_copy(update={"run_name": name})
 
 
@@ -157,7 +195,9 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             "such as 0.2, or partition = 'strong-and-weak', or personal-every = 0"
         )
     kind, params = config.method, config.params
-    family = _family(config, task, kind.family_options, kind.family_defaults(params))
+    with _told_of("strategy", config.strategy):
+        options, family_defaults = kind.family_options, kind.family_defaults(params)
+    family = _family(config, task, options, family_defaults)
     settings = RoundSettings(
         run=config.run_name,
         task=spec.to_json(),
@@ -195,7 +235,10 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
     )
 
     setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared)
-    method = kind(setup, params)
+    with _told_of("strategy", config.strategy):
+        method = kind(setup, params)
+        rehearse_parcels(method)
+        method.cost(method.smallest_architecture)
     if method.needs_classes and task.label_kind != "classes":
         raise ConfigError(
             f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
@@ -219,15 +262,18 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             "from task and strategy: leave them out"
         )
     try:
-        known = {field.name for field in fields(FAMILIES[name])}
+        known = {field.name for field in fields(family_class(name))}
         wanted = {key: value for key, value in defaults.items() if key in known}
         family = make_family({"name": name, **wanted, **arguments, **fixed})
         cost(family, family.full(), batch_size=1, optimizer="sgd")
-    except ValueError as error:
+    except Exception as error:
+        if not isinstance(error, ValueError) and not is_reference(name):
+            raise
+        why = error if isinstance(error, ValueError) else told(error)
         shape = "x".join(map(str, task.input_shape))
         raise ConfigError(
             f"family = {name!r} with family-arguments = {config.family_arguments!r} does not go with the "
-            f"{shape} inputs of {config.task!r}: {error}"
+            f"{shape} inputs of {config.task!r}: {why}"
         ) from None
     return family
 
@@ -282,7 +328,7 @@ def _state_dir(config: RunConfig) -> str:
 
 
 def _line(config: RunConfig, record: dict[str, Any]) -> str:
-    score = "" if record["score"] is None else f"{metric_named(record['metric']).label} {record['score']:.4f}, "
+    score = "" if record["score"] is None else f"{scale_of(record['metric']).label} {record['score']:.4f}, "
     return (
         f"round {record['round']}/{config.rounds}: {score}"
         f"{record['devices_replied']} of {record['devices_sampled']} devices, "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tasks.metrics import Metric
+from tasks.metrics import Scale
 
 COLORS = 8  # of lines, as defined in STYLE; more lines than that are told apart by their dashes
 DASHES = ("", "6 3", "2 3")
@@ -41,9 +41,9 @@ def percent(value: float) -> str:
     return f"{round(100 * value, 2):g} %"
 
 
-def score_format(metric: type[Metric]) -> Format:
-    """How values of a metric are shown: shares in percent."""
-    return percent if metric.is_share else plain
+def score_format(scale: Scale) -> Format:
+    """How values of a scale are shown: shares in percent."""
+    return percent if scale.is_share else plain
 
 
 def plain(value: float) -> str:

@@ -21,16 +21,16 @@ from server_app.charts import (
 )
 from server_app.config import unread
 from server_app.journal import (
-    DATA_OF_A_FOLDER,
     JournalError,
     RoundRecord,
     Summary,
+    is_of_a_folder,
     read_config,
     read_rounds,
     read_summary,
     summarize,
 )
-from tasks.metrics import Metric, metric_named
+from tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset({"seed", "run-name", "output-dir", "data-dir", "state-dir", "resume", "workers"})
@@ -49,13 +49,13 @@ class Run:
     def experiment(self) -> dict[str, object]:
         """The configuration without what makes no other experiment."""
         same = NOT_THE_EXPERIMENT | set(unread(self.config))
-        if self.config.get("task") in DATA_OF_A_FOLDER:
+        if is_of_a_folder(self.config.get("task")):
             same -= {"data-dir"}
         return {key: value for key, value in self.config.items() if key not in same}
 
     def first_at(self, target: float) -> RoundRecord | None:
         """The first round whose score is at least as good as `target`."""
-        rank = self.summary.scored_by.rank
+        rank = self.summary.scale.rank
         return next((r for r in self.rounds if r.score is not None and rank(r.score) >= rank(target)), None)
 
 
@@ -95,17 +95,17 @@ def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison
     metric, and when the target is no score of it.
     """
     runs = [_load(run_dir) for run_dir in run_dirs]
-    metric = _metric_of_all(runs)
+    scale = _scale_of_all(runs)
     if target is None:
         finals = [run.summary.final_score for run in runs if run.summary.final_score is not None]
-        target = min(finals, key=metric.rank, default=None)
-    elif metric.is_share and not 0 <= target <= 1:
-        raise JournalError(f"a target of {target:g} is no {metric.label}, which is between 0 and 1")
+        target = min(finals, key=scale.rank, default=None)
+    elif scale.is_share and not 0 <= target <= 1:
+        raise JournalError(f"a target of {target:g} is no {scale.label}, which is between 0 and 1")
     groups = _group(runs)
     tables = [
-        _score_table(groups, metric),
-        _cost_table(groups, metric, target),
-        *_part_tables(groups, metric),
+        _score_table(groups, scale),
+        _cost_table(groups, scale, target),
+        *_part_tables(groups, scale),
         *_settings_table(groups),
     ]
     sections = [f"<h2>{t.title}</h2>{table(t.headers, t.rows, text_columns=t.text_columns)}" for t in tables]
@@ -114,7 +114,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison
     lead = (
         "Runs that differ only in their seed: a strong line is their mean, faint lines are the runs." if several else ""
     )
-    plots = f'<div class="charts">{"".join(_plots(groups, metric))}</div>'
+    plots = f'<div class="charts">{"".join(_plots(groups, scale))}</div>'
     body = f'<h1>{title}</h1><p class="lead">{lead}</p>{plots}{"".join(sections)}'
     return Comparison(target, tables, page(f"{title} - Wildflower", body))
 
@@ -127,12 +127,12 @@ def _load(run_dir: Path) -> Run:
     return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary)
 
 
-def _metric_of_all(runs: Sequence[Run]) -> type[Metric]:
-    by_name = {run.summary.metric: run.name for run in runs if run.summary.metric is not None}
-    if len(by_name) > 1:
-        scored = " and ".join(f"{run} by {metric_named(name).label}" for name, run in by_name.items())
-        raise JournalError(f"runs that are scored by different metrics cannot be compared: {scored}")
-    return metric_named(next(iter(by_name), None))
+def _scale_of_all(runs: Sequence[Run]) -> Scale:
+    scored = {run.summary.metric: run for run in runs if run.summary.metric is not None}
+    if len(scored) > 1:
+        told = " and ".join(f"{run.name} by {run.summary.scale.label}" for run in scored.values())
+        raise JournalError(f"runs that are scored by different metrics cannot be compared: {told}")
+    return next(iter(scored.values()), runs[0]).summary.scale
 
 
 def _group(runs: Sequence[Run]) -> list[Group]:
@@ -157,9 +157,9 @@ def _spread(values: Sequence[float | None], form: Callable[[float], str], missin
     return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
 
 
-def _score_table(groups: Sequence[Group], metric: type[Metric]) -> TextTable:
-    headers = ["run", "status", "runs", "rounds", f"final {metric.label}", f"best {metric.label}", "time here"]
-    text = score_format(metric)
+def _score_table(groups: Sequence[Group], scale: Scale) -> TextTable:
+    headers = ["run", "status", "runs", "rounds", f"final {scale.label}", f"best {scale.label}", "time here"]
+    text = score_format(scale)
     rows = []
     for group in groups:
         summaries = [run.summary for run in group.runs]
@@ -174,11 +174,11 @@ def _score_table(groups: Sequence[Group], metric: type[Metric]) -> TextTable:
                 _spread([summary.wall_seconds for summary in summaries], seconds_text),
             ]
         )
-    return TextTable(metric.title(), headers, rows, text_columns=2)
+    return TextTable(scale.title, headers, rows, text_columns=2)
 
 
-def _cost_table(groups: Sequence[Group], metric: type[Metric], target: float | None) -> TextTable:
-    goal = "reach the target" if target is None else f"reach {score_format(metric)(target)}"
+def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None) -> TextTable:
+    goal = "reach the target" if target is None else f"reach {score_format(scale)(target)}"
     headers = ["run", f"rounds to {goal}", "simulated time", "bytes", "bytes down in all", "bytes up in all"]
     rows = []
     for group in groups:
@@ -204,7 +204,7 @@ def _number(value: float) -> str:
     return f"{round(value, 1):g}"
 
 
-def _part_tables(groups: Sequence[Group], metric: type[Metric]) -> list[TextTable]:
+def _part_tables(groups: Sequence[Group], scale: Scale) -> list[TextTable]:
     """Scores by tier and by exit, and personal ones: each where one of the runs has them."""
 
     def tiers(summary: Summary) -> dict[str, float]:
@@ -217,7 +217,7 @@ def _part_tables(groups: Sequence[Group], metric: type[Metric]) -> list[TextTabl
         everyone = {} if summary.personal_score is None else {"all devices": summary.personal_score}
         return everyone | (summary.personal_score_by_tier or {})
 
-    label, text = metric.label, score_format(metric)
+    label, text = scale.label, score_format(scale)
     tables = [
         _part_table(f"Final {label} by tier", groups, tiers, text),
         _part_table(f"Final {label} by exit", groups, exits, text),
@@ -252,7 +252,7 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
     ]
 
 
-def _plots(groups: Sequence[Group], metric: type[Metric]) -> list[str]:
+def _plots(groups: Sequence[Group], scale: Scale) -> list[str]:
     length, unit = time_unit(max((run.summary.simulated_seconds for group in groups for run in group.runs), default=0))
 
     def rounds(run: Run) -> list[float]:
@@ -267,7 +267,7 @@ def _plots(groups: Sequence[Group], metric: type[Metric]) -> list[str]:
     def score(r: RoundRecord) -> float | None:
         return r.score
 
-    title, text = metric.title(), score_format(metric)
+    title, text = scale.title, score_format(scale)
     return [
         line_chart(f"{title} over rounds", _lines(groups, rounds, score), x_label="round", y_format=text),
         line_chart(f"{title} over simulated time", _lines(groups, clock, score), x_label=unit, y_format=text),

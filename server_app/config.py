@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
 from models.family import FAMILIES, family_class
+from plugins.beside import digests
 from plugins.reference import is_loaded, is_reference, module_label, told
 from server_app.keys import listed_keys, missing_keys
 from strategies import METHODS
@@ -116,7 +117,13 @@ def method_groups(strategy: str = "") -> dict[str, type[Params]]:
     Args:
         strategy: of the run; where it is a reference, the settings of that method are among them.
     """
-    return settings_of([*METHODS.values(), *([method_of(strategy)] if is_reference(strategy) else [])])
+    if not is_reference(strategy):
+        return settings_of(METHODS)
+    kind = method_of(strategy)
+    found = settings_of({**METHODS, kind.name(): kind})
+    if both := sorted(found.keys() & set(map(kebab, RunConfig.model_fields))):
+        raise ValueError(f"its keys would be called {both[0]}.*, and {both[0]} is a key of every run: rename its file")
+    return found
 
 
 class RunConfig(Params):
@@ -254,9 +261,14 @@ class RunConfig(Params):
         return method_of(self.strategy)
 
     @property
+    def method_name(self) -> str:
+        """What the method is called: its keys begin with it."""
+        return self.method.name() if is_reference(self.strategy) else self.strategy
+
+    @property
     def params(self) -> Params:
         """The method's own settings."""
-        return self.groups.get(self.method.name(), self.method.params_type())
+        return self.groups.get(self.method_name, self.method.params_type())
 
     @property
     def shared(self) -> dict[str, Params]:
@@ -266,7 +278,7 @@ class RunConfig(Params):
     @property
     def label(self) -> str:
         """Strategy and task, for the name of a run."""
-        return f"{self.method.name()}-{module_label(self.task) if is_reference(self.task) else self.task}"
+        return f"{self.method_name}-{module_label(self.task) if is_reference(self.task) else self.task}"
 
     def references(self) -> list[str]:
         """All that the run has from outside, by reference: method, task, family, and members of a family `choice`."""
@@ -337,7 +349,7 @@ class RunConfig(Params):
             f"with rounds = {self.rounds} no round is scored personally: at most that, or personal-every = 0",
         )
         for group, params in self.groups.items():
-            if group not in (*METHODS, self.method.name(), *self.method.shared_params):
+            if group not in (*METHODS, self.method_name, *self.method.shared_params):
                 readers = ", ".join(name for name, kind in METHODS.items() if group in kind.shared_params)
                 why = f"strategy = {self.strategy!r} does not read it: leave it out, or take one of {readers}"
                 for name, default in type(params)():
@@ -413,6 +425,11 @@ class RunConfig(Params):
         return {key: to_scalar(value) for key, value in values.items()}
 
 
+def digests_of(config: RunConfig) -> dict[str, str]:
+    """Hashes of the modules that a run has from outside, by their names; they are imported already."""
+    return digests(reference.partition(":")[0].partition(".")[0] for reference in config.references())
+
+
 def all_settings(strategy: str = "") -> dict[str, FieldInfo]:
     """The field of every key: those of the run, then those of the methods, of a run's `strategy` from outside too."""
     found = {kebab(name): field for name, field in RunConfig.model_fields.items() if name != "groups"}
@@ -436,7 +453,7 @@ def unread(values: Mapping[str, Any]) -> list[str]:
     kind = METHODS.get(strategy) or _loaded(strategy)
     if kind is None and is_reference(strategy):  # what it shares with others is not known here
         return [key for key in values if key.partition(".")[0] in METHODS]
-    read = {kind.name() if kind else strategy}
+    read = {kind.name() if kind and is_reference(strategy) else strategy}
     for group, params in (kind.shared_params if kind else {}).items():
         if not params.switch or values.get(f"{group}.{kebab(params.switch)}"):
             read.add(group)

@@ -11,9 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tasks.metrics import Metric, metric_named
+from plugins.reference import is_reference
+from tasks.metrics import Scale, scale_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -37,6 +38,7 @@ EARLIER_NAMES = {
 }
 EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
+PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
 
 Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -62,24 +64,25 @@ def todays_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """A line of rounds.jsonl or a summary with scores under today's names; what has them is left as it is."""
     if EARLIER_NAMES.keys().isdisjoint(record):
         return dict(record)
-    return {"metric": "accuracy"} | {EARLIER_NAMES.get(key, key): value for key, value in record.items()}
+    renamed = {EARLIER_NAMES.get(key, key): value for key, value in record.items()}
+    return {"metric": "accuracy", "higher_is_better": True} | renamed
 
 
 class ScoreRecord(Record):
     """A record with scores, which are values of its metric; older files have accuracies."""
+
+    metric: str | None
+    higher_is_better: bool
 
     @model_validator(mode="before")
     @classmethod
     def _todays_names(cls, record: Any) -> Any:
         return todays_names(record) if isinstance(record, dict) else record
 
-
-def _known_metric(name: str) -> str:
-    metric_named(name)
-    return name
-
-
-MetricName = Annotated[str, AfterValidator(_known_metric)]
+    @property
+    def scale(self) -> Scale:
+        """What the scores mean."""
+        return scale_of(self.metric, self.higher_is_better)
 
 
 class RoundRecord(ScoreRecord):
@@ -88,7 +91,8 @@ class RoundRecord(ScoreRecord):
     round: Annotated[int, Field(ge=1)]
     strategy: str
     task: str
-    metric: MetricName
+    metric: str
+    higher_is_better: bool  # of its values
     score: float | None  # these four are None in a round without evaluation
     loss: float | None
     score_by_tier: dict[str, float] | None
@@ -172,7 +176,8 @@ class Summary(ScoreRecord):
 
     status: Literal["finished", "failed", "unfinished"]
     rounds: Count
-    metric: MetricName | None  # None where no round was finished
+    metric: str | None  # None where no round was finished
+    higher_is_better: bool
     final_score: float | None
     best_score: float | None
     best_round: int | None
@@ -186,11 +191,6 @@ class Summary(ScoreRecord):
     simulated_seconds: Seconds
     wall_seconds: Seconds
     error: str | None
-
-    @property
-    def scored_by(self) -> type[Metric]:
-        """The metric of the scores."""
-        return metric_named(self.metric)
 
 
 AnyRecord = TypeVar("AnyRecord", RoundRecord, DeviceRecord)
@@ -208,12 +208,19 @@ class Journal:
         self._writer: SummaryWriter | None = None
 
     @classmethod
-    def open(cls, run_dir: Path, config: Mapping[str, Any], resume: bool, fleet_digest: str = "") -> "Journal":
+    def open(
+        cls,
+        run_dir: Path,
+        config: Mapping[str, Any],
+        resume: bool,
+        fleet_digest: str = "",
+        plugins: Mapping[str, str] | None = None,
+    ) -> "Journal":
         """Start a run's journal, or with `resume` go on with one, and write config.json.
 
         `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them; `fleet_digest`
-        stands for the contents of the fleet's files. A resumed journal still holds all its rounds: call `drop_after`
-        with the round of the checkpoint.
+        stands for the contents of the fleet's files, `plugins` for those of the modules from outside, by their names. A
+        resumed journal still holds all its rounds: call `drop_after` with the round of the checkpoint.
 
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
         it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
@@ -227,6 +234,7 @@ class Journal:
         if resume:
             check_resumable(run_dir, config)
             check_same_fleet(run_dir, config, fleet_digest)
+            check_same_plugins(run_dir, plugins or {})
             rounds = read_rounds(run_dir)
             # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
             journal.drop_after(rounds[-1].round if rounds else 0)
@@ -235,6 +243,7 @@ class Journal:
             "versions": versions(),
             "seed": config["seed"],
             "fleet-sha256": fleet_digest,
+            **({PLUGINS: dict(plugins)} if plugins else {}),
         }
         _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)
@@ -376,7 +385,7 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
         for key in sorted(before.keys() | config.keys())
         if before.get(key) != config.get(key)
-        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and config.get("task") in DATA_OF_A_FOLDER))
+        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and is_of_a_folder(config.get("task"))))
     ]
     if changed:
         raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
@@ -389,12 +398,29 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         )
 
 
+def is_of_a_folder(task: object) -> bool:
+    """Whether a task's data set is what its folder holds; of one from outside the project nothing else is known."""
+    return task in DATA_OF_A_FOLDER or is_reference(task)
+
+
 def check_same_fleet(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
     """Raise JournalError unless the fleet's files hold what they held when the run in `run_dir` began."""
     if read_config(run_dir)["fleet-sha256"] != fleet_digest:
         raise JournalError(
             f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
             "is not what it was when the run began; put the old files back, or start another run"
+        )
+
+
+def check_same_plugins(run_dir: Path, plugins: Mapping[str, str]) -> None:
+    """Raise JournalError unless the modules from outside are what they were when the run in `run_dir` began."""
+    before = read_config(run_dir).get(PLUGINS, {})
+    changed = sorted(name for name in before.keys() | plugins.keys() if before.get(name) != plugins.get(name))
+    if changed:
+        raise JournalError(
+            f"the run in {run_dir} cannot be resumed: {', '.join(changed)} from outside the project "
+            f"{'is' if len(changed) == 1 else 'are'} not as when the run began; put the old files back, or start "
+            "another run"
         )
 
 
@@ -407,7 +433,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
     except json.JSONDecodeError as error:
         raise JournalError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict) or set(content) != set(CONFIG_KEYS):
+    if not isinstance(content, dict) or set(content) - {PLUGINS} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
     return content
 
@@ -443,9 +469,8 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
     """The figures of summary.json, from the journal files as they are now."""
     rounds = read_rounds(run_dir)
     evaluated = [record for record in rounds if record.score is not None]
-    metric = rounds[-1].metric if rounds else None
     # The first of equals.
-    best = max(evaluated, key=lambda record: metric_named(metric).rank(record.score), default=None)
+    best = max(evaluated, key=lambda record: record.scale.rank(record.score), default=None)
     # RecipFL's paper takes the mean over the last 20 % of its rounds.
     personal = [r for r in rounds[-max(1, round(len(rounds) / 5)) :] if r.personal_score is not None]
     outcomes: Counter[str] = Counter()
@@ -460,7 +485,8 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
     return Summary(
         status=status,
         rounds=len(rounds),
-        metric=metric,
+        metric=rounds[-1].metric if rounds else None,
+        higher_is_better=rounds[-1].higher_is_better if rounds else True,
         final_score=evaluated[-1].score if evaluated else None,
         best_score=best.score if best else None,
         best_round=best.round if best else None,

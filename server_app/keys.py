@@ -135,14 +135,14 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield prefix + key
 
 
-def block_of_settings() -> str:
-    """The block as the settings' fields say it."""
-    from server_app.config import PARTS, RunConfig, all_settings
+def block_of_settings(strategy: str = "") -> str:
+    """The block as the settings' fields say it, with those of a run's `strategy` from outside."""
+    from server_app.config import PARTS, all_settings, defaults
     from strategies.params import kebab
 
-    descriptions = {key: field.description or "" for key, field in all_settings().items()}
+    descriptions = {key: " ".join((f.description or "").split()) for key, f in all_settings(strategy).items()}
     parts = {kebab(name): title for name, title in PARTS.items()}
-    return block(RunConfig().to_dict(), descriptions, parts)
+    return block(defaults(strategy), descriptions, parts)
 
 
 def main() -> None:

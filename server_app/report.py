@@ -34,7 +34,6 @@ from server_app.journal import (
     read_summary,
     summarize,
 )
-from tasks.metrics import metric_named
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
 MOST_DEVICES = 200
@@ -184,7 +183,7 @@ def _headline(summary: Summary, activity: Activity) -> str:
     outcomes = summary.devices_by_outcome
     missed = ", ".join(f"{outcomes[word]:,} {word}" for word in MISSED if outcomes.get(word))
     mean = activity.models.mean_parameters
-    label, text = summary.scored_by.label, score_format(summary.scored_by)
+    label, text = summary.scale.label, score_format(summary.scale)
     best = f"best {text(summary.best_score)} in round {summary.best_round}" if summary.best_score is not None else ""
     tiers = ", ".join(f"{tier} {text(score)}" for tier, score in (summary.personal_score_by_tier or {}).items())
     personal = (
@@ -211,8 +210,8 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     numbers = [record.round for record in rounds]
     length, unit = time_unit(rounds[-1].simulated_seconds)
     clock = [record.simulated_seconds / length for record in rounds]
-    metric = metric_named(rounds[-1].metric)
-    label, text = metric.label, score_format(metric)
+    scale = rounds[-1].scale
+    text = score_format(scale)
     scores = [record.score for record in rounds]
     tiers = in_fleet_order((tier for record in rounds for tier in record.score_by_tier or {}), tier_of)
     by_tier = [Line(tier, numbers, [(record.score_by_tier or {}).get(tier) for record in rounds]) for tier in tiers]
@@ -233,12 +232,12 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     bandwidth = [record.bandwidth_utilisation for record in rounds]
     figures = [
         line_chart(
-            f"{metric.title()} over rounds", [Line("global model", numbers, scores)], x_label="round", y_format=text
+            f"{scale.title} over rounds", [Line("global model", numbers, scores)], x_label="round", y_format=text
         ),
         line_chart(
-            f"{metric.title()} over simulated time", [Line("global model", clock, scores)], x_label=unit, y_format=text
+            f"{scale.title} over simulated time", [Line("global model", clock, scores)], x_label=unit, y_format=text
         ),
-        *([line_chart(f"{metric.title()} by tier", by_tier, x_label="round", y_format=text)] if by_tier else []),
+        *([line_chart(f"{scale.title} by tier", by_tier, x_label="round", y_format=text)] if by_tier else []),
         line_chart("Loss", [Line("global model", numbers, [record.loss for record in rounds])], x_label="round"),
         line_chart(
             "Budget used by what was assigned",
@@ -302,14 +301,14 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     if exits:
         figures.append(
             line_chart(
-                f"{metric.title()} by exit of the global model",
+                f"{scale.title} by exit of the global model",
                 [Line(f"exit {exit + 1}", numbers, by_exit[exit]) for exit in exits],
                 x_label="round",
                 y_format=text,
             )
         )
     if personal_tiers:
-        title = f"Personal {label}, on devices' own test shards"
+        title = f"Personal {scale.label}, on devices' own test shards"
         figures.append(line_chart(title, personal, x_label="round", y_format=text))
     for name in own_figures:
         figures.append(
@@ -453,7 +452,7 @@ def _configuration(content: dict[str, Any]) -> str:
     own, others = (
         table(
             ["key", "value", "meaning"],
-            [(key, str(config[key]), description(key)) for key in keys],
+            [(key, str(config[key]), description(key, str(config.get("strategy")))) for key in keys],
             text_columns=3,
         )
         for keys in (changed, [key for key in config if key not in changed])

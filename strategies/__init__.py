@@ -9,7 +9,9 @@ from strategies.anycostfl import AnycostFL
 from strategies.depthfl import DepthFL
 from strategies.fedadam import FedAdam
 from strategies.fedavg import FedAvg
+from strategies.fedavgm import FedAvgM
 from strategies.federated_dropout import FederatedDropout
+from strategies.fednova import FedNova
 from strategies.fedprox import FedProx
 from strategies.fedrolex import FedRolex
 from strategies.fjord import FjORD
@@ -18,7 +20,9 @@ from strategies.hypemefed import HypeMeFed
 from strategies.local import LocalOnly
 from strategies.method import Method
 from strategies.model_search import ModelSearch
+from strategies.q_fedavg import QFedAvg
 from strategies.recipfl import RecipFL
+from strategies.scaffold import Scaffold
 from strategies.scalefl import ScaleFL
 
 METHODS: dict[str, type[Method]] = {
@@ -28,6 +32,10 @@ METHODS: dict[str, type[Method]] = {
         LocalOnly,
         FedAdam,
         FedProx,
+        FedAvgM,
+        FedNova,
+        Scaffold,
+        QFedAvg,
         HeteroFL,
         FedRolex,
         FederatedDropout,

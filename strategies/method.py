@@ -191,7 +191,9 @@ class Local(BaseModel, ABC):
 
 
 class Training(Local):
-    """Local training of one model by a loss. A method that changes only the loss overrides `loss`.
+    """Devices minimize one model's loss, by default the task's, such as L = CE(f(x), y).
+
+    A method that changes only the loss overrides `loss`.
 
     weighting: of the device's weights in the server's mean.
     """
@@ -318,6 +320,9 @@ class Group:
 @dataclass
 class Contribution:
     """What a method absorbs: parcels of one device, or sums of the parcels of several.
+
+    Where a node adds up, the sums of its devices' parcels are one contribution, and what each device sends beside them
+    is another. A device that answers by itself makes one contribution of both.
 
     Attributes:
         group: of all the devices.

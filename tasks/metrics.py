@@ -1,7 +1,6 @@
 """Metrics: how well a model answers, as one number.
 
 A metric is computed from sums that add up over batches, so that whoever scores a model sends these and no outputs.
-A new metric is a class here and an entry in `METRICS`, from which journals and reports read what its numbers mean.
 """
 
 from __future__ import annotations
@@ -21,32 +20,43 @@ SLACK = 1e-6  # relative; by how much sums of rounded products may break an ineq
 
 
 @dataclass(frozen=True)
+class Scale:
+    """What a metric's values mean to who reads them.
+
+    Attributes:
+        label: the metric's name in the middle of a sentence.
+        higher_is_better: False for errors.
+        is_share: values are shares of what is answered, from 0 to 1, and are shown in percent.
+    """
+
+    label: str
+    higher_is_better: bool = True
+    is_share: bool = False
+
+    def rank(self, value: float | None) -> float:
+        """The higher, the better; what is no number or is not there comes last."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if self.higher_is_better else -value
+
+    @property
+    def title(self) -> str:
+        """The label as it begins a title."""
+        return self.label[:1].upper() + self.label[1:]
+
+
+@dataclass(frozen=True)
 class Metric(ABC):
     """How the answers to some examples come to one number.
 
     Class attributes:
-        name: in journals.
-        label: as people read it, in the middle of a sentence.
-        higher_is_better: False for errors.
-        is_share: the value is a share of what is answered, from 0 to 1, and is shown in percent.
+        name: in journals: letters, digits and underscores.
+        scale: what the values mean. Journals hold of it whether higher is better; of a metric that is not in `METRICS`,
+            reports show plain numbers under its name.
     """
 
     name: ClassVar[str]
-    label: ClassVar[str]
-    higher_is_better: ClassVar[bool] = True
-    is_share: ClassVar[bool] = False
-
-    @classmethod
-    def rank(cls, value: float | None) -> float:
-        """The higher, the better; what is no number or is not there comes last."""
-        if value is None or math.isnan(value):
-            return -math.inf
-        return value if cls.higher_is_better else -value
-
-    @classmethod
-    def title(cls) -> str:
-        """The label as it begins a title."""
-        return cls.label[:1].upper() + cls.label[1:]
+    scale: ClassVar[Scale]
 
     def size(self, classes: int) -> int:
         """How many sums there are where a model has so many outputs."""
@@ -63,9 +73,9 @@ class Metric(ABC):
     def check(self, sums: Sequence[float], examples: int, classes: int) -> None:
         """Raise ValueError where no answers to so many examples have these sums."""
         if len(sums) != self.size(classes):
-            raise ValueError(f"{len(sums)} sums are not the {self.size(classes)} of {self.label}")
+            raise ValueError(f"{len(sums)} sums are not the {self.size(classes)} of {self.scale.label}")
         if not all(map(math.isfinite, sums)):
-            raise ValueError(f"a sum of {self.label} is not finite")
+            raise ValueError(f"a sum of {self.scale.label} is not finite")
         self._check(sums, examples)
 
     @abstractmethod
@@ -78,8 +88,7 @@ class Accuracy(Metric):
     """The share of examples whose class has the highest output. Sums: correct answers."""
 
     name: ClassVar[str] = "accuracy"
-    label: ClassVar[str] = "accuracy"
-    is_share: ClassVar[bool] = True
+    scale: ClassVar[Scale] = Scale("accuracy", is_share=True)
 
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """The number of correct answers."""
@@ -100,8 +109,7 @@ class TokenAccuracy(Metric):
     """The share of labeled tokens whose class has the highest output. Sums: correct answers, labeled tokens."""
 
     name: ClassVar[str] = "token_accuracy"
-    label: ClassVar[str] = "token accuracy"
-    is_share: ClassVar[bool] = True
+    scale: ClassVar[Scale] = Scale("token accuracy", is_share=True)
 
     def size(self, classes: int) -> int:
         """Two."""
@@ -134,7 +142,7 @@ class Matthews(Metric):
     """
 
     name: ClassVar[str] = "matthews"
-    label: ClassVar[str] = "Matthews correlation"
+    scale: ClassVar[Scale] = Scale("Matthews correlation")
 
     def size(self, classes: int) -> int:
         """Two per class, and one."""
@@ -178,7 +186,7 @@ class Pearson(Metric):
     """
 
     name: ClassVar[str] = "pearson"
-    label: ClassVar[str] = "Pearson correlation"
+    scale: ClassVar[Scale] = Scale("Pearson correlation")
 
     def size(self, classes: int) -> int:
         """Five."""
@@ -217,8 +225,7 @@ class MeanAbsoluteError(Metric):
     """The mean distance of one output per example from the label, which is a number. Sums: of the distances."""
 
     name: ClassVar[str] = "mean_absolute_error"
-    label: ClassVar[str] = "mean absolute error"
-    higher_is_better: ClassVar[bool] = False
+    scale: ClassVar[Scale] = Scale("mean absolute error", higher_is_better=False)
 
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """The sum of the distances."""
@@ -244,10 +251,8 @@ METRICS: dict[str, type[Metric]] = {
 }
 
 
-def metric_named(name: str | None) -> type[Metric]:
-    """The metric of a journal; accuracy where nothing was scored yet. ValueError names those that there are."""
-    if name is None:
-        return Accuracy
-    if name not in METRICS:
-        raise ValueError(f"unknown metric {name!r}, there are {', '.join(METRICS)} (tasks/metrics.py)")
-    return METRICS[name]
+def scale_of(name: str | None, higher_is_better: bool = True) -> Scale:
+    """What the values of a journal's metric mean; None, where nothing was scored yet, is read as accuracy."""
+    if name is None or name in METRICS:
+        return METRICS[name or ACCURACY.name].scale
+    return Scale(name.replace("_", " "), higher_is_better)

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from plugins.reference import PluginError, is_reference, told, value_of
 from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
 from tasks.data import Data, DataSet
 from tasks.labels import LabelKind
 from tasks.losses import TaskLoss
-from tasks.metrics import ACCURACY, Metric, metric_named
+from tasks.metrics import ACCURACY, METRICS, Metric
 
-__all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "load_task"]
+__all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
 PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak")
 BY_CLASS = ("dirichlet", "strong-and-weak")  # which need to know the class of every example
@@ -61,6 +62,17 @@ TASKS: dict[str, Kind] = {
 }
 
 
+def kind_of(name: str) -> Kind:
+    """The kind of a task by its name here, or by a reference to one from outside, "package.module:NAME".
+
+    Raises ValueError with the nearest valid name, or with what is wrong with the reference.
+    """
+    if is_reference(name):
+        return value_of(name, Kind, "a task")
+    _one_of("task", name, TASKS)
+    return TASKS[name]
+
+
 @dataclass(frozen=True)
 class TaskSpec:
     """All that a server and its clients must agree on to hold the same task.
@@ -86,7 +98,7 @@ class TaskSpec:
     strong_test: str = "share"
 
     def __post_init__(self) -> None:
-        _one_of("task", self.name, TASKS)
+        kind_of(self.name)
         _one_of("partition", self.partition, PARTITIONS)
         if not isinstance(self.data_dir, str):
             raise ValueError(f"data_dir must be a text, got {self.data_dir!r}")
@@ -150,6 +162,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _check_name(metric: Metric) -> None:
+    """Raise ValueError where journals would take a metric from outside for another, or could not name it."""
+    if METRICS.get(metric.name, type(metric)) is not type(metric):
+        raise ValueError(f"the name {metric.name!r} is that of another metric: give {type(metric).__name__} its own")
+    if not metric.name.isidentifier():
+        raise ValueError(f"the name of a metric has letters, digits and underscores, {metric.name!r} has others")
+
+
 def _whole(what: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{what} must be a whole number of at least {least}, got {value!r}")
@@ -176,9 +196,8 @@ class Task:
     """
 
     def __init__(self, spec: TaskSpec, data: DataSet) -> None:
-        kind = TASKS[spec.name]
-        if metric_named(kind.metric.name) is not type(kind.metric):
-            raise ValueError(f"two metrics are called {kind.metric.name!r}")
+        kind = kind_of(spec.name)
+        _check_name(kind.metric)
         self.spec = spec
         self.train = data.train
         self.test = data.test
@@ -310,6 +329,11 @@ class Task:
             raise ValueError(f"the task {self.spec.name!r} has {self.label_kind} for labels, not one class per example")
         return self.train.labels[examples].bincount(minlength=self.classes)
 
+    @property
+    def normalization(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and deviation per channel, in the unit of inputs as stored; None where inputs are tokens."""
+        return None if self._mean is None or self._std is None else (self._mean, self._std)
+
     def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
         """Inputs as stored to what a model reads.
 
@@ -354,4 +378,19 @@ def load_task(spec: TaskSpec) -> Task:
 
     FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
     """
-    return Task(spec, TASKS[spec.name].load(spec.data_dir))
+    return Task(spec, _load(spec))
+
+
+def _load(spec: TaskSpec) -> DataSet:
+    kind = kind_of(spec.name)
+    if not is_reference(spec.name):
+        return kind.load(spec.data_dir)
+    try:
+        data = kind.load(spec.data_dir)
+    except (OSError, ValueError):
+        raise  # which say what is wrong with the data
+    except Exception as error:
+        raise PluginError(f"the data of {spec.name} cannot be loaded: {told(error)}") from error
+    if not isinstance(data, DataSet):
+        raise PluginError(f"the function `load` of {spec.name} must return a tasks.data.DataSet, not {type(data)}")
+    return data

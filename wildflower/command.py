@@ -142,19 +142,20 @@ def config(
     """Print every key of the run configuration with its value, where the value comes from, and what it means."""
     from rich.console import Console
 
-    from server_app.config import RunConfig, description
-    from wildflower.settings import SettingsError, resolve
+    from server_app.config import defaults, description
+    from wildflower.settings import SettingsError, beside, resolve
 
-    try:
-        settings = resolve(experiment, overrides or [])
-    except SettingsError as error:
-        raise _stop(str(error)) from None
-    defaults = RunConfig().to_dict()
-    rows = [
-        [key, repr(value), Path(settings.sources[key]).name, description(key)]
-        for key, value in settings.config.to_dict().items()
-        if not changed or value != defaults[key]
-    ]
+    with beside(experiment):
+        try:
+            settings = resolve(experiment, overrides or [])
+        except SettingsError as error:
+            raise _stop(str(error)) from None
+        usual = defaults(settings.config.strategy)
+        rows = [
+            [key, repr(value), Path(settings.sources[key]).name, description(key, settings.config.strategy)]
+            for key, value in settings.config.to_dict().items()
+            if not changed or value != usual[key]
+        ]
     Console().print(_as_rich("", ["key", "value", "source", "meaning"], rows))
 
 

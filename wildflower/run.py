@@ -4,7 +4,7 @@ import math
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from plugins.beside import files_of
+from plugins.reference import is_reference
 from server_app.charts import bytes_text, plain, score_format, seconds_text
 from server_app.journal import (
     JournalError,
@@ -25,12 +27,13 @@ from server_app.journal import (
     check_folder,
     check_resumable,
     check_same_fleet,
+    check_same_plugins,
     read_rounds,
     read_summary,
 )
-from tasks.metrics import metric_named
+from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
-from wildflower.settings import SettingsError, place, resolve, write_toml
+from wildflower.settings import SettingsError, beside, place, resolve, write_toml
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -67,8 +70,8 @@ def run_experiment(
     and its SuperLink must see the same output-dir.
     """
     try:
-        with stop_signals_interrupt():
-            return _run(experiment, overrides, app_dir, console, deployment)
+        with stop_signals_interrupt(), beside(experiment) as modules:
+            return _run(experiment, overrides, app_dir, console, deployment, modules)
     except (SettingsError, JournalError, FlowerError, OSError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
@@ -83,12 +86,16 @@ def _run(
     app_dir: Path | None,
     console: Console,
     deployment: Deployment | None,
+    modules: Mapping[str, Path],
 ) -> int:
+    from server_app.config import digests_of
+
     app_dir = find_app(app_dir)
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
     check_folder(run_dir, config.resume)
     if config.resume:
         check_resumable(run_dir, config.to_dict())
+        check_same_plugins(run_dir, digests_of(config))
     check_population(config, deployment)
     fleet_digest = check_buildable(config) if deployment is None else ""
     if config.resume:
@@ -114,7 +121,10 @@ def _run(
             flower = stack.enter_context(connected(deployment.address, deployment.root_certificates))
         config_file = flower.folder / "config.toml"
         config_file.write_text(write_toml(config.to_dict()), encoding="utf-8")
-        run_id = flower.submit(app_dir, config_file, {} if deployment else simulation(config.workers))
+        app = app_dir
+        if modules or is_reference(config.strategy):
+            app = make_bundle(app_dir, flower.folder / "app", config.strategy, modules)
+        run_id = flower.submit(app, config_file, {} if deployment else simulation(config.workers))
         if deployment is not None:
             stack.enter_context(_stopped_when_interrupted(flower, run_id))
         with progress(console, config.rounds, earlier) as show:
@@ -127,7 +137,7 @@ def _run(
         failure = "Flower says that the run finished, but its summary.json does not"
     if failure is not None:
         own = summary.error if summary else None
-        reason = last_traceback(log, app_dir) or own or failure
+        reason = last_traceback(log, app_dir, modules) or own or failure
         # What the run says of itself in words, which is one line, needs no frames and is said once.
         if own and "\n" not in own and reason.endswith(own):
             reason = failure = own
@@ -160,15 +170,17 @@ def check_population(config: "RunConfig", deployment: Deployment | None) -> None
 def check_buildable(config: "RunConfig") -> str:
     """Build what the ServerApp will build, so that missing data or a wrong fleet show before anything is started.
 
-    Returns the hash of the fleet's files.
+    A method from outside is begun and rehearsed too. Returns the hash of the fleet's files.
     """
-    from server_app.app import build
+    from server_app.app import build, start
 
     try:
-        strategy, _ = build(config)
+        engine, _ = build(config)
+        if is_reference(config.strategy):
+            start(engine, config)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from None
-    return strategy.population.fleet_digest
+    return engine.population.fleet_digest
 
 
 def find_app(app_dir: Path | None) -> Path:
@@ -282,8 +294,7 @@ class Lines:
         for record in rounds[self._shown :]:
             parts = [f"round {record.round}/{self._total}"]
             if record.score is not None:
-                metric = metric_named(record.metric)
-                parts.append(f"{metric.label} {score_format(metric)(record.score)}")
+                parts.append(f"{record.scale.label} {score_format(record.scale)(record.score)}")
             if record.loss is not None:
                 parts.append(f"loss {plain(record.loss)}")
             parts += [
@@ -313,7 +324,7 @@ class Bar:
         if not rounds:
             return
         evaluated = [record.score for record in rounds if record.score is not None]
-        text = score_format(metric_named(rounds[-1].metric))
+        text = score_format(rounds[-1].scale)
         figures = [f"[bold]{text(evaluated[-1])}[/]"] if evaluated else []
         figures.append(bytes_text(sum(record.bytes_down + record.bytes_up for record in rounds)))
         left = seconds_left(rounds, self._total)
@@ -395,12 +406,13 @@ def warnings_text(log: str, path: Path, already: str) -> str:
     return "\n".join(lines)
 
 
-def last_traceback(text: str, app_dir: Path) -> str | None:
+def last_traceback(text: str, app_dir: Path, modules: Mapping[str, Path] | None = None) -> str | None:
     """The last Python traceback in the text of a log, at most its last lines; or None.
 
     Flower's own frames are left out, and files of the submitted app, whose copy is gone by now, are named as they are
-    in `app_dir`.
+    in `app_dir`, or where the modules lie that travelled with it.
     """
+    sources = {str(app_dir / name): file for path in (modules or {}).values() for name, file in files_of(path).items()}
     found = text.rfind("Traceback (most recent call last)")
     if found < 0:
         return None
@@ -411,7 +423,8 @@ def last_traceback(text: str, app_dir: Path) -> str | None:
         if line.startswith('  File "') or not line.startswith("  "):
             flowers = "/site-packages/flwr/" in line
         if not flowers:
-            kept.append(re.sub(r'(?<=File ").*/home/apps/[^/]+', lambda _: str(app_dir), line))
+            line = re.sub(r'(?<=File ").*/home/apps/[^/]+', lambda _: str(app_dir), line)
+            kept.append(re.sub(r'(?<=File ")[^"]+', lambda file: str(sources.get(file[0], file[0])), line))
     return "\n".join(kept[-TRACEBACK_LINES:])
 
 
@@ -424,7 +437,7 @@ def summary_table(summary: Summary) -> Table:
 
     row("status", summary.status)
     row("rounds", str(summary.rounds))
-    label, text = summary.scored_by.label, score_format(summary.scored_by)
+    label, text = escape(summary.scale.label), score_format(summary.scale)
     if summary.final_score is not None and summary.best_score is not None:
         row(f"final {label}", text(summary.final_score))
         row(f"best {label}", f"{text(summary.best_score)} in round {summary.best_round}")

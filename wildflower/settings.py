@@ -5,10 +5,14 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from plugins.beside import looked_for_beside
+from plugins.reference import is_reference
 
 if TYPE_CHECKING:
     from server_app.config import RunConfig
@@ -34,16 +38,23 @@ def resolve(experiment: Path | None, overrides: Sequence[str]) -> Settings:
     `workers` is the one default that depends on the machine: the CPU cores this process may use, but no more than
     there are devices. Raises SettingsError.
     """
-    from server_app.config import ConfigError, RunConfig
+    from server_app.config import ConfigError, RunConfig, defaults
 
-    defaults = RunConfig().to_dict()
     from_file = {} if experiment is None else read_experiment(experiment)
-    from_command = dict(parse_override(override, defaults) for override in overrides)
-    sources = dict.fromkeys(defaults, DEFAULT)
-    sources |= dict.fromkeys(from_file, str(experiment)) | dict.fromkeys(from_command, SET)
-    given = from_file | from_command
+    usual = defaults()
+    from_command = dict(parse_override(override, usual) for override in overrides)
     try:
-        config = RunConfig.from_run_config(given)
+        config = RunConfig.from_run_config(from_file | from_command)
+        if is_reference(config.strategy):  # only now is it known which of its settings are texts
+            usual = defaults(config.strategy)
+            from_command = dict(parse_override(override, usual) for override in overrides)
+            config = RunConfig.from_run_config(from_file | from_command)
+        given = from_file | from_command
+        sources = dict.fromkeys(usual, DEFAULT)
+        sources |= dict.fromkeys(from_file, str(experiment)) | dict.fromkeys(from_command, SET)
+        if given.get("strategy-settings"):
+            held = [key for key, value in config.to_dict().items() if key not in given and value != usual[key]]
+            sources |= dict.fromkeys(held, sources["strategy-settings"])
         if "workers" not in given:
             workers = min(cpu_cores(), config.devices)
             config = RunConfig.from_run_config(given | {"workers": workers})
@@ -52,6 +63,11 @@ def resolve(experiment: Path | None, overrides: Sequence[str]) -> Settings:
         places = [place for place in (str(experiment) if experiment else "", SET if overrides else "") if place]
         raise SettingsError(f"{' with '.join(places)}: {error}" if places else str(error)) from None
     return Settings(config, sources)
+
+
+def beside(experiment: Path | None) -> AbstractContextManager[Mapping[str, Path]]:
+    """Look for modules that a run names beside its experiment first; without one, where the command was typed."""
+    return looked_for_beside(Path.cwd() if experiment is None else experiment.absolute().parent)
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
@@ -103,7 +119,7 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
     if not values["run-name"]:
         if values["resume"]:
             raise SettingsError("resume=true needs the run-name of the run to go on with")
-        values["run-name"] = _free_name(output_dir, f"{values['strategy']}-{values['task']}-{now:%Y%m%d-%H%M%S}")
+        values["run-name"] = _free_name(output_dir, f"{config.label}-{now:%Y%m%d-%H%M%S}")
     return type(config).from_run_config(values), output_dir / values["run-name"]
 
 

@@ -20,7 +20,7 @@ METHODS = {
     "depthfl": [*DEPTHFL, "family-arguments=exits = [1, 2]"],
     # DepthFL's weak model has 8,818 parameters and its strong one 53,120, with both heads; here 5,882 and 49,384.
     "depthfl-narrow": [*DEPTHFL, "family-arguments=conv_channels = [4, 16], exits = [1, 2]"],
-    # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs (docs/methods.md).
+    # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs (docs/methods/recipfl.md).
     "recipfl": ["strategy=recipfl", "recipfl.tile=0"],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.
     "recipfl-no-transfer": ["strategy=recipfl", "recipfl.tile=0", "recipfl.transfer=both"],

@@ -3,19 +3,23 @@ import sys
 
 import pytest
 import torch
-from messages.layouts import sent_layout
 
 from client_app import work as client_module
 from client_app.app import app
-from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, Merge, NodeReport, Objective
+from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalHalf, Merge, NodeReport
 from messages.packing import int64_vector, unpack
-from messages.sums import SCALE, split
+from messages.parcels import Parcel, digest
+from messages.sums import SCALE, UNIT, split
 from messages.wire import from_records
 from models.lenet import LeNet5
+from strategies.heterofl import MaskedTraining
+from strategies.local import TrainingAlone
+from strategies.method import Answer, Training
 from tasks.scoring import score
 from tests.client_app.work_orders import (
     LENET,
     SPEC,
+    Apart,
     answers,
     batch,
     context,
@@ -23,48 +27,106 @@ from tests.client_app.work_orders import (
     digits,
     message,
     payload,
+    weights_of,
     work_order,
 )
 
 HALF = LENET.width(0.5)
-LAYOUT = sent_layout(LENET, HALF)
+PARCEL = weights_of(LENET, HALF)
+LAYOUT = PARCEL.layout
 
 
 def own_weights(device, **changes):
     """What a device returns by itself."""
-    content = batch(work_order(device), merge=None, **changes)
-    reply, arrays = answers(content)
+    reply, arrays = answers(batch(work_order(device, local=Apart()), **changes))
     assert reply.updates[0].outcome == "trained"
-    return unpack(arrays[reply.updates[0].payload], LAYOUT), reply.updates[0]
+    return unpack(arrays[reply.updates[0].payloads["weights"]], LAYOUT), reply.updates[0]
 
 
 def test_a_nodes_sum_is_the_weighted_sum_of_its_devices():
     parts = [own_weights(device) for device in (0, 2)]
     reply, arrays = answers(batch(work_order(0), work_order(2)))
     [header] = reply.sums
-    assert (header.orders, header.digest, header.class_weight) == ([0, 2], LAYOUT.digest, None)
+    assert (header.orders, header.parcel, header.class_weight) == ([0, 2], "weights", None)
     assert header.weight == sum(update.examples for _, update in parts) == 72
     total = split(int64_vector(arrays[header.payload], LAYOUT.numel, "sum").double() / SCALE, LAYOUT)
     for name, value in total.items():
         mean = sum(weights[name].double() * update.examples for weights, update in parts) / header.weight
         assert torch.allclose(value / header.weight, mean, rtol=0, atol=1e-9)
-    assert [(u.outcome, u.payload, u.report) for u in reply.updates] == [("trained", None, None)] * 2
+    assert [(u.outcome, u.payloads, u.report) for u in reply.updates] == [("trained", {}, None)] * 2
 
 
 def test_groups_are_summed_apart():
-    other = work_order(1, width=1.0, group=1, payload=1)
+    other = work_order(1, width=1.0, group=1, payloads={"weights": 1})
     reply, arrays = answers(batch(work_order(0), other, work_order(2)), [payload(), payload(width=1.0)])
     assert [(header.group, header.orders) for header in reply.sums] == [(0, [0, 2]), (1, [1])]
-    whole = sent_layout(LENET, LENET.full())
+    whole = weights_of(LENET, LENET.full()).layout
     assert [len(arrays[header.payload]) for header in reply.sums] == [8 * LAYOUT.numel, 8 * whole.numel]
+
+
+class Halves(Training):
+    """Two parcels that are added up, by examples and uniformly, and a third one that is not."""
+
+    def returned(self, family, architecture):
+        tensors = family.tensors(architecture)
+        return {
+            "blocks": Parcel.of({n: t for n, t in tensors.items() if n.startswith("block")}, Merge()),
+            "head": Parcel.of({n: t for n, t in tensors.items() if "fc1" in n}, Merge(weighting="uniform")),
+            "biases": Parcel.of({n: t for n, t in tensors.items() if n.endswith("bias")}),
+        }
+
+    def facts(self, family):
+        return {"steps": 1}
+
+    def train(self, bench):
+        answer = super().train(bench)
+        weights = answer.parcels["weights"]
+        return Answer(answer.model, dict.fromkeys(self.returned(LENET, HALF), weights), answer.loss, {"steps": [4.0]})
+
+
+def test_every_parcel_has_a_sum_of_its_own_or_travels_by_itself():
+    parts = [own_weights(device) for device in (0, 2)]
+    reply, arrays = answers(batch(work_order(0, local=Halves()), work_order(2, local=Halves())))
+    sums = {header.parcel: header for header in reply.sums}
+    assert sums.keys() == {"blocks", "head"}
+    assert [u.payloads.keys() for u in reply.updates] == [{"biases"}] * 2
+    assert [u.facts for u in reply.updates] == [{"steps": [4.0]}] * 2
+    assert (sums["blocks"].weight, sums["head"].weight) == (72, 2 * UNIT)
+    returned = Halves().returned(LENET, HALF)
+    for name, header in sums.items():
+        layout = returned[name].layout
+        total = split(int64_vector(arrays[header.payload], layout.numel, "sum").double() / SCALE, layout)
+        for tensor, value in total.items():
+            mean = sum(weights[tensor].double() for weights, _ in parts) / 2  # 36 examples each
+            assert torch.allclose(value / header.weight, mean, rtol=0, atol=1e-9)
+    for update, (weights, _) in zip(reply.updates, parts, strict=True):
+        biases = unpack(arrays[update.payloads["biases"]], returned["biases"].layout)
+        assert all(torch.equal(weights[tensor], value) for tensor, value in biases.items())
+
+
+def test_a_device_whose_second_parcel_cannot_be_added_is_in_no_sum(monkeypatch):
+    """All parcels of a device go into sums, or none."""
+    expected, sums = answers(batch(work_order(0, local=Halves())))
+    good = Halves.train
+
+    def train(local, bench):
+        answer = good(local, bench)
+        if bench.order.device == 2:
+            bad = {n: v.clone().fill_(float("nan")) if "fc1" in n else v for n, v in answer.parcels["head"].items()}
+            answer.parcels["head"] = bad
+        return answer
+
+    monkeypatch.setattr(Halves, "train", train)
+    reply, arrays = answers(batch(work_order(0, local=Halves()), work_order(2, local=Halves())))
+    assert reply.updates[1].outcome.startswith("refused: weights must be finite")
+    assert reply.sums == expected.sums
+    assert arrays == sums
 
 
 def test_absent_classes_weigh_nothing_in_the_sum():
     static = LeNet5(input_shape=(1, 8, 8), norm="static", scaler=True)
-    orders = [work_order(d, static, objective=Objective(kind="masked cross entropy")) for d in range(4)]
-    merge = Merge(weighting="uniform", present_classes=True)
-    content = batch(*orders, family=static, merge=merge)
-    reply, _ = answers(content, [payload(static)])
+    orders = [work_order(d, static, local=MaskedTraining(weighting="uniform")) for d in range(4)]
+    reply, _ = answers(batch(*orders, family=static), [payload(static)])
     task = digits()
     held = [set(task.train.labels[task.shard(d).train].tolist()) for d in range(4)]
     [header] = reply.sums
@@ -75,13 +137,15 @@ def test_absent_classes_weigh_nothing_in_the_sum():
 
 def test_on_hardware_a_device_sends_its_weights_its_classes_and_its_report():
     static = LeNet5(input_shape=(1, 8, 8), norm="static", scaler=True)
-    order = work_order(1, static, objective=Objective(kind="masked cross entropy"))
-    content = batch(order, family=static, shared_process=False, merge=Merge(present_classes=True))
+    content = batch(work_order(1, static, local=MaskedTraining()), family=static, shared_process=False)
     reply, arrays = answers(content, [payload(static)], partition_id=1)
     [update] = reply.updates
     assert update.outcome == "trained"
     assert reply.sums == []
-    assert unpack(arrays[update.payload], sent_layout(static, HALF)).keys() == static.tensors(HALF).keys()
+    assert (
+        unpack(arrays[update.payloads["weights"]], weights_of(static, HALF).layout).keys()
+        == static.tensors(HALF).keys()
+    )
     task = digits()
     assert update.present_classes == task.train.labels[task.shard(1).train].unique().tolist()
     assert update.report["memory_total_bytes"] > 0
@@ -121,53 +185,83 @@ def test_on_hardware_what_the_machine_has_not_free_is_refused():
 
 def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
     expected, sums = answers(batch(work_order(0), work_order(3)))
-    good = client_module.train
+    good = Training.train
 
-    def train(order, *arguments, **options):
-        if order.device == 1:
+    def train(local, bench):
+        if bench.order.device == 1:
             raise ZeroDivisionError("no luck")
-        return good(order, *arguments, **options)
+        return good(local, bench)
 
-    monkeypatch.setattr(client_module, "train", train)
+    monkeypatch.setattr(Training, "train", train)
     orders = [
         work_order(0),
         work_order(1),
         work_order(2, memory_bytes=5),
         work_order(2, architecture={"widths": [99, 8, 60, 42]}),
         work_order(2, digest="0" * 16),
-        work_order(2, payload=4),
+        work_order(2, payloads={"weights": 4}),
         work_order(77),
+        work_order(2, payloads={"control": 0}),
+        work_order(2).model_copy(update={"local": LocalHalf(name="strategies.fedprox:NoSuch")}),
         work_order(3),
     ]
     reply, arrays = answers(batch(*orders))
     words = [update.outcome for update in reply.updates]
-    assert words[0] == words[7] == "trained"
+    assert words[0] == words[9] == "trained"
     assert words[1] == "failed: ZeroDivisionError: no luck"
     assert words[2] == "refused: training needs about 1000000 bytes, the budget is 5 bytes"
     assert "width of conv1 must be 1 to 6, not 99" in words[3]
-    assert words[4].startswith("refused: device 2: server and device disagree about the tensors")
+    assert words[4].startswith("refused: device 2: server and device disagree about the parcels of strategies.method:T")
     assert words[5] == "refused: device 2: points to array 4, but the message carries 1"
     assert words[6] == "failed: IndexError: device 77 is not one of 0 to 3"
+    assert words[7] == "refused: device 2: parcels ['control'] came, not ['weights']"
+    assert words[8].startswith("refused: this device has no strategies.fedprox:NoSuch: module 'strategies.fedprox' has")
     assert reply.sums == expected.sums
     assert arrays == sums
 
 
 def test_a_model_that_diverges_is_refused_and_left_out_of_the_sum(monkeypatch):
-    good = client_module.train
+    good = Training.train
 
-    def train(order, *arguments, **options):
-        trained = good(order, *arguments, **options)
-        if order.device == 1:
-            trained.returned["head.fc1.bias"] = torch.full_like(trained.returned["head.fc1.bias"], float("nan"))
-        return trained
+    def train(local, bench):
+        answer = good(local, bench)
+        if bench.order.device == 1:
+            answer.parcels["weights"]["head.fc1.bias"].fill_(float("nan"))
+        return answer
 
-    monkeypatch.setattr(client_module, "train", train)
+    monkeypatch.setattr(Training, "train", train)
     reply, arrays = answers(batch(work_order(0), work_order(1)))
     assert reply.updates[1].outcome.startswith("refused: weights must be finite")
     assert [header.orders for header in reply.sums] == [[0]]
     assert arrays == answers(batch(work_order(0)))[1]
     alone, nothing = answers(batch(work_order(1)))
     assert (alone.sums, nothing) == ([], [])
+
+
+class Mixed(Training):
+    """Its head is added up, and all else travels by itself."""
+
+    def returned(self, family, architecture):
+        tensors = family.tensors(architecture)
+        return {
+            "head": Parcel.of({n: t for n, t in tensors.items() if n.startswith("head")}, Merge()),
+            "blocks": Parcel.of({n: t for n, t in tensors.items() if n.startswith("block")}),
+        }
+
+    def train(self, bench):
+        answer = super().train(bench)
+        weights = answer.parcels["weights"]
+        if bench.order.device == 1:
+            weights["block1.conv.bias"].fill_(float("inf"))
+        return Answer(answer.model, {"head": weights, "blocks": weights}, answer.loss)
+
+
+def test_a_device_with_a_parcel_that_the_server_would_refuse_is_in_no_sum():
+    reply, arrays = answers(batch(work_order(0, local=Mixed()), work_order(1, local=Mixed())))
+    outcome = "refused: device 1: tensor 'block1.conv.bias' of 'blocks' holds values that are not finite"
+    assert [update.outcome for update in reply.updates] == ["trained", outcome]
+    assert [header.orders for header in reply.sums] == [[0]]
+    assert len(arrays) == 2
 
 
 def test_every_device_that_fails_still_answers():
@@ -186,8 +280,15 @@ def scores_of(orders, arrays, **changes):
     return from_records(EvaluationReply, reply.content)[0].scores
 
 
-def evaluation(device, data, **changes):
-    values = {"architecture": HALF.to_json(), "payload": 0, "digest": LAYOUT.digest, "data": data}
+def evaluation(device, data, local=Training(), **changes):
+    sent, returned = local.sent(LENET, HALF), local.returned(LENET, HALF)
+    values = {
+        "architecture": HALF.to_json(),
+        "payloads": dict.fromkeys(sent, 0),
+        "digest": digest(sent, returned),
+        "local": local.reference(),
+        "data": data,
+    }
     return EvaluationOrder(device=device, **values | changes)
 
 
@@ -208,15 +309,15 @@ def test_models_are_scored_on_the_shard_or_on_the_test_set():
 
 def test_a_model_that_cannot_be_scored_is_told_and_the_others_are_scored(tmp_path):
     orders = [
-        evaluation(0, "test set", payload=None),
+        evaluation(0, "test set", TrainingAlone()),
         evaluation(1, "test set", digest="0" * 16),
-        evaluation(2, "test set", payload=3),
+        evaluation(2, "test set", payloads={"weights": 3}),
         evaluation(3, "test set"),
     ]
     found = scores_of(orders, [payload()], state_dir=str(tmp_path))
     assert [s.error is None for s in found] == [False, False, False, True]
-    assert "device 0 keeps no model" in found[0].error
-    assert "disagree about the tensors" in found[1].error
+    assert "this device keeps no model of Architecture(" in found[0].error
+    assert "disagree about the parcels" in found[1].error
     assert "points to array 3" in found[2].error
 
 
@@ -233,21 +334,41 @@ def test_a_query_is_answered_with_the_device_and_its_report():
 def test_a_client_does_not_load_what_only_servers_need():
     """Devices are small: what a client imports at its start is counted in its memory and in its seconds."""
     heavy = ["torchvision", "torch_geometric", "ray", "matplotlib", "plotly", "pandas", "datasets", "sklearn"]
-    ours = ["strategies", "server_app", "flwr_datasets", "tensorboard", "hypothesis"]
+    ours = ["rounds", "server_app", "flwr_datasets", "tensorboard", "hypothesis"]
     flower = ["flwr", "grpc"]  # a node's own process and its messenger have them; the worker need not
     code = f"import client_app.work, sys; print([m for m in {heavy + ours + flower} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("teacher", [9, 1, 2], ids=["not in the message", "of another device", "still to come"])
-def test_only_an_order_that_the_device_has_done_can_teach(teacher):
-    first, student, later = work_order(1), work_order(0, order=5, teacher=teacher), work_order(0, order=2)
+@pytest.mark.parametrize("after", [9, 1, 2], ids=["not in the message", "of another device", "still to come"])
+def test_only_an_order_that_the_device_has_done_can_be_read_by_another(after):
+    first, student, later = work_order(1), work_order(0, order=5, after=after), work_order(0, order=2)
     reply, _ = answers(batch(first, student, later))
     outcomes = [update.outcome for update in reply.updates]
     assert outcomes[::2] == ["trained", "trained"]
-    assert outcomes[1].startswith(f"refused: device 0: order 5 is to be taught by order {teacher}")
+    assert outcomes[1].startswith(f"refused: device 0: order 5 reads the model of order {after}, which is none that")
     assert [update.order for update in reply.updates] == [1, 5, 2]
+
+
+class Reads(Training):
+    """Says how large the model is that its device trained before."""
+
+    def facts(self, family):
+        return {"read": 1}
+
+    def train(self, bench):
+        assert bench.earlier is not None
+        bias = bench.earlier.get_parameter("head.fc1.bias")
+        return Answer(parcels={"weights": bench.received["weights"]}, facts={"read": [float(len(bias))]})
+
+
+def test_an_order_reads_the_model_that_it_names():
+    first = work_order(0, width=1.0, group=1, payloads={"weights": 1})
+    second, third = work_order(0, order=1), work_order(0, order=2, local=Reads(), after=0)
+    reply, _ = answers(batch(first, second, third), [payload(), payload(width=1.0)])
+    assert [update.outcome for update in reply.updates] == ["trained"] * 3
+    assert reply.updates[2].facts == {"read": [120.0]}
 
 
 def test_a_messenger_does_not_load_what_only_the_worker_needs():

@@ -1,27 +1,28 @@
-"""Batch norm statistics that stay on their device, and the classes that a device is asked for."""
+"""RecipFL's device half: batch norm statistics stay on their device, and a device says which classes it holds."""
 
 import pytest
 import torch
-from messages.layouts import sent_layout
 
 from client_app.state import DeviceState
 from messages.orders import LocalTraining
 from messages.packing import unpack
-from tests.client_app.work_orders import LENET, answers, batch, digits, work_order
+from strategies.recipfl.device import TaughtTraining
+from tests.client_app.work_orders import LENET, Apart, answers, batch, digits, weights_of, work_order
 
 HALF = LENET.width(0.5)
+OWN = TaughtTraining(taught=False, divergence="student || teacher")
 
 
 @pytest.fixture
 def ask(tmp_path):
     """Train device 0 for some steps in a round; what it returns."""
 
-    def train(round_number=1, steps=2, keeps=True, run="a run"):
-        order = work_order(keeps_statistics=keeps, asks_class_counts=keeps, seed=round_number)
+    def train(round_number=1, steps=2, local=OWN, run="a run"):
+        order = work_order(local=local, seed=round_number)
         training = LocalTraining(batch_size=10, steps=steps, learning_rate=0.0001)
-        content = batch(order, round=round_number, training=training, merge=None, state_dir=str(tmp_path), run=run)
+        content = batch(order, round=round_number, training=training, state_dir=str(tmp_path), run=run)
         reply, arrays = answers(content)
-        return reply.updates[0], unpack(arrays[0], sent_layout(LENET, HALF))
+        return reply.updates[0], unpack(arrays[0], weights_of(LENET, HALF).layout)
 
     return train
 
@@ -32,7 +33,7 @@ def means(weights):
 
 def test_statistics_begin_as_those_of_the_first_batches(ask):
     """With learning rate next to 0, weights stay: one step's statistics are the batch's, and not a tenth of them."""
-    tenth, own = ask(steps=1, keeps=False)[1], ask(steps=1)[1]
+    tenth, own = ask(steps=1, local=Apart())[1], ask(steps=1)[1]
     torch.testing.assert_close(means(own), 10 * means(tenth))
 
 
@@ -48,19 +49,20 @@ def test_the_next_training_goes_on_from_the_devices_own_statistics(ask):
     torch.testing.assert_close(means(second), 0.9 * means(first) + 0.1 * another, rtol=1e-3, atol=1e-5)
 
 
-def test_statistics_are_kept_only_where_that_is_asked(ask, tmp_path):
-    ask(keeps=False)
+def test_statistics_are_kept_only_where_the_device_half_keeps_them(ask, tmp_path):
+    assert not ask(local=Apart())[0].state_kept
     state = DeviceState(str(tmp_path), "a run", 0)
-    key = f"statistics-of-model-{sent_layout(LENET, HALF).digest}"
+    key = f"statistics-{weights_of(LENET, HALF).layout.digest}"
     assert state.load(key, 2) is None
-    kept = ask()[1]
+    update, kept = ask()
+    assert update.state_kept
     found = state.load(key, 2)
     assert set(found) == {f"block{n}.norm.running_{what}" for n in (1, 2) for what in ("mean", "var")}
     assert torch.equal(found["block1.norm.running_mean"], means(kept))
 
 
-def test_a_device_says_its_classes_where_it_is_asked(ask):
+def test_a_device_says_its_classes_where_the_device_half_does(ask):
     update, _ = ask()
     labels = digits().train.labels[digits().shard(0).train]
-    assert update.class_counts == labels.bincount(minlength=10).tolist()
-    assert ask(keeps=False)[0].class_counts is None
+    assert update.facts == {"class_counts": labels.bincount(minlength=10).tolist()}
+    assert ask(local=Apart())[0].facts == {}

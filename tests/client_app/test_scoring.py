@@ -1,44 +1,65 @@
-"""Scoring under the memory of the order, as training is."""
+"""Scoring: under the memory of the order, as training is, and of what the device half says."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from client_app.training import Refusal
-from messages.layouts import sent_layout
 
 from client_app import scoring
+from client_app.bench import Refusal, Workplace
 from client_app.memory import LIBRARY_BYTES
 from client_app.scoring import score_order
-from messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining, Objective
+from client_app.state import DeviceState
+from messages.error import MessageError
+from messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining
+from messages.parcels import digest
+from models.cnn import Cnn3
+from strategies.depthfl import MeanOfExits, MutualLearningOfExits
+from strategies.heterofl import Masked, MaskedTraining
+from strategies.local import TrainingAlone
+from strategies.method import ClassCounts, Training
 from tasks.task import load_task
-from tests.client_app.work_orders import LENET, SPEC, digits, payload
+from tests.client_app.work_orders import CPU, LENET, SPEC, digits, do, packed, work_order
 
 HALF = LENET.width(0.5)
-CPU = torch.device("cpu")
 LIMIT_BYTES = 16 * 2**20
 
 
-def scored(training=None, available_bytes=10**12, memory_bytes=LIMIT_BYTES, task=SPEC, **of_order):
+def scored(
+    training=None,
+    available_bytes=10**12,
+    memory_bytes=LIMIT_BYTES,
+    task=SPEC,
+    local=Training(),
+    family=LENET,
+    architecture=HALF,
+    state=None,
+    round_number=1,
+    **of_order,
+):
+    sent, returned = local.sent(family, architecture), local.returned(family, architecture)
     order = EvaluationOrder(
         device=0,
-        architecture=HALF.to_json(),
-        payload=0,
-        digest=sent_layout(LENET, HALF).digest,
+        architecture=architecture.to_json(),
+        payloads={name: index for index, name in enumerate(sent)},
+        digest=digest(sent, returned),
+        local=local.reference(),
         memory_bytes=memory_bytes,
         **{"data": "test set"} | of_order,
     )
     batch = EvaluationBatch(
         run="a run",
-        round=1,
+        round=round_number,
         task=task.to_json(),
-        family=LENET.spec(),
+        family=family.spec(),
         batch_size=10,
         training=training,
         shared_process=available_bytes is None,
         orders=[order],
     )
-    return score_order(order, batch, LENET, load_task(task), payload(), None, CPU, available_bytes)
+    arrays = [packed(family, architecture)] if sent else []
+    state = state or DeviceState("/nowhere", "no run", 0)
+    return score_order(order, batch, family, load_task(task), arrays, state, Workplace(CPU, available_bytes))
 
 
 @pytest.fixture
@@ -76,29 +97,42 @@ class Constant(torch.nn.Module):
 
 def test_masked_logits_of_absent_classes_are_zero():
     """The most likely class is absent, and so is the least likely: what is left is class 2, then both zeros."""
-    model = scoring.Masked(Constant(), torch.tensor([True, False, True, False]))
+    model = Masked(Constant(), torch.tensor([True, False, True, False]))
     assert model(torch.zeros(2, 3)).tolist() == [[0.0, 0.0, 1.0, 0.0]] * 2
 
 
+EXITS = Cnn3(input_shape=(1, 8, 8), exits=(1, 2, 3))
+TOGETHER = MutualLearningOfExits(weight=1.0, alpha=0.0, ensemble=True)
+
+
 @pytest.mark.parametrize(
-    ("data", "kind", "masked"),
+    ("data", "local", "kind"),
     [
-        ("shard", "masked cross entropy", True),
-        ("shard", "cross entropy", False),
-        ("test set", "masked cross entropy", False),
+        ("shard", MaskedTraining(), Masked),
+        ("shard", Training(), None),
+        ("test set", MaskedTraining(), None),
+        ("shard", TOGETHER, MeanOfExits),
+        ("shard", TOGETHER.model_copy(update={"ensemble": False}), None),
     ],
+    ids=["masked", "plain", "masked on the test set", "mean of exits", "deepest exit"],
 )
-def test_a_device_is_scored_on_its_own_data_as_it_is_trained(data, kind, masked, monkeypatch):
+def test_a_device_is_scored_on_its_own_data_as_its_half_says(data, local, kind, monkeypatch):
     seen = []
     honest = scoring.score
 
     def score(model, *arguments, **more):
-        seen.append(isinstance(model, scoring.Masked))
+        seen.append(type(model))
         return honest(model, *arguments, **more)
 
     monkeypatch.setattr(scoring, "score", score)
-    scored(data=data, objective=Objective(kind=kind), task=replace(SPEC, test_fraction=0.5))
-    assert seen == [masked]
+    scored(
+        data=data,
+        local=local,
+        task=replace(SPEC, test_fraction=0.5),
+        family=EXITS,
+        architecture=EXITS.up_to(2),
+    )
+    assert seen == [kind or type(EXITS.build(EXITS.full()))]
 
 
 def test_scoring_holds_no_gradients_of_the_training_before_it(monkeypatch):
@@ -113,3 +147,23 @@ def test_scoring_holds_no_gradients_of_the_training_before_it(monkeypatch):
     assert scored(LocalTraining(batch_size=10), memory_bytes=10**9).error is None
     assert seen
     assert all(gradient is None for gradient in seen)
+
+
+def test_the_model_that_a_device_keeps_is_scored_without_training_or_after_it(tmp_path):
+    """The model of the round that is evaluated: one of a later round does not count, and nothing is kept."""
+    state = DeviceState(str(tmp_path), "a run", 0)
+    with pytest.raises(MessageError, match=r"this device keeps no model of Architecture\("):
+        scored(local=TrainingAlone(), state=state)
+    for number in (1, 2):
+        do(work_order(local=TrainingAlone()), state=state, round_number=number)
+    before = {path.name: path.read_bytes() for path in state.folder.iterdir()}
+    first, second = (scored(local=TrainingAlone(), state=state, round_number=n).loss_sum for n in (1, 2))
+    assert first != second
+    trained = scored(LocalTraining(batch_size=10), local=TrainingAlone(), state=state, memory_bytes=10**9)
+    assert trained.loss_sum not in (first, second)
+    assert {path.name: path.read_bytes() for path in state.folder.iterdir()} == before
+
+
+def test_work_that_trains_no_model_cannot_be_scored():
+    with pytest.raises(MessageError, match=r"device 0: strategies\.method:ClassCounts trained no model that could be"):
+        scored(LocalTraining(batch_size=10), local=ClassCounts(), memory_bytes=10**9)

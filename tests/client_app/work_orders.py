@@ -1,30 +1,43 @@
-"""Batches of work orders for tests, as a server would send them."""
+"""Batches of work orders for tests, as a server would send them, and the bench on which a device does one."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from messages.layouts import returned_layout, sent_layout
 from torch import Tensor
 
 from client_app.app import app
-from messages.orders import Batch, LocalTraining, Merge, Objective, Reply, WorkOrder
+from client_app.bench import DeviceBench, Done, Workplace, do_order
+from client_app.state import DeviceState
+from messages.orders import Batch, LocalTraining, Reply, WorkOrder
 from messages.packing import pack
+from messages.parcels import Parcel, digest
 from messages.wire import from_records, to_records
 from models.architecture import Architecture
 from models.base import Family
+from models.layers import Network
 from models.lenet import LeNet5
+from strategies.method import Local, Training, local_half
 from strategies.submodel import initial_weights
 from tasks.task import Task, TaskSpec, load_task
 
+CPU = torch.device("cpu")
 LENET = LeNet5(input_shape=(1, 8, 8))
 SPEC = TaskSpec(
     name="digits", devices=4, seed=1, partition="dirichlet", alpha=0.3, examples_per_device=40, test_fraction=0.1
 )
+
+
+class Apart(Training):
+    """Plain training, whose weights the server wants of each device by themselves."""
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        return {"weights": Parcel.of(family.tensors(architecture))}
 
 
 def digits() -> Task:
@@ -36,18 +49,27 @@ def cut(family: Family, architecture: Architecture) -> dict[str, Tensor]:
     return family.place(architecture).gather(initial_weights(family, 1))
 
 
-def work_order(device: int = 0, family: Family = LENET, width: float = 0.5, **changes: Any) -> WorkOrder:
-    architecture = family.width(width)
-    objective = changes.get("objective", Objective())
+def work_order(
+    device: int = 0,
+    family: Family = LENET,
+    width: float = 0.5,
+    local: Local = Training(),
+    *,
+    of: Architecture | None = None,
+    **changes: Any,
+) -> WorkOrder:
+    """An order to train a width, or the architecture `of`; `changes` are fields of it."""
+    architecture = of or family.width(width)
+    sent, returned = local.sent(family, architecture), local.returned(family, architecture)
     values = {
         "order": device,  # unless a test says otherwise, one order per device
         "device": device,
         "tier": "all",
         "architecture": architecture.to_json(),
-        "payload": 0,
+        "payloads": {name: index for index, name in enumerate(sent)},
         "group": 0,
-        "digest": returned_layout(family, architecture, objective.kind).digest,
-        "objective": objective,
+        "digest": digest(sent, returned),
+        "local": local.reference(),
         "seed": 7 + device,
         "memory_bytes": 0,
         "predicted_memory_bytes": 10**6,
@@ -62,7 +84,6 @@ def batch(*orders: WorkOrder, family: Family = LENET, **changes: Any) -> Batch:
         "task": SPEC.to_json(),
         "family": family.spec(),
         "training": LocalTraining(batch_size=10, learning_rate=0.05),
-        "merge": Merge(),
         "shared_process": True,
         "orders": list(orders),
     }
@@ -72,8 +93,55 @@ def batch(*orders: WorkOrder, family: Family = LENET, **changes: Any) -> Batch:
 @lru_cache
 def payload(family: Family = LENET, width: float = 0.5) -> bytes:
     """Packed first weights of a width."""
-    architecture = family.width(width)
-    return pack(cut(family, architecture), sent_layout(family, architecture))
+    return packed(family, family.width(width))
+
+
+def packed(family: Family, architecture: Architecture) -> bytes:
+    """Packed first weights of an architecture."""
+    return pack(cut(family, architecture), weights_of(family, architecture).layout)
+
+
+def weights_of(family: Family, architecture: Architecture) -> Parcel:
+    """The parcel of all tensors of an architecture."""
+    return Parcel.of(family.tensors(architecture))
+
+
+def bench_of(
+    order: WorkOrder,
+    how: LocalTraining = LocalTraining(batch_size=10, learning_rate=0.05),
+    *,
+    family: Family = LENET,
+    arrays: list[bytes] | None = None,
+    state: DeviceState | None = None,
+    available_bytes: int | None = None,
+    board: Path | None = None,
+    round_number: int = 1,
+    evaluated_round: int | None = None,
+    earlier: Network | None = None,
+) -> DeviceBench:
+    """The bench of an order. Without `arrays` the message brings the first weights of the order's architecture."""
+    local = local_half(order.local)
+    if arrays is None:
+        architecture = Architecture.from_json(order.architecture)
+        arrays = [packed(family, architecture)] if order.payloads else []
+    return DeviceBench(
+        order,
+        local,
+        round_number,
+        how,
+        family,
+        digits(),
+        arrays,
+        state or DeviceState("/nowhere", "no run", order.device),
+        Workplace(CPU, available_bytes, board),
+        earlier=earlier,
+        evaluated_round=evaluated_round,
+    )
+
+
+def do(order: WorkOrder, *arguments: Any, **options: Any) -> Done:
+    """Do a work order; the arguments are those of `bench_of`."""
+    return do_order(bench_of(order, *arguments, **options))
 
 
 def message(content: object, arrays: list[bytes], kind: str = "train") -> Message:

@@ -384,7 +384,7 @@ def test_a_link_at_2_mbit_per_s_is_seen_and_makes_a_smaller_model(deployment, sh
 def test_a_killed_node_costs_its_round_and_comes_back_with_its_state(deployment):
     # Every device keeps a model of its own, so a state that was lost would show: its loss would begin anew.
     settings = ("rounds=100", "evaluate-every=100", "deadline-seconds=200")
-    process = deployment.start_run("killed-node", *QUICK, *settings, "fedavg.use=local")
+    process = deployment.start_run("killed-node", *QUICK, *settings, "strategy=local")
     wait_for_round(deployment, "killed-node", 1, process, 300)
     node = deployment.container("node-2")
     deployment.when_training("node-2")

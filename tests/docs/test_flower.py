@@ -7,12 +7,13 @@ from pathlib import Path
 import flwr
 import pytest
 from flwr.common.constant import ErrorCode
-from strategies.exchange import _ERRORS
 
 from client_app import ending
+from rounds.exchange import _ERRORS
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("client_app", "devices", "messages", "models", "server_app", "strategies", "tasks", "wildflower")
+ROOMS = ("client_app", "devices", "messages", "models", "plugins", "rounds", "server_app", "strategies", "tasks")
+APP = (*ROOMS, "wildflower")
 SOURCE = [file.read_text(encoding="utf-8") for file in Path(flwr.__file__).parent.rglob("*.py")]
 DESIGN = (ROOT / "docs/design.md").read_text().partition("## Going to a newer Flower")[2].partition("\n## ")[0]
 
@@ -22,13 +23,11 @@ def ours(*folders):
     return [file.read_text() for file in files if file.is_file()]
 
 
-VARIABLES = {name for text in ours(*ROOMS, "deploy") for name in re.findall(r"FLWR_[A-Z_]+", text)}
+VARIABLES = {name for text in ours(*APP, "deploy") for name in re.findall(r"FLWR_[A-Z_]+", text)}
 
 
 def test_what_is_no_part_of_flowers_offer_to_apps_is_written_down():
-    modules = {
-        m for text in ours(*ROOMS) for m in re.findall(r"^\s*(?:from|import) (flwr\.[\w.]+)", text, re.MULTILINE)
-    }
+    modules = {m for text in ours(*APP) for m in re.findall(r"^\s*(?:from|import) (flwr\.[\w.]+)", text, re.MULTILINE)}
     offered = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.common")
     assert "flwr.supernode" in modules  # they are found
     assert [module for module in sorted(modules) if module not in offered and module not in DESIGN] == []

@@ -27,7 +27,7 @@ def config(folder, method, **changes):
 def by_the_engine(folder, method, **changes):
     """What the engine's own rounds come to."""
     engine, scorer = started(config(folder, method, **changes))
-    engine.method.start()
+    engine.start()
     grid = simulated_grid(2)
     return engine, [engine.run_round(grid, number, scorer) for number in range(1, ROUNDS + 1)]
 
@@ -109,7 +109,7 @@ def test_a_method_is_started_once(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(engine.method, "start", lambda: calls.append(engine.round))
     FlowerStrategy(engine, scorer).start(simulated_grid(), IGNORED, num_rounds=2)
-    assert calls == [0]
+    assert calls == [1]
 
 
 def on_hardware(tmp_path, devices=3, **changes):

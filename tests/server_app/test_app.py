@@ -56,6 +56,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
         "rounds.jsonl",
         "devices.jsonl",
         "checkpoint",
+        "models",
         "summary.json",
         "report.html",
         "tensorboard",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from flwr.app import Context, Message
+from torch import Tensor, nn
 
 from devices.fleet import Fleet
 from messages.error import MessageError
@@ -25,6 +29,7 @@ from models.layers import Block, Flatten, Linear, Relu
 from rounds.engine import Engine
 from rounds.population import Holdings, SimulatedDevices
 from strategies.distillation import Distillation
+from strategies.losses import Loss
 from strategies.method import Local, Method, Setup, local_half
 from strategies.settings import RoundSettings
 from tests.grid import InProcessGrid
@@ -217,3 +222,51 @@ def filled(weights: Weights, value: float) -> Weights:
 
 def no_scores(model: object) -> tuple[float, float]:
     raise AssertionError("these rounds are not scored")
+
+
+# Losses of models whose logits are known
+
+
+class Logits(nn.Module):
+    """Ignores its input: the logits are its parameter, the same for every example."""
+
+    def __init__(self, *values: float) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor(values))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.values.expand(len(inputs), -1).clone()
+
+
+class TwoExits(nn.Module):
+    """Ignores its input: every exit's logits are a parameter, the same for every example."""
+
+    def __init__(self, shallow: list[float], deep: list[float], between: tuple[list[float], ...] = ()) -> None:
+        super().__init__()
+        self.shallow = nn.Parameter(torch.tensor(shallow))
+        self.deep = nn.Parameter(torch.tensor(deep))
+        self.between = between
+
+    def exits(self, inputs: Tensor) -> list[Tensor]:
+        middle = [torch.tensor(logits) for logits in self.between]
+        return [logits.expand(len(inputs), -1) for logits in (self.shallow, *middle, self.deep)]
+
+
+def a_bench(family: Family | None = None, architecture: Architecture | None = None, **changes: Any) -> Any:
+    """What a device half asks of its bench when it makes a loss; the device holds one example of every class."""
+    family = family or OneHidden()
+    values = {
+        "family": family,
+        "architecture": architecture or family.full(),
+        "task": SimpleNamespace(loss=F.cross_entropy),
+        "class_counts": torch.ones(family.classes, dtype=torch.int64),
+        "device": torch.device("cpu"),
+        "chance": random.Random(0),
+        "earlier": None,
+    }
+    return SimpleNamespace(**values | changes)
+
+
+def loss_of(local: Local, model: Any, **changes: Any) -> Loss:
+    """The loss of a device half; `changes` are of the bench."""
+    return local.loss(a_bench(**changes), model)  # type: ignore[attr-defined]

@@ -1,9 +1,12 @@
-"""What holds for every strategy, whatever it learns."""
+"""What holds for every method, whatever it learns.
 
-import importlib
+Bad replies meet the engine, and not the method: four methods stand for all, one that sums with present classes, a plain
+one, one whose parcels are not merged, and one that keeps models on devices.
+"""
+
 import math
 import random
-import re
+import sys
 from functools import lru_cache
 
 import pytest
@@ -12,7 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from messages.packing import Layout
 from models.lenet import LeNet5
-from strategies import STRATEGIES
+from strategies import METHODS as KINDS
+from strategies.method import Local, Order
 from tests.small_run import (
     METHODS,
     FakeTime,
@@ -25,18 +29,17 @@ from tests.small_run import (
 )
 
 STRANGERS = [method for method in METHODS if method not in ("all-small", "exclusive", "heterofl dynamic")]
-SUMMING = [
-    method for method in STRANGERS if method not in ("local", "hypemefed", "recipfl")
-]  # where a node adds up its devices' updates
+SUMMING = ["heterofl", "all-large"]  # a node adds up its devices' parcels; the first with present classes
+REPRESENTATIVES = [*SUMMING, "hypemefed", "local"]
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
-def rounds(folder, method, grid, number=2, **changes):
-    """The state and the journal lines after some rounds."""
+def run_rounds(folder, method, grid, number=2, **changes):
+    """The engine and the journal lines after some rounds."""
     folder.mkdir(exist_ok=True)
-    strategy, scorer = started(small_config(folder, **METHODS[method] | {"evaluate-every": 2} | changes))
-    results = [strategy.run_round(grid, n, scorer) for n in range(1, number + 1)]
-    return strategy, results
+    engine, scorer = started(small_config(folder, **METHODS[method] | {"evaluate-every": 2} | changes))
+    results = [engine.run_round(grid, n, scorer) for n in range(1, number + 1)]
+    return engine, results
 
 
 def outcomes(results):
@@ -47,35 +50,34 @@ def scores(results):
     return [(r.record["accuracy"], r.record["loss"], r.record["accuracy_by_tier"]) for r in results]
 
 
-def test_all_strategies_are_here_under_the_names_of_their_files():
-    assert {keys["strategy"] for keys in METHODS.values()} == set(STRATEGIES)
+def test_all_methods_are_here_under_the_names_of_their_files():
+    assert {keys["strategy"] for keys in METHODS.values()} == set(KINDS)
     # The journal names a method after its file.
-    assert {name: kind.__module__.rsplit(".")[-1].replace("_", "-") for name, (kind, _) in STRATEGIES.items()} == {
-        name: name for name in STRATEGIES
-    }
+    assert {name: kind.name() for name, kind in KINDS.items()} == {name: name for name in KINDS}
 
 
 @every_method
-def test_a_methods_docstring_names_the_loss_that_its_devices_minimize(method, tmp_path):
-    strategy, _ = started(small_config(tmp_path, **METHODS[method]))
-    told = type(strategy).__dict__["__doc__"]
-    assert f'"{strategy.objective(0, strategy.scored_architecture).kind}"' in told
-    functions = re.findall(r"`client_app\.(\w+)\.(\w+)`", told)
-    assert functions
-    for module, name in functions:
-        assert hasattr(importlib.import_module(f"client_app.{module}"), name)
+def test_a_methods_device_half_states_the_loss_that_it_minimizes(method, tmp_path):
+    chosen = started(small_config(tmp_path, **METHODS[method]))[0].method
+    local = chosen.local(Order(0, chosen.scored_architecture))
+    kind = type(local)
+    assert isinstance(local, Local)
+    assert kind.__module__.partition(".")[0] == "strategies"
+    assert getattr(sys.modules[kind.__module__], kind.__name__) is kind  # where a device finds it
+    told = kind.__dict__["__doc__"]
+    assert "L =" in told or "minimize" in told
 
 
 @every_method
 def test_neither_the_order_of_replies_nor_the_number_of_nodes_matters(method, tmp_path):
-    one, results = rounds(tmp_path / "one", method, simulated_grid(1), workers=1)
+    one, results = run_rounds(tmp_path / "one", method, simulated_grid(1), workers=1)
     assert results[1].record["accuracy"] is not None
     for nodes in (2, 3):
         grid = simulated_grid(nodes)
         grid.turn = lambda messages: messages[::-1]
-        other, others = rounds(tmp_path / f"{nodes}", method, grid, workers=nodes)
-        assert same_bits(one.state_dict().tensors, other.state_dict().tensors)
-        assert one.state_dict().values == other.state_dict().values
+        other, others = run_rounds(tmp_path / f"{nodes}", method, grid, workers=nodes)
+        assert same_bits(one.state().tensors, other.state().tensors)
+        assert one.state().values == other.state().values
         assert scores(results) == scores(others)
         assert outcomes(results) == outcomes(others)
         if method != "exclusive":  # of which few devices can be part
@@ -89,23 +91,23 @@ def test_devices_on_nodes_of_their_own_answer_in_any_order(method, tmp_path):
         shuffle = random.Random(seed).shuffle
         grid = connected_grid(6, tmp_path / f"{seed}")
         grid.turn = lambda messages, shuffle=shuffle: shuffle(messages) or messages
-        strategy, results = rounds(tmp_path / f"run-{seed}", method, grid, fleet="")
+        engine, results = run_rounds(tmp_path / f"run-{seed}", method, grid, fleet="")
         assert set(outcomes(results).values()) == {"trained"}
-        states.append(strategy.state_dict())
+        states.append(engine.state())
     assert same_bits(states[0].tensors, states[1].tensors)
 
 
 @every_method
 def test_training_changes_the_model_and_repeats_itself(method, tmp_path):
-    before = started(small_config(tmp_path, **METHODS[method]))[0].state_dict()
-    first, results = rounds(tmp_path / "1", method, simulated_grid())
-    second, _ = rounds(tmp_path / "2", method, simulated_grid())
+    before = started(small_config(tmp_path, **METHODS[method]))[0].state()
+    first, results = run_rounds(tmp_path / "1", method, simulated_grid())
+    second, _ = run_rounds(tmp_path / "2", method, simulated_grid())
     assert "trained" in outcomes(results).values()
-    assert same_bits(first.state_dict().tensors, second.state_dict().tensors)
-    changed = not same_bits(before.tensors, first.state_dict().tensors)
+    assert same_bits(first.state().tensors, second.state().tensors)
+    changed = not same_bits(before.tensors, first.state().tensors)
     assert changed == (method != "local")
-    other, _ = rounds(tmp_path / "3", method, simulated_grid(), seed=4)
-    assert not same_bits(first.state_dict().tensors, other.state_dict().tensors)
+    other, _ = run_rounds(tmp_path / "3", method, simulated_grid(), seed=4)
+    assert not same_bits(first.state().tensors, other.state().tensors)
 
 
 # A reply that cannot be used leaves everything as if its node had died, and the replies of the other nodes count.
@@ -163,8 +165,8 @@ def a_group_that_is_not_there(reply, arrays):
     reply["sums"][0]["group"] = 77
 
 
-def a_sum_of_other_tensors(reply, arrays):
-    reply["sums"][0]["digest"] = "0" * 16
+def a_sum_of_another_parcel(reply, arrays):
+    reply["sums"][0]["parcel"] = "statistics"
 
 
 def a_sum_too_short(reply, arrays):
@@ -194,14 +196,14 @@ def no_device(reply, arrays):
 WHOLE = [wrong_round, wrong_run, twice_the_same_device, device_never_asked, an_order_never_given, an_outcome_of_its_own]
 WHOLE += [trained_on_nothing, more_examples_than_its_shard, examples_beyond_all_bounds, no_device]
 SUMS = [trained_but_sent_nothing, more_weight_in_the_sum, an_order_counted_twice, the_same_sum_twice]
-SUMS += [a_foreign_order_in_the_sum, a_group_that_is_not_there, a_sum_of_other_tensors, a_sum_too_short]
+SUMS += [a_foreign_order_in_the_sum, a_group_that_is_not_there, a_sum_of_another_parcel, a_sum_too_short]
 SUMS += [a_sum_that_is_not_there, a_negative_weight]
 
 
 def one_round(folder, method, grid, **changes):
     """The state after a round, and node and outcome of every device."""
-    strategy, [result] = rounds(folder, method, grid, number=1, **changes)
-    state = strategy.state_dict()
+    engine, [result] = run_rounds(folder, method, grid, number=1, **changes)
+    state = engine.state()
     return state.tensors, state.values.get("trained"), {d["device"]: (d["node"], d["outcome"]) for d in result.devices}
 
 
@@ -249,7 +251,7 @@ def check_refusal(folder, tmp_path, method, tamper, on_hardware=False):
     return {refusals[device][1] for device in mine}
 
 
-@pytest.mark.parametrize("method", STRANGERS)
+@pytest.mark.parametrize("method", REPRESENTATIVES)
 @pytest.mark.parametrize("change", WHOLE, ids=lambda change: change.__name__)
 def test_a_bad_reply_changes_nothing(method, change, tmp_path, folder):
     [why] = check_refusal(folder, tmp_path, method, changed_reply(change))
@@ -302,14 +304,14 @@ def unnumbered_arrays(message):
     return message
 
 
-@pytest.mark.parametrize("method", STRANGERS)
+@pytest.mark.parametrize("method", REPRESENTATIVES)
 @pytest.mark.parametrize("tamper", [garbage, nothing, another_models_weights, unnumbered_arrays])
 def test_a_message_that_is_none_of_ours_changes_nothing(method, tamper, tmp_path, folder):
     [why] = check_refusal(folder, tmp_path, method, tamper)
     assert why.startswith("refused: Reply: ")
 
 
-@pytest.mark.parametrize("method", STRANGERS)
+@pytest.mark.parametrize("method", REPRESENTATIVES)
 def test_a_reply_that_comes_twice_counts_once(method, tmp_path):
     grid = simulated_grid(2)
     grid.duplicate = True
@@ -343,7 +345,15 @@ def a_payload_cut_short(reply, arrays):
 
 
 def a_payload_that_is_not_there(reply, arrays):
-    reply["updates"][0]["payload"] = 5
+    reply["updates"][0]["payloads"]["weights"] = 5
+
+
+def a_parcel_of_another_name(reply, arrays):
+    reply["updates"][0]["payloads"] = {"biases": 0}
+
+
+def a_parcel_more(reply, arrays):
+    reply["updates"][0]["payloads"]["biases"] = 0
 
 
 def a_report_of_impossible_memory(reply, arrays):
@@ -357,12 +367,15 @@ BAD_WEIGHTS = {
     "inf": (of_values(float("inf")), "holds values that are not finite"),
     "overflow": (of_values(1e30), "finite and small enough"),
     "no payload": (a_payload_that_is_not_there, "points to array 5"),
+    "unknown parcel": (a_parcel_of_another_name, "parcels ['biases'] came, not ['weights']"),
+    "extra parcel": (a_parcel_more, "parcels ['biases', 'weights'] came, not ['weights']"),
     "bad report": (a_report_of_impossible_memory, "memory_available_bytes"),
 }
 
 
-# With LeNet-5, whose tensors are named here.
-@pytest.mark.parametrize("method", [method for method in SUMMING if "family" not in METHODS[method]])
+@pytest.mark.parametrize(
+    "method", [method for method in REPRESENTATIVES if method != "local"]
+)  # which sends no weights
 @pytest.mark.parametrize("kind", BAD_WEIGHTS)
 def test_bad_weights_of_one_device_change_nothing(method, kind, tmp_path, folder):
     change, words = BAD_WEIGHTS[kind]
@@ -397,12 +410,12 @@ def test_one_device_moves_the_model_no_further_than_the_bound(method, tmp_path):
         changes = {"fleet": "", "devices": 1, "devices-per-round": 1, "norm-bound": bound, "evaluate-every": 2}
         folder = tmp_path / f"{method}-{bound}"
         folder.mkdir()
-        strategy, scorer = started(small_config(folder, **METHODS[method] | changes))
-        before = {name: value.clone() for name, value in strategy.state_dict().tensors.items()}
-        result = strategy.run_round(grid, 1, scorer)
+        engine, scorer = started(small_config(folder, **METHODS[method] | changes))
+        before = {name: value.clone() for name, value in engine.state().tensors.items()}
+        result = engine.run_round(grid, 1, scorer)
         records[bound] = result.record
         assert [line["bounded"] for line in result.devices] == [bound > 0]
-        moved[bound] = distance(before, strategy.state_dict().tensors)
+        moved[bound] = distance(before, engine.state().tensors)
     assert moved[0.0] > 1000
     assert 0 < moved[0.5] <= 0.5 * (1 + 1e-5)
     assert [records[bound]["devices_bounded"] for bound in (0.0, 0.5)] == [0, 1]
@@ -411,37 +424,49 @@ def test_one_device_moves_the_model_no_further_than_the_bound(method, tmp_path):
 def test_a_node_of_many_devices_bounds_each_before_it_adds(tmp_path):
     """Honest devices, and a bound that they all exceed: the mean of eight is within it."""
     changes = METHODS["all-large"] | {"evaluate-every": 2, "norm-bound": 1e-3, "learning-rate": 0.5}
-    strategy, scorer = started(small_config(tmp_path, **changes))
-    before = {name: value.clone() for name, value in strategy.state_dict().tensors.items()}
-    result = strategy.run_round(simulated_grid(2), 1, scorer)
+    engine, scorer = started(small_config(tmp_path, **changes))
+    before = {name: value.clone() for name, value in engine.state().tensors.items()}
+    result = engine.run_round(simulated_grid(2), 1, scorer)
     assert result.record["devices_bounded"] == result.record["devices_replied"] > 1
-    assert 0 < distance(before, strategy.state_dict().tensors) <= 1e-3 * (1 + 1e-5)
+    assert 0 < distance(before, engine.state().tensors) <= 1e-3 * (1 + 1e-5)
 
 
 def test_a_method_that_wants_every_update_by_itself_gets_it_bounded(tmp_path):
     changes = METHODS["hypemefed"] | {"evaluate-every": 2, "norm-bound": 1e-3, "learning-rate": 0.5}
-    strategy, scorer = started(small_config(tmp_path, **changes))
+    engine, scorer = started(small_config(tmp_path, **changes))
     seen = []
-    honest = strategy.absorb
+    honest = engine.method.absorb
 
     def absorb(contribution):
-        sent = strategy.payload(contribution.group)
-        seen.append(distance(contribution.weights, {n: sent[n] for n in contribution.weights}))
+        sent, found = engine.method.payload(contribution.group)["weights"], contribution.own("weights")
+        seen.append(distance(found, {name: sent[name] for name in found}))
         honest(contribution)
 
-    strategy.absorb = absorb
-    result = strategy.run_round(simulated_grid(2), 1, scorer)
+    engine.method.absorb = absorb
+    result = engine.run_round(simulated_grid(2), 1, scorer)
     assert result.record["devices_bounded"] == len(seen) > 1
     assert max(seen) <= 1e-3 * (1 + 1e-3)
 
 
-def test_weights_that_nobody_asked_for_change_nothing(tmp_path, folder):
-    def uninvited(reply, arrays):
-        reply["updates"][0]["payload"] = 0
-        arrays.append(bytes(Layout.of(LENET.tensors(LENET.full())).nbytes))
+def uninvited_weights(reply, arrays):
+    reply["updates"][0]["payloads"] = {"weights": 0}
+    arrays.append(bytes(Layout.of(LENET.tensors(LENET.full())).nbytes))
 
-    [why] = check_refusal(folder, tmp_path, "local", changed_reply(uninvited), on_hardware=True)
-    assert "sent weights" in why
+
+def an_uninvited_parcel(reply, arrays):
+    reply["updates"][0]["payloads"] = {"weights": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (uninvited_weights, "1 arrays, at most 0 are expected"),
+        (an_uninvited_parcel, "parcels ['weights'] came, not []"),
+    ],
+)
+def test_weights_that_nobody_asked_for_change_nothing(change, words, tmp_path, folder):
+    [why] = check_refusal(folder, tmp_path, "local", changed_reply(change), on_hardware=True)
+    assert words in why
 
 
 def test_devices_that_diverge_together_are_refused_before_the_sum_overflows(tmp_path):
@@ -467,25 +492,23 @@ def test_devices_that_diverge_together_are_refused_before_the_sum_overflows(tmp_
 def test_error_replies_count_as_failed_or_late_devices(method, code, tmp_path):
     grid = simulated_grid(2)
     grid.broken = {1: code, 2: code}
-    strategy, [result] = rounds(tmp_path, method, grid, number=1)
-    assert same_bits(
-        strategy.state_dict().tensors, started(small_config(tmp_path, **METHODS[method]))[0].state_dict().tensors
-    )
+    engine, [result] = run_rounds(tmp_path, method, grid, number=1)
+    assert same_bits(engine.state().tensors, started(small_config(tmp_path, **METHODS[method]))[0].state().tensors)
     assert result.record["devices_replied"] == 0
     assert result.record["devices_failed"] == 4
     assert all(d["outcome"].startswith("late" if code == 3 else "failed: ") for d in result.devices)
     assert result.record["bytes_up"] == 0
-    assert "trained" not in strategy.state_dict().values or not strategy.state_dict().values["trained"]
+    assert "trained" not in engine.state().values or not engine.state().values["trained"]
 
 
 @pytest.mark.parametrize("method", STRANGERS)
 def test_a_silent_node_is_late_at_the_deadline_and_left_out_while_it_is_busy(method, tmp_path, monkeypatch):
     clock = FakeTime()
-    monkeypatch.setattr("strategies.exchange.time", clock)
-    monkeypatch.setattr("strategies.population.time", clock)
+    monkeypatch.setattr("rounds.exchange.time", clock)
+    monkeypatch.setattr("rounds.population.time", clock)
     grid = connected_grid(4, tmp_path)
     config = small_config(tmp_path, **METHODS[method] | HARDWARE | {"deadline-seconds": 30.0, "evaluate-every": 4})
-    strategy, scorer = started(config)
+    engine, scorer = started(config)
     muted = []
 
     def mute(messages):
@@ -493,19 +516,19 @@ def test_a_silent_node_is_late_at_the_deadline_and_left_out_while_it_is_busy(met
         return [m for m in messages if m.metadata.dst_node_id != 1 or m.metadata.message_type != "train"]
 
     grid.seen = mute
-    first = strategy.run_round(grid, 1, scorer)
+    first = engine.run_round(grid, 1, scorer)
     assert {d["device"]: d["outcome"] for d in first.devices} == {0: "late", 1: "trained", 2: "trained", 3: "trained"}
     assert first.record["devices_failed"] == 1
     assert sum(clock.slept) == pytest.approx(30.0, abs=0.3)
     assert muted
 
     grid.silent = {1}  # it still works, and does not answer a question either
-    second = strategy.run_round(grid, 2, scorer)
+    second = engine.run_round(grid, 2, scorer)
     assert {d["device"] for d in second.devices} == {1, 2, 3}
     assert {d["outcome"] for d in second.devices} == {"trained"}
 
     grid.silent, grid.seen = set(), lambda messages: messages  # it is done, and takes part again
-    third = strategy.run_round(grid, 3, scorer)
+    third = engine.run_round(grid, 3, scorer)
     assert {d["device"] for d in third.devices} == {0, 1, 2, 3}
     assert {d["outcome"] for d in third.devices} == {"trained"}
 
@@ -513,13 +536,13 @@ def test_a_silent_node_is_late_at_the_deadline_and_left_out_while_it_is_busy(met
 @pytest.mark.parametrize("method", STRANGERS)
 def test_a_node_that_dies_between_rounds_is_missed_by_nobody(method, tmp_path):
     grid = connected_grid(4, tmp_path)
-    strategy, scorer = started(small_config(tmp_path, **METHODS[method] | HARDWARE | {"evaluate-every": 1}))
-    strategy.run_round(grid, 1, scorer)
+    engine, scorer = started(small_config(tmp_path, **METHODS[method] | HARDWARE | {"evaluate-every": 1}))
+    engine.run_round(grid, 1, scorer)
     del grid.contexts[2]
-    second = strategy.run_round(grid, 2, scorer)
+    second = engine.run_round(grid, 2, scorer)
     assert {d["device"]: d["outcome"] for d in second.devices} == {0: "trained", 2: "trained", 3: "trained"}
     assert second.record["accuracy"] is not None
     grid.broken = {3: 5}  # and one that Flower still lists, but that is offline
-    third = strategy.run_round(grid, 3, scorer)
+    third = engine.run_round(grid, 3, scorer)
     assert {d["device"]: d["outcome"] for d in third.devices}.get(2) != "trained"
     assert third.record["devices_replied"] >= 1

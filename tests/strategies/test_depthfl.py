@@ -2,22 +2,31 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from client_app.state import DeviceState
+from devices.budget import Budget
+from messages.orders import LocalTraining
+from models.cnn import Cnn3
 from models.vgg import Vgg
-from strategies.depthfl import DepthFL, DepthFLParams, ramp
-from tests.strategies.by_hand import Devices, filled, no_scores, setup
+from strategies.depthfl import DepthFL, DepthFLParams, MeanOfExits, MutualLearningOfExits, ramp
+from strategies.method import Model, Order, local_half
+from tasks.task import TaskSpec, load_task
+from tests.client_app.work_orders import bench_of, cut, do, work_order
+from tests.small_run import METHODS, simulated_grid, small_config, started
+from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
 
 
-def after_a_round(folder, params=DepthFLParams(), silent=()):
+def after_a_round(folder, params=DepthFLParams(alpha=0.0), silent=()):
     """Devices 0, 1 and 2 have exits 3, 2 and 1 and answer 1, 4 and 10; they hold 1, 2 and 3 examples."""
     strategy = DepthFL(setup(folder, VGG), params)
     strategy.weights = filled(strategy.weights, -7.0)
     strategy.assign = lambda device, budget: None if device in silent else strategy.candidates[device]
     values = {0: 1.0, 1: 4.0, 2: 10.0}
     devices = Devices(VGG, lambda order, w: filled(w, values[order.device]), examples={0: 1, 1: 2, 2: 3})
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine_of(strategy, folder).run_round(devices.grid, 1, no_scores)
     return {name: value.unique().tolist() for name, value in strategy.weights.items()}, devices
 
 
@@ -58,15 +67,16 @@ def test_feddyn_by_hand(tmp_path):
     strategy = feddyn(tmp_path)
     values = {0: 1.0, 1: 4.0, 2: 10.0}
     devices = Devices(VGG, lambda order, w: filled(w, values[order.device]))
-    strategy.run_round(devices.grid, 1, no_scores)
-    assert {order.objective.alpha for order in devices.orders.values()} == {0.5}
+    engine = engine_of(strategy, tmp_path)
+    engine.run_round(devices.grid, 1, no_scores)
+    assert {order.local.settings["alpha"] for order in devices.orders.values()} == {0.5}
     expected = {"block0.conv1.weight": 7.25, "block1.norm1.bias": 2.75, "head.classifier.weight": 0.75}
     for name, value in expected.items():
         assert strategy.weights[name].unique().tolist() == [pytest.approx(value)]
     assert strategy.weights["block0.norm1.running_var"].unique().tolist() == [5.0]
     # The second round, in which the first device is silent: block 2 and its h stay; h of block 0 goes on from -1.125.
     strategy.assign = lambda device, budget: strategy.candidates[device] if device else None
-    strategy.run_round(devices.grid, 2, no_scores)
+    engine.run_round(devices.grid, 2, no_scores)
     # Mean 7, h = -1.125 - 0.5 x 2/4 x (7 - 7.25) = -1.0625, w = 7 + 2.125.
     assert strategy.weights["block0.conv1.weight"].unique().tolist() == [pytest.approx(9.125)]
     assert strategy.weights["head.classifier.weight"].unique().tolist() == [pytest.approx(0.75)]
@@ -75,17 +85,17 @@ def test_feddyn_by_hand(tmp_path):
 def test_h_comes_back_after_a_restart(tmp_path):
     first = feddyn(tmp_path)
     devices = Devices(VGG, lambda order, w: filled(w, 1.0))
-    first.run_round(devices.grid, 1, no_scores)
+    engine_of(first, tmp_path).run_round(devices.grid, 1, no_scores)
     second = feddyn(tmp_path)
-    second.load_state_dict(first.state_dict())
+    second.load(first.state())
     for strategy in (first, second):
-        strategy.run_round(devices.grid, 2, no_scores)
+        engine_of(strategy, tmp_path).run_round(devices.grid, 2, no_scores)
     assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)
     assert any(h.any() for h in first.h.values())
-    plain = DepthFL(setup(tmp_path, VGG), DepthFLParams())
-    assert not [name for name in plain.state_dict().tensors if name.startswith("h/")]
+    plain = DepthFL(setup(tmp_path, VGG), DepthFLParams(alpha=0.0))
+    assert not [name for name in plain.state().tensors if name.startswith("h/")]
     with pytest.raises(ValueError, match=r"the checkpoint holds no h of .*: its run had depthfl.alpha = 0"):
-        second.load_state_dict(plain.state_dict())
+        second.load(plain.state())
 
 
 def test_a_device_pays_for_what_feddyn_keeps(tmp_path):
@@ -104,23 +114,192 @@ def test_the_weight_of_mutual_learning_grows_to_1():
 
 
 def test_all_devices_of_a_round_learn_with_its_weight(tmp_path):
-    _, devices = after_a_round(tmp_path, DepthFLParams(ramp_rounds=2))
-    objectives = [order.objective for order in devices.orders.values()]
-    assert {o.kind for o in objectives} == {"mutual learning of exits"}
-    assert [o.weight for o in objectives] == [pytest.approx(math.exp(-1.25))] * 3
+    _, devices = after_a_round(tmp_path, DepthFLParams(ramp_rounds=2, alpha=0.0))
+    halves = [local_half(order.local) for order in devices.orders.values()]
+    assert {type(local) for local in halves} == {MutualLearningOfExits}
+    assert [local.weight for local in halves] == [pytest.approx(math.exp(-1.25))] * 3
+    assert {local.weighting for local in halves} == {"uniform"}
 
 
 def test_a_device_gets_the_deepest_exit_that_fits(tmp_path):
     strategy = DepthFL(setup(tmp_path, VGG), DepthFLParams())
-    budget = strategy.budget(0)
     for exit in (3, 2, 1):
         price = strategy.cost(VGG.up_to(exit))
-        exact = type(budget)(price.peak_training_memory_bytes, price.payload_bytes, None)
+        exact = Budget(price.peak_training_memory_bytes, price.payload_bytes, None)
         assert strategy.assign(0, exact) == VGG.up_to(exit)
-    below = type(budget)(strategy.cost(VGG.up_to(1)).peak_training_memory_bytes - 1, None, None)
+    below = Budget(strategy.cost(VGG.up_to(1)).peak_training_memory_bytes - 1, None, None)
     assert strategy.assign(0, below) is None
 
 
 def test_a_family_of_one_exit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="depthfl needs a family with several exits, vgg has one: set family-argum"):
         DepthFL(setup(tmp_path, Vgg(input_shape=(1, 8, 8), block_channels=(2, 3))), DepthFLParams())
+
+
+# The device half
+
+
+def learning(weight=1.0, alpha=0.0, ensemble=True):
+    return MutualLearningOfExits(weight=weight, alpha=alpha, ensemble=ensemble)
+
+
+def test_in_mutual_learning_every_exit_learns_what_the_other_says():
+    # p = (2, 1, 1) / 4 and q = (8, 1, 1) / 10, as above. The first exit learns KL(q || p) = .8 ln(8/5) + .2 ln(2/5),
+    # the second KL(p || q) = .5 ln(5/8) + .5 ln(5/2), each from a constant.
+    model = TwoExits([math.log(2), 0.0, 0.0], [math.log(8), 0.0, 0.0])
+    value = loss_of(learning(0.5), model)(torch.zeros(2, 1), torch.tensor([0, 1]))
+    own = (math.log(2) + math.log(4)) / 2 + (math.log(10 / 8) + math.log(10)) / 2
+    first = 0.8 * math.log(8 / 5) + 0.2 * math.log(2 / 5)
+    second = 0.5 * math.log(5 / 8) + 0.5 * math.log(5 / 2)
+    assert float(value.detach()) == pytest.approx(own + 0.5 * (first + second))
+    # Gradients: the mean of p - onehot, and 0.5 (p - q); of the other exit with p and q the other way round.
+    value.backward()
+    assert model.shallow.grad.tolist() == pytest.approx([0.0 - 0.15, -0.25 + 0.075, 0.25 + 0.075])
+    assert model.deep.grad.tolist() == pytest.approx([0.3 + 0.15, -0.4 - 0.075, 0.1 - 0.075])
+
+
+def test_in_mutual_learning_an_exit_learns_the_mean_over_the_others():
+    # The first exit says p = (2, 1, 1) / 4, the two others q = (8, 1, 1) / 10 both: KL(q || p) once for the first, and
+    # for each of the others half of KL(p || q) and half of nothing.
+    model = TwoExits([math.log(2), 0.0, 0.0], [math.log(8), 0.0, 0.0], between=[[math.log(8), 0.0, 0.0]])
+    value = loss_of(learning(1.0), model)(torch.zeros(1, 1), torch.tensor([0]))
+    first = 0.8 * math.log(8 / 5) + 0.2 * math.log(2 / 5)
+    second = 0.5 * math.log(5 / 8) + 0.5 * math.log(5 / 2)
+    own = math.log(2) + 2 * math.log(10 / 8)
+    assert float(value.detach()) == pytest.approx(own + first + 2 * second / 2)
+
+
+FAMILY = Cnn3(input_shape=(1, 8, 8), exits=(1, 2, 3))
+ALPHA = 0.5
+
+
+def trained(state, exit, round_number, **changes):
+    """What device 0 makes of the first weights of an exit, and its bench."""
+    order = work_order(local=learning(alpha=ALPHA), family=FAMILY, of=FAMILY.up_to(exit), seed=3)
+    how = LocalTraining(steps=2, batch_size=10, learning_rate=0.1)
+    done = do(order, how, family=FAMILY, state=state, round_number=round_number, **changes)
+    return done.answer.parcels["weights"]
+
+
+def test_a_device_keeps_its_correction_from_round_to_round(tmp_path):
+    state = DeviceState(str(tmp_path), "a run", 0)
+    received = cut(FAMILY, FAMILY.full())
+    first = trained(state, 3, 1)
+    parameters = {name for name, _ in FAMILY.build(FAMILY.full()).named_parameters()}
+    kept = state.load("correction", 2)
+    assert set(kept) == parameters  # no running statistics
+    for name in parameters:
+        torch.testing.assert_close(kept[name], -ALPHA * (first[name] - received[name]))
+    # Personal evaluation trains, and keeps nothing.
+    trained(state, 3, 2, evaluated_round=1)
+    assert state.load("correction", 3).keys() == kept.keys()
+    assert all(torch.equal(state.load("correction", 3)[name], kept[name]) for name in kept)
+    # With the correction the second training ends elsewhere; it adds to what it kept of the layers that it has.
+    second = trained(state, 1, 2)
+    assert not torch.equal(second["block1.conv.weight"], first["block1.conv.weight"])
+    now = state.load("correction", 3)
+    moved = second["block1.conv.weight"] - received["block1.conv.weight"]
+    torch.testing.assert_close(now["block1.conv.weight"], kept["block1.conv.weight"] - ALPHA * moved)
+    assert torch.equal(now["block3.conv.weight"], kept["block3.conv.weight"])
+
+
+def test_without_alpha_a_device_keeps_nothing(tmp_path):
+    state = DeviceState(str(tmp_path), "a run", 0)
+    order = work_order(local=learning(), family=FAMILY, of=FAMILY.full())
+    assert not do(order, family=FAMILY, state=state).state_kept
+    assert state.is_empty()
+
+
+def test_a_correction_moves_every_step_of_a_device(tmp_path):
+    """One step of plain SGD with rate 0.1 ends 0.1 c further than without c; its loss is reported without either."""
+    ends, losses = [], []
+    for value in (0.0, 0.5):
+        state = DeviceState(str(tmp_path / str(value)), "a run", 0)
+        state.save("correction", 1, {n: torch.full_like(v, value) for n, v in cut(FAMILY, FAMILY.full()).items()})
+        order = work_order(local=learning(alpha=ALPHA), family=FAMILY, of=FAMILY.full(), seed=3)
+        how = LocalTraining(steps=1, batch_size=10, learning_rate=0.1)
+        done = do(order, how, family=FAMILY, state=state, round_number=2)
+        ends.append(done.answer.parcels["weights"])
+        losses.append(done.answer.loss)
+    for name, _ in FAMILY.build(FAMILY.full()).named_parameters():
+        torch.testing.assert_close(
+            ends[1][name] - ends[0][name], torch.full_like(ends[0][name], 0.05), rtol=0, atol=1e-6
+        )
+    assert losses[0] == losses[1]
+
+
+# What is scored
+
+
+def test_the_mean_of_exits_is_that_of_their_logits():
+    # Of (0, 4, 0), (2, 0, 0) and (2, 0, 1) it is (4, 4, 1) / 3.
+    model = TwoExits([0.0, 4.0, 0.0], [2.0, 0.0, 1.0], between=([2.0, 0.0, 0.0],))
+    said = MeanOfExits(model)(torch.zeros(2, 1))
+    torch.testing.assert_close(said, torch.tensor([[4.0, 4.0, 1.0]] * 2) / 3)
+
+
+@pytest.mark.parametrize(("scored", "ensemble"), [("ensemble", True), ("deepest", False)])
+def test_on_devices_the_same_is_scored_as_on_the_server(scored, ensemble, tmp_path):
+    strategy = DepthFL(setup(tmp_path, VGG), DepthFLParams(scored=scored))
+    local = strategy.local(Order(0, VGG.up_to(2)))
+    assert local.ensemble == ensemble
+    model = TwoExits([0.0, 4.0, 0.0], [2.0, 0.0, 0.0])
+    module = local.scored(bench_of(work_order()), model)
+    assert module is model if scored == "deepest" else module(torch.zeros(1, 1)).tolist() == [[1.0, 2.0, 0.0]]
+    found = strategy.models([VGG.full(), VGG.up_to(1)])
+    assert {model.exits for model in found.values()} == {"mean" if ensemble else "deepest"}
+
+
+def with_exits_that_say(family, *logits):
+    """Weights of a network with exits whose heads say the same of every input."""
+    weights = cut(family, family.full())
+    for (head, _), values in zip(family.segments.items(), logits, strict=True):
+        weights[f"{head}.classifier.weight"] = torch.zeros_like(weights[f"{head}.classifier.weight"])
+        weights[f"{head}.classifier.bias"] = torch.tensor(values)
+    return weights
+
+
+def test_the_server_scores_the_mean_of_exits_or_the_deepest(tmp_path):
+    """Exits 1 to 3 say class 0, 0 and 2, and together class 3, which is the second choice of all of them."""
+    config = small_config(tmp_path, strategy="depthfl", family="cnn3", **{"family-arguments": "exits = [1, 2, 3]"})
+    engine, scorer = started(config)
+    family, rest = engine.method.family, [0.0] * 6
+    logits = [[3.0, 0.0, 0.0, 2.5, *rest], [3.0, 0.0, 0.0, 2.5, *rest], [0.0, 0.0, 3.0, 2.5, *rest]]
+    weights = with_exits_that_say(family, *logits)
+    labels = load_task(TaskSpec.from_json(engine.settings.task)).test.labels
+    share = [float((labels == label).double().mean()) for label in range(10)]
+    assert len({share[0], share[2], share[3]}) == 3
+    mean = torch.tensor(logits).mean(dim=0).expand(len(labels), -1)
+    for exits, label, said in (("mean", 3, mean), ("deepest", 2, torch.tensor(logits[2]).expand(len(labels), -1))):
+        found = scorer(Model(family, family.full(), weights, exits=exits))
+        assert found.accuracy == pytest.approx(share[label])
+        assert found.loss == pytest.approx(float(F.cross_entropy(said, labels)))
+        assert found.by_exit == pytest.approx((share[0], share[0], share[2]))
+
+
+@pytest.mark.parametrize("scored", ["ensemble", "deepest"])
+def test_a_round_is_scored_as_the_method_says(scored, tmp_path):
+    """Also the tiers: those of fewer exits are not the accuracy of their deepest where the mean of exits is scored."""
+    changes = METHODS["depthfl"] | {"evaluate-every": 1, "devices-per-round": 6, "depthfl.scored": scored}
+    engine, scorer = started(small_config(tmp_path, **changes))
+    scores = []
+
+    def noted(model):
+        scores.append((model.architecture, model.exits, scorer(model)))
+        return scores[-1][-1]
+
+    record = engine.run_round(simulated_grid(), 1, noted).record
+    family = engine.method.family
+    by_architecture = {architecture: found for architecture, _, found in scores}
+    assert {exits for _, exits, _ in scores} == {"mean" if scored == "ensemble" else "deepest"}
+    assert record["accuracy"] == by_architecture[family.full()].accuracy
+    assert record["accuracy_by_exit"] == list(by_architecture[family.full()].by_exit)
+    tiers = engine.tier_architectures
+    assert {family.exit_of(a) for a in tiers.values()} == {1, 2, 3}
+    if scored == "ensemble":
+        assert by_architecture.keys() == set(tiers.values())
+        assert record["accuracy_by_tier"] == {tier: by_architecture[a].accuracy for tier, a in tiers.items()}
+    else:
+        assert record["accuracy_by_tier"] == {
+            tier: record["accuracy_by_exit"][family.exit_of(a) - 1] for tier, a in tiers.items()
+        }

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from server_app.app import build, run
+from server_app.app import build, run, run_folder
 from server_app.compare import compare
 from server_app.config import ConfigError
-from server_app.journal import JournalError, read_rounds, read_summary
+from server_app.journal import JournalError, read_devices, read_rounds, read_summary
 from server_app.no_progress import NoProgressError
 from strategies.heterofl import HeteroFL
 from tasks.data import Data, make_data_set
 from tasks.labels import NO_LABEL
-from tasks.metrics import Accuracy, MeanAbsoluteError
+from tasks.metrics import Accuracy
 from tasks.scoring import score
 from tasks.task import TASKS, Kind, Task, TaskSpec, load_task
 from tests.small_run import EXITS, simulated_grid, small_config
@@ -106,7 +106,10 @@ def test_a_metric_whose_name_is_taken_is_refused(monkeypatch: pytest.MonkeyPatch
         pass
 
     monkeypatch.setitem(TASKS, "brightness", Kind(made_tasks.brightness, "lenet5", metric=Other()))
-    with pytest.raises(ValueError, match="two metrics are called 'accuracy'"):
+    with pytest.raises(ValueError, match="the name 'accuracy' is that of another metric: give Other its own"):
+        load_task(TaskSpec(name="brightness", devices=4))
+    Other.name = "0-1 loss"
+    with pytest.raises(ValueError, match="letters, digits and underscores, '0-1 loss' has others"):
         load_task(TaskSpec(name="brightness", devices=4))
 
 
@@ -145,18 +148,21 @@ def test_a_run_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rounds = read_rounds(folder)
     evaluated = [record for record in rounds if record.score is not None]
     assert {record.metric for record in rounds} == {"pearson"}
-    assert evaluated[-1].score is not None and evaluated[-1].score > 0.8
+    assert evaluated[-1].score is not None
+    assert evaluated[-1].score > 0.8
     assert all(record.loss is not None for record in evaluated)
     assert evaluated[-1].loss < evaluated[0].loss  # type: ignore[operator]
     assert set(evaluated[-1].score_by_tier or {}) == {"whole", "half", "quarter"}
-    assert rounds[-1].personal_score is not None and 0 < rounds[-1].personal_score <= 1
-    assert rounds[-1].personal_devices == 6 and rounds[-1].personal_failed == 0
+    assert rounds[-1].personal_score is not None
+    assert 0 < rounds[-1].personal_score <= 1
+    assert (rounds[-1].personal_devices, rounds[-1].personal_failed) == (6, 0)
     summary = read_summary(folder)
     assert summary is not None
     assert (summary.metric, summary.final_score) == ("pearson", evaluated[-1].score)
     assert summary.best_score == max(record.score for record in evaluated)  # type: ignore[type-var]
     report = (folder / "report.html").read_text()
-    assert "Final Pearson correlation" in report and "Pearson correlation over rounds" in report
+    assert "Final Pearson correlation" in report
+    assert "Pearson correlation over rounds" in report
     assert f"{evaluated[-1].score:.4g}" in report
     assert "ccuracy" not in report.split("<h2>Configuration</h2>")[0]
     comparison = compare([folder])
@@ -169,8 +175,9 @@ def test_of_errors_the_lowest_is_best(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = run(simulated_grid(), _config(tmp_path, run_name="error"))
     scores = [record.score for record in read_rounds(folder) if record.score is not None]
     summary = read_summary(folder)
-    assert summary is not None and summary.best_score == min(scores) < max(scores)
-    assert summary.scored_by is MeanAbsoluteError
+    assert summary is not None
+    assert summary.best_score == min(scores) < max(scores)
+    assert (summary.metric, summary.higher_is_better) == ("mean_absolute_error", False)
     again = run(simulated_grid(), _config(tmp_path, run_name="shorter", rounds=2))
     comparison = compare([folder, again])
     finals = [s.final_score for s in (read_summary(folder), read_summary(again)) if s is not None]
@@ -255,5 +262,8 @@ def test_other_methods_train_on_numbers(name: str, tmp_path: Path, monkeypatch: 
 def test_a_device_says_that_it_has_no_classes_to_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tasks.regression(monkeypatch)
     monkeypatch.setattr(HeteroFL, "needs_classes", False)
-    with pytest.raises(NoProgressError, match="'brightness' has numbers for labels, not one class per example"):
-        run(simulated_grid(), _config(tmp_path, strategy="heterofl", rounds=1))
+    config = _config(tmp_path, strategy="heterofl", rounds=1)
+    with pytest.raises(NoProgressError, match="4 refused"):
+        run(simulated_grid(), config)
+    outcomes = {device.outcome for device in read_devices(run_folder(config))}
+    assert outcomes == {"refused: the task 'brightness' has numbers for labels, not one class per example"}

@@ -16,8 +16,9 @@ from tasks.metrics import (
     MeanAbsoluteError,
     Metric,
     Pearson,
+    Scale,
     TokenAccuracy,
-    metric_named,
+    scale_of,
 )
 
 Answers = tuple[Tensor, Tensor]  # outputs, labels
@@ -161,15 +162,20 @@ def test_tokens_without_a_label_count_for_nothing() -> None:
 
 def test_better_scores_rank_higher() -> None:
     scores: list[Any] = [0.2, None, 0.7, float("nan"), 0.5]
-    assert max(scores, key=Accuracy.rank) == 0.7
-    assert max(scores, key=MeanAbsoluteError.rank) == 0.2
-    assert MeanAbsoluteError.rank(float("nan")) == MeanAbsoluteError.rank(None) == Accuracy.rank(None) == -float("inf")
+    assert max(scores, key=Accuracy.scale.rank) == 0.7
+    assert max(scores, key=MeanAbsoluteError.scale.rank) == 0.2
+    assert (
+        MeanAbsoluteError.scale.rank(float("nan"))
+        == MeanAbsoluteError.scale.rank(None)
+        == Accuracy.scale.rank(None)
+        == -float("inf")
+    )
 
 
-def test_metrics_by_name() -> None:
-    assert metric_named("pearson") is Pearson
-    assert metric_named(None) is Accuracy
-    with pytest.raises(ValueError, match="unknown metric 'f1', there are accuracy, token_accuracy"):
-        metric_named("f1")
-    assert Pearson.title() == "Pearson correlation"
-    assert MeanAbsoluteError.title() == "Mean absolute error"
+def test_what_a_journals_metric_means() -> None:
+    assert scale_of("pearson") is Pearson.scale
+    assert scale_of("mean_absolute_error", higher_is_better=True) is MeanAbsoluteError.scale
+    assert scale_of(None) is Accuracy.scale
+    assert scale_of("hinge_distance", higher_is_better=False) == Scale("hinge distance", higher_is_better=False)
+    assert Pearson.scale.title == "Pearson correlation"
+    assert MeanAbsoluteError.scale.title == "Mean absolute error"

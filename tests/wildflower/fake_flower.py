@@ -71,9 +71,9 @@ def log() -> None:
         print("ERROR :  again\nTraceback (most recent call last):")
         print("  File 'server.py', line 9, in main\n    run()\nValueError: no [bold] family\nINFO :  bye")
         return
-    if MODE == "fruitless":
+    if MODE == "no progress":
         print("ERROR :  ServerApp\nTraceback (most recent call last):")
-        print("  File 'server.py', line 9, in main\n    run()\napp.FruitlessRunError: nobody trained\n")
+        print("  File 'server.py', line 9, in main\n    run()\napp.NoProgressError: nobody trained\n")
     (run_dir / "rounds.jsonl").write_text(os.environ["FAKE_ROUND"] + "\n")
     if MODE != "no summary":
         (run_dir / "summary.json").write_text(os.environ["FAKE_SUMMARY"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from server_app.config import RunConfig, description
 from server_app.journal import Journal
 from wildflower.command import app
 
@@ -37,6 +38,7 @@ def a_run(run_dir: Path, accuracy: float, seed: int = 1) -> Path:
             "devices_failed": 0,
             "devices_refused": 0,
             "devices_bounded": 0,
+            "devices_state_lost": 0,
             "devices_below_smallest": 0,
             "bytes_down": 100,
             "bytes_up": 100,
@@ -50,12 +52,9 @@ def a_run(run_dir: Path, accuracy: float, seed: int = 1) -> Path:
                 "payload": 0,
                 "absorb": 0,
                 "finish": 0,
-                "hypernetworks": 0,
-                "distill": 0,
                 "evaluate": 0,
             },
-            "distillation_steps_per_second": None,
-            "distillation_told_apart_nats": None,
+            "metrics": {},
             "server_peak_rss_bytes": 0,
         },
         [],
@@ -135,9 +134,17 @@ def test_config_says_what_keys_mean_and_shows_only_what_was_changed(monkeypatch)
     shown = invoke("config", "--changed", "--set", "rounds=7", "--set", "alpha=0.5", "--set", "workers=2")
     assert shown.exit_code == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
-    assert rows == [["rounds", "7", "--set", "of the whole run"]]
-    whole = invoke("config").stdout
-    assert "of the Dirichlet partition: smaller is more unequal" in whole
+    assert rows == [["rounds", "7", "--set", "Rounds of the whole run"]]
+
+
+def test_config_shows_every_key_with_what_it_is(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # a description in one line
+    shown = CliRunner().invoke(app, ["config"], env={"COLUMNS": "400"})
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
+    told = {key: meaning for key, _, _, meaning in rows}
+    assert told == {key: description(key) for key in RunConfig().to_dict()}
+    assert told["alpha"] == "Concentration of the Dirichlet partition: smaller is more unequal"
+    assert told["distillation.batch-size"] == "Noise inputs per step of distillation"
 
 
 def test_a_wrong_setting_is_an_error():

@@ -181,7 +181,7 @@ def test_a_summary_that_says_failed_counts_more_than_flower(world, monkeypatch):
 def test_a_run_that_says_in_words_why_it_failed_shows_no_frames(world, monkeypatch):
     failed = SUMMARY.model_copy(update={"status": "failed", "error": "nobody trained"})
     monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
-    code, text = world.run("fruitless")
+    code, text = world.run("no progress")
     assert code == 1
     assert "The run failed. nobody trained\nLogs: " in text
     assert "Traceback" not in text

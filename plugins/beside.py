@@ -1,0 +1,198 @@
+"""Modules that lie beside an experiment: found there without hiding any other, and what travels with them.
+
+The experiment's folder is not put on Python's path, where any file in it might hide a package: only modules that a run
+names are found there, and those of the same folder that they import. The same modules travel in the run's bundle.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+# The folders of the app's code.
+ROOMS = (
+    "client_app",
+    "devices",
+    "messages",
+    "models",
+    "plugins",
+    "rounds",
+    "server_app",
+    "strategies",
+    "tasks",
+    "wildflower",
+)
+# What Flower takes into a bundle, and what it leaves out of one whatever the app says.
+TRAVELS = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+LEFT_OUT = {"build", "eggs", "lib", "lib64", "parts", "env", "venv", "ENV"}
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules that `look_for` has found beside an experiment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.modules: dict[str, Path] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        found = self.modules.get(name)
+        if found is None:
+            return None
+        if found.is_dir():
+            inside = [str(found)]
+            return importlib.util.spec_from_file_location(
+                name, found / "__init__.py", submodule_search_locations=inside
+            )
+        return importlib.util.spec_from_file_location(name, found)
+
+
+_finder: _Finder | None = None
+
+
+@contextmanager
+def looked_for_beside(folder: Path) -> Iterator[Mapping[str, Path]]:
+    """For the time of a `with` block, look for the modules that references name in a folder first.
+
+    Yields the modules that were found there: name -> file or package folder. It grows as references are resolved.
+    """
+    global _finder
+    before, _finder = _finder, _Finder(folder.absolute())
+    sys.meta_path.insert(0, _finder)
+    try:
+        yield _finder.modules
+    finally:
+        sys.meta_path.remove(_finder)
+        for name in list(sys.modules):
+            if name.partition(".")[0] in _finder.modules:
+                del sys.modules[name]
+        _finder = before
+
+
+def experiment_folder() -> Path | None:
+    """Where modules are looked for first; None outside `looked_for_beside`."""
+    return _finder.folder if _finder is not None else None
+
+
+def look_for(name: str) -> None:
+    """Let a top-level module be imported from beside the experiment, with what it imports from there, if it is there.
+
+    ValueError where it would hide another module, or could not travel.
+    """
+    if _finder is None or name in _finder.modules:
+        return
+    path = _source(_finder.folder, name)
+    if path is None or _is_own(path):
+        return
+    found = with_imported(name, path)
+    for module, file in found.items():
+        what = f"{file.name} beside the experiment"
+        if module in ROOMS:
+            raise ValueError(f"{what} would hide the app's own {module!r}: give it another name")
+        if module in sys.stdlib_module_names:
+            raise ValueError(f"{what} would hide the module {module!r} of Python itself: give it another name")
+        if module in sys.modules and module not in _finder.modules:
+            raise ValueError(f"{what} would hide the package {module!r}, which the app uses: give it another name")
+        if _left_out(file) or module in LEFT_OUT:
+            raise ValueError(f"{what} would not travel: Flower leaves such names out of bundles; give it another name")
+    _finder.modules |= found
+
+
+def with_imported(name: str, path: Path) -> dict[str, Path]:
+    """A module, and those of the same folder that it imports, directly or by others: name -> file or package folder."""
+    found: dict[str, Path] = {}
+    wanted = [(name, path)]
+    while wanted:
+        module, file = wanted.pop()
+        found[module] = file
+        for imported in sorted(_imports(file)):
+            other = _source(path.parent, imported)
+            taken = imported in found or imported in ROOMS or imported in sys.stdlib_module_names
+            if other is not None and not taken:
+                wanted.append((imported, other))
+    return dict(sorted(found.items()))
+
+
+def files_of(path: Path) -> dict[str, Path]:
+    """The files of a module that travel: their paths in a bundle -> where they are."""
+    if path.is_file():
+        return {path.name: path}
+    inside = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in TRAVELS)
+    return {f"{path.name}/{file.relative_to(path).as_posix()}": file for file in inside if not _left_out(file)}
+
+
+def digests(names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of the files of top-level modules from outside, and of those that they import from the same folder.
+
+    The modules are imported already. What is the app's own is left out.
+    """
+    found: dict[str, Path] = {}
+    for name in names:
+        path = _imported_from(name)
+        if path is None or name in ROOMS:
+            continue
+        installed = str(path.parent) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+        found |= {name: path} if installed else with_imported(name, path)
+    return {name: _digest(path) for name, path in sorted(found.items())}
+
+
+def _digest(path: Path) -> str:
+    total = hashlib.sha256()
+    for name, file in files_of(path).items():
+        content = file.read_bytes()
+        total.update(f"{name} {len(content)}\n".encode() + content)
+    return total.hexdigest()
+
+
+def _imported_from(name: str) -> Path | None:
+    """The file, or the package folder, that a top-level module was imported from."""
+    module = sys.modules.get(name)
+    if module is None or not module.__file__:
+        return None
+    file = Path(module.__file__)
+    return file.parent if file.name == "__init__.py" else file
+
+
+def _source(folder: Path, name: str) -> Path | None:
+    """The package or the file of a module in a folder, if there is one."""
+    if (folder / name / "__init__.py").is_file():
+        return folder / name
+    file = folder / f"{name}.py"
+    return file if file.is_file() else None
+
+
+def _is_own(path: Path) -> bool:
+    """Whether this is a room of this very app: the experiment may lie in the project's folder."""
+    return path.name in ROOMS and path.resolve() == Path(__file__).resolve().parents[1] / path.name
+
+
+def _left_out(file: Path) -> bool:
+    """Whether Flower leaves a file out of bundles by its name."""
+    hidden = "__pycache__" in file.parts or file.name == "pyproject.toml"
+    return hidden or file.name.startswith("test_") or file.name.endswith("_test.py")
+
+
+def _imports(path: Path) -> set[str]:
+    """The top-level modules that a file, or the files of a package, import."""
+    found: set[str] = set()
+    for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError):
+            continue  # importing it says so
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                found.add(node.module.partition(".")[0])
+    return found

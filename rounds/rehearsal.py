@@ -1,0 +1,77 @@
+"""Before round 1: whether the two halves of a method agree about what travels, on the smallest architecture."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from messages.error import MessageError
+from messages.packing import Layout
+from messages.parcels import Parcel, digest
+from rounds.work import parcels_of
+from strategies.method import Group, Local, Method, Order, local_half
+
+
+class RehearsalError(ValueError):
+    """The halves of a method do not go together; the text says what differs."""
+
+
+def rehearse_parcels(method: Method) -> None:
+    """Raise RehearsalError unless a method's device half can travel, and lists parcels as both sides derive them."""
+    order = Order(0, method.smallest_architecture)
+    local = method.local(order)
+    if not isinstance(local, Local):
+        raise RehearsalError(
+            f"lacks a device half: `local` returns {local!r}, and must return a value of a class of "
+            "strategies.method.Local"
+        )
+    name = local.reference().name
+    try:
+        there = local_half(type(local.reference()).model_validate_json(local.reference().model_dump_json()))
+    except (MessageError, ValueError) as error:
+        raise RehearsalError(f"its device half {name} cannot travel: {error}") from error
+    mine, theirs = (parcels_of(half, method.family, order.architecture) for half in (local, there))
+    for function, parcels in zip(("sent", "returned"), mine, strict=True):
+        if not isinstance(parcels, dict) or not all(isinstance(parcel, Parcel) for parcel in parcels.values()):
+            raise RehearsalError(f"`{function}` of {name} must return parcels by name, not {parcels!r}")
+    if digest(*mine) != digest(*theirs):
+        raise RehearsalError(f"server and device derive other parcels of {name} from the same settings {there!r}")
+
+
+def rehearse_payload(method: Method) -> None:
+    """Raise RehearsalError unless a method's payload holds the parcels and tensors that its device half expects."""
+    order = Order(0, method.smallest_architecture)
+    local = method.local(order)
+    sent, returned = parcels_of(local, method.family, order.architecture)
+    if not sent:
+        return
+    selection = method.selection(order.device, order.architecture)
+    placement = method.family.place(order.architecture, selection.select)
+    with same_chance():
+        contents = method.payload(Group(order.architecture, selection, sent, returned, placement))
+    name = local.reference().name
+    if contents.keys() != sent.keys():
+        raise RehearsalError(
+            f"`payload` holds the parcels {sorted(contents)}, and `sent` of {name} lists {sorted(sent)}"
+        )
+    for parcel, tensors in contents.items():
+        if difference := sent[parcel].layout.difference(Layout.of(tensors)):
+            raise RehearsalError(
+                f"the parcel {parcel!r} of `payload` is not the one that `sent` of {name} lists: {difference}"
+            )
+
+
+@contextmanager
+def same_chance() -> Iterator[None]:
+    """A `with` block after which all sources of chance of this process are as they were before."""
+    own, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(numpy)

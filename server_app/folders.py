@@ -1,0 +1,34 @@
+"""Folders that are whole or not there: written beside, and then renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def written_whole(final: Path) -> Iterator[Path]:
+    """Gives an empty folder to write files to, which takes the place of `final` at the end.
+
+    A crash at any moment leaves the old folder or the new one whole, and `newest_whole` finds it.
+    """
+    new, old = (final.with_name(f"{final.name}.{which}") for which in ("new", "old"))
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    yield new
+    for path in new.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    if final.exists():  # where a crash left only the old one, it stays until the new one is in place
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    new.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def newest_whole(final: Path) -> Path | None:
+    """The newest folder that `written_whole` finished; None where there was never one."""
+    return next((folder for folder in (final, final.with_name(f"{final.name}.old")) if folder.exists()), None)

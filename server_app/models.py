@@ -1,0 +1,219 @@
+"""The models of a run exactly as they were scored: those of the newest evaluation, and of the best.
+
+`models/newest` and `models/best` in the run's folder hold one safetensors file per model, and models.json, which says
+what each of them is and how an input is prepared. Methods whose models live on devices only have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import safetensors.torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn, tensor
+
+from devices.validation import one_line
+from models.architecture import Architecture
+from models.base import with_weights
+from models.family import make_family
+from rounds.engine import Engine
+from server_app.folders import newest_whole, written_whole
+from strategies.depthfl import MeanOfExits
+from tasks.task import Task
+
+Which = Literal["best", "newest"]
+FOLDER, FACTS = "models", "models.json"
+
+
+class ModelError(RuntimeError):
+    """A model that is missing or not whole; the text says where, and what there is."""
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class SavedModel(_Read):
+    """What models.json says of one model.
+
+    Attributes:
+        file, sha256: where its tensors are, batch norm's running statistics among them, and the hash of that file.
+        family: from which `models.family.make_family` makes the family.
+        architecture: as of `Architecture.to_json`.
+        is_global: whether this is the global model.
+        tiers: the tiers whose devices were given this architecture last.
+        exits: what a model with several exits says: what its "deepest" says, or the "mean" of the exits' logits.
+        score: the value of the task's metric on its test set.
+    """
+
+    file: str = Field(pattern=r"^[a-z0-9-]+\.safetensors$")
+    sha256: str
+    family: dict[str, Any]
+    architecture: dict[str, list[int]]
+    is_global: bool
+    tiers: list[str]
+    exits: Literal["deepest", "mean"]
+    score: float
+
+
+class Evaluated(_Read):
+    """What all models of one evaluation have in common.
+
+    Attributes:
+        input_shape: of one input, without the batch.
+        metric, higher_is_better: the metric of the scores, and which of them are better.
+        mean, std: of the task's training inputs by channel, in the unit in which inputs are stored; None for tokens.
+    """
+
+    round: int
+    task: str
+    metric: str
+    higher_is_better: bool
+    classes: int
+    input_shape: list[int]
+    mean: list[float] | None
+    std: list[float] | None
+
+
+class SavedModels(Evaluated):
+    """The contents of models.json."""
+
+    models: list[SavedModel]
+
+    @property
+    def score(self) -> float:
+        """That of the global model."""
+        return next(model.score for model in self.models if model.is_global)
+
+
+class ModelInfo(Evaluated):
+    """What is known of a model that was loaded, and how its inputs are prepared."""
+
+    model: SavedModel
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """Inputs as the task stores them, (batch, *input_shape), to what the model reads; `Task.prepare`."""
+        if self.mean is None or self.std is None:
+            return inputs.long()
+        per_channel = (-1, *[1] * (inputs.dim() - 2))
+        mean, std = (tensor(values, device=inputs.device).view(per_channel) for values in (self.mean, self.std))
+        return (inputs.float() - mean).div_(std)
+
+
+def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_tier: dict[str, float]) -> None:
+    """Write the models that the engine has just scored, with their scores.
+
+    They become the best where the global model is better than that of all evaluations before. A crash at any moment
+    leaves what there was, or the new models whole.
+    """
+    scored = engine.method.scored_architecture
+    normalization = task.normalization
+    newest, best = run_dir / FOLDER / "newest", run_dir / FOLDER / "best"
+    with written_whole(newest) as folder:
+        found = []
+        for number, (architecture, model) in enumerate(engine.scored.items()):
+            tiers = [tier for tier, theirs in engine.scored_tiers.items() if theirs == architecture]
+            data = safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in model.weights.items()})
+            saved = SavedModel(
+                file="global.safetensors" if architecture == scored else f"sub-model-{number}.safetensors",
+                sha256=hashlib.sha256(data).hexdigest(),
+                family=model.family.spec(),
+                architecture=architecture.to_json(),
+                is_global=architecture == scored,
+                tiers=tiers,
+                exits=model.exits,
+                score=score if architecture == scored else by_tier[tiers[0]],
+            )
+            (folder / saved.file).write_bytes(data)
+            found.append(saved)
+        contents = SavedModels(
+            round=engine.round,
+            task=task.spec.name,
+            metric=task.metric.name,
+            higher_is_better=task.metric.scale.higher_is_better,
+            classes=task.classes,
+            input_shape=list(task.input_shape),
+            mean=normalization and normalization[0].tolist(),
+            std=normalization and normalization[1].tolist(),
+            models=found,
+        )
+        (folder / FACTS).write_text(contents.model_dump_json(indent=2) + "\n")
+    before, rank = _score(best), task.metric.scale.rank
+    if before is None or rank(score) > rank(before):
+        with written_whole(best) as folder:
+            for path in newest.iterdir():
+                _link(path, folder / path.name)
+
+
+def load_model(run_dir: Path | str, which: Which = "best", tier: str | None = None) -> tuple[nn.Module, ModelInfo]:
+    """Read a model of a run, in evaluation mode: it says what it said when it was scored.
+
+    It maps prepared inputs (batch, *input shape) to logits (batch, classes); `ModelInfo.prepare` prepares them.
+
+    Args:
+        which: of the best evaluation by the global model's score (the earliest of several), or of the newest.
+        tier: the model of a tier's devices; None is the global model.
+
+    Raises:
+        ModelError: where the run has no such model, or its files are not what was written.
+    """
+    if which not in ("best", "newest"):
+        raise ModelError(f"which = {which!r}: a run has a 'best' and a 'newest' evaluation")
+    folder = newest_whole(Path(run_dir) / FOLDER / which)
+    if folder is None:
+        raise ModelError(
+            f"{run_dir} holds no models: they are written when they are scored on the server, which those of methods "
+            "that leave models on devices never are; runs of older versions have none either"
+        )
+    contents = _contents(folder)
+    saved = next((m for m in contents.models if (m.is_global if tier is None else tier in m.tiers)), None)
+    if saved is None:
+        tiers = sorted(tier for model in contents.models for tier in model.tiers)
+        has = f"there are {', '.join(tiers)}" if tiers else "the run scored none (evaluate-tiers)"
+        raise ModelError(f"{folder} holds no model of a tier {tier!r}; {has}")
+    path = folder / saved.file
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read the model {path}: {error}") from error
+    if hashlib.sha256(data).hexdigest() != saved.sha256:
+        raise ModelError(f"{path} is not the file that was written: its sha256 is not the one in {FACTS}")
+    try:
+        architecture = Architecture.from_json(saved.architecture)
+        network = with_weights(make_family(saved.family), architecture, safetensors.torch.load(data))
+    except (ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ModelError(f"{path} does not fit what {FACTS} says of it: {one_line(str(error))}") from error
+    module = MeanOfExits(network) if saved.exits == "mean" else network
+    return module.eval(), ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
+
+
+def _score(folder: Path) -> float | None:
+    """The global model's score in the newest whole folder; None where there is none to be read."""
+    whole = newest_whole(folder)
+    try:
+        return None if whole is None else _contents(whole).score
+    except ModelError:
+        return None
+
+
+def _contents(folder: Path) -> SavedModels:
+    try:
+        found = SavedModels.model_validate_json((folder / FACTS).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ModelError(f"{folder / FACTS} cannot be read: {error}") from error
+    if sum(model.is_global for model in found.models) != 1:
+        raise ModelError(f"{folder / FACTS} names no global model, or several")
+    return found
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where the file system has one name per file."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

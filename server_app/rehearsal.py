@@ -1,0 +1,119 @@
+"""Before round 1: one step of one device with a method from outside, from its payload to the state it would keep.
+
+What a method of the project does is held by tests. One from outside meets them here: what its device half returns, and
+what its server half makes of that, on a copy that is dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections.abc import Mapping
+from logging import DEBUG
+from typing import Any
+
+import torch
+from flwr.common import log
+
+from client_app.bench import DeviceBench, Done, Refusal, Workplace, do_order
+from client_app.state import DeviceState
+from devices.budget import Budget
+from messages.orders import Update
+from messages.packing import pack
+from rounds.engine import Engine
+from rounds.rehearsal import RehearsalError, same_chance
+from rounds.replies import own_contribution
+from rounds.work import Assignment, Given, Work
+from strategies.method import Local, Method, Order, State, Trained, local_half
+from tasks.task import Task
+
+MOST_LOOKED_AT = 100  # devices, of which the one with the most examples takes part
+BATCH_SIZE = 8
+
+
+def rehearse_step(engine: Engine, task: Task) -> None:
+    """Raise an exception where a method's halves do not do what they say: RehearsalError, or one of the halves' own."""
+    try:
+        method = copy.deepcopy(engine.method)
+    except Exception as error:  # a method may hold what cannot be copied, such as a lock
+        log(DEBUG, "The method is not rehearsed: it cannot be copied (%s)", error)
+        return
+    with same_chance(), tempfile.TemporaryDirectory() as folder:
+        _step(method, task, folder)
+
+
+def _step(method: Method, task: Task, folder: str) -> None:
+    device = max(range(min(MOST_LOOKED_AT, task.spec.devices)), key=task.training_examples)
+    order = Order(device, method.smallest_architecture)
+    if method.first_question is not None:
+        work, done = _do(method, order, method.first_question, task, folder)
+        method.introduce(device, done.answer.facts)
+    method.begin_round([order])
+    work, done = _do(method, order, method.local(order), task, folder)
+    group = work.groups[0]
+    if group.returned:
+        packed = {name: pack(done.answer.parcels[name], parcel.layout) for name, parcel in group.returned.items()}
+        update = Update(
+            order=0,
+            device=device,
+            outcome="trained",
+            payloads={name: index for index, name in enumerate(packed)},
+            examples=done.examples,
+            present_classes=_present_classes(task, device),
+        )
+        contribution, _ = own_contribution(work, work.assignments[0], update, list(packed.values()))
+        method.absorb(contribution)
+    metrics = method.finish_round([Trained(order, "", done.examples, done.answer.loss, done.answer.facts)])
+    if not isinstance(metrics, Mapping) or not all(value is None or _is_number(value) for value in metrics.values()):
+        raise RehearsalError(f"`finish_round` must return numbers by name, not {metrics!r}")
+    state = method.state()
+    if not isinstance(state, State) or not all(isinstance(value, torch.Tensor) for value in state.tensors.values()):
+        raise RehearsalError(f"`state` must return a strategies.method.State with tensors by name, not {type(state)}")
+    try:
+        values = json.loads(json.dumps(state.values))
+    except (TypeError, ValueError) as error:
+        raise RehearsalError(f"`state` holds values that are no JSON: {error}") from None
+    method.load(State(state.tensors, values))
+
+
+def _do(method: Method, order: Order, local: Local, task: Task, folder: str) -> tuple[Work, Done]:
+    """Let a device half do one step of a small batch."""
+    cost = method.cost(order.architecture)
+    budget = Budget(cost.peak_training_memory_bytes, None, None)
+    given = Given(order, method.selection(order.device, order.architecture), cost, local)
+    work = Work(
+        round=method.round,
+        assignments=[Assignment(order.device, "", budget, given, node=0)],
+        family=method.family,
+        payload=method.payload,
+        absorb=method.absorb,
+        enough=1,
+        simulated=False,
+    )
+    batch, arrays = work.content(method.settings, work.assignments)
+    size = min(BATCH_SIZE, batch.training.batch_size)
+    training = batch.training.model_copy(update={"steps": 1, "batch_size": size})
+    state = DeviceState(folder, batch.run, order.device)
+    place = Workplace(torch.device("cpu"))
+    half = local_half(local.reference())
+    bench = DeviceBench(batch.orders[0], half, batch.round, training, method.family, task, arrays, state, place)
+    try:
+        return work, do_order(bench)
+    except Refusal as refusal:
+        raise RehearsalError(f"the device half {local.reference().name} refuses: {refusal}") from None
+
+
+def _present_classes(task: Task, device: int) -> list[int] | None:
+    if task.label_kind != "classes":
+        return None
+    present: list[int] = task.class_counts(task.shard(device).train).nonzero().flatten().tolist()
+    return present
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""FedNova (Wang et al., "Tackling the Objective Inconsistency Problem", NeurIPS 2020): normalized averaging.
+
+Devices that take more local steps pull the mean of FedAvg toward their own minimum. Here every device's change is
+divided by its effective number of steps before the changes are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from messages.orders import Merge
+from messages.parcels import STATISTICS, Parcel, parameters_of
+from models.architecture import Architecture
+from models.base import Family
+from models.cost import Cost
+from strategies.fedavg import OneModel
+from strategies.method import Answer, Bench, Local, Order, Setup, Trained, Training, with_parameter_copies
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """a_i = ||a_i||_1 of SGD with momentum rho over tau steps: [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho).
+
+    Without momentum these are the steps themselves (Section 4.1 of the paper).
+    """
+    return float((steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum))
+
+
+class NormalizedTraining(Training):
+    """Devices minimize the task's loss, such as L = CE(f(x), y), and return d_i = (x - y_i) / a_i beside a_i.
+
+    x is what was received, y_i what was trained, a_i the effective number of steps. Batch norm's running statistics are
+    returned as they are.
+    """
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The normalized changes of the parameters, and the statistics; both are averaged by examples."""
+        tensors = family.tensors(architecture)
+        statistics = {name: spec for name, spec in tensors.items() if name.endswith(STATISTICS)}
+        changes = {"changes": Parcel.of(parameters_of(tensors), Merge())}
+        return changes | ({"statistics": Parcel.of(statistics, Merge())} if statistics else {})
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """`effective_steps`: a_i."""
+        return {"effective_steps": 1}
+
+    def train(self, bench: Bench) -> Answer:
+        """Train, and divide the change by the effective number of steps."""
+        model = self.model(bench)
+        received = {name: p.detach().clone() for name, p in model.named_parameters()}
+        loss = bench.fit(model, self.loss(bench, model))
+        steps = effective_steps(bench.steps_taken, bench.training.momentum)
+        changes = {name: (received[name] - p.detach()) / steps for name, p in model.named_parameters()}
+        parcels = {"changes": changes}
+        if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
+            parcels["statistics"] = statistics
+        return Answer(model, parcels, loss, {"effective_steps": [steps]})
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class FedNova(OneModel):
+    """x <- x - tau_eff sum_i p_i d_i with tau_eff = sum_i p_i a_i and p_i = n_i / n (Eq. 6 and Algorithm 1).
+
+    Every device trains the whole model, by plain SGD or SGD with momentum.
+    """
+
+    def __init__(self, setup: Setup, params: Any) -> None:
+        super().__init__(setup, params)
+        if setup.settings.training.optimizer != "sgd":
+            raise ValueError(
+                f"optimizer = {setup.settings.training.optimizer!r}: fednova counts the steps of SGD, with or without "
+                "momentum: set optimizer = 'sgd'"
+            )
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """All devices of a round train one model."""
+        if both_models:
+            raise ValueError("both-models = True: fednova averages the changes of one model: leave it false")
+
+    def local(self, order: Order) -> Local:
+        """Training whose change is normalized."""
+        return NormalizedTraining()
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """Plain training, which also holds what was received."""
+        return with_parameter_copies(super().training_cost(architecture), 1)
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """One step along the mean of the normalized changes, as long as the devices' steps are in the mean."""
+        if not trained:
+            return {}
+        examples = sum(done.examples for done in trained)
+        tau = sum(done.examples * self._steps(done) for done in trained) / examples
+        zeros = {name: torch.zeros_like(value) for name, value in self.weights.items()}
+        mean = self.mean.mean(zeros)
+        self.weights = {
+            name: mean[name] if name.endswith(STATISTICS) else old - tau * mean[name]
+            for name, old in self.weights.items()
+        }
+        return {"effective_steps": tau}
+
+    def _steps(self, done: Trained) -> float:
+        """A device's a_i, no more than its examples allow: what a device says must not stretch the server's step."""
+        training = self.settings.training
+        most = training.steps or training.epochs * -(-done.examples // training.batch_size)
+        return min(max(done.facts["effective_steps"][0], 0.0), effective_steps(most, training.momentum))

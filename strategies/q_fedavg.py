@@ -1,0 +1,118 @@
+"""q-FedAvg (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020): high losses count more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from messages.orders import Merge
+from messages.parcels import STATISTICS, Parcel, parameters_of
+from models.architecture import Architecture
+from models.base import Family
+from models.cost import Cost
+from strategies.fedavg import OneModel
+from strategies.method import Answer, Bench, Local, Order, Setup, Trained, Training, with_parameter_copies
+from strategies.params import Params, Rate
+
+LEAST_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+class FairTraining(Training):
+    """Devices minimize the task's loss F, such as CE(f(x), y), from w, which has the loss F(w) on the device's data.
+
+    With L = 1 / learning rate and Dw = L (w - w_k), the device returns Delta = F(w)^q Dw and
+    h = q F(w)^(q-1) ||Dw||^2 + L F(w)^q (Algorithm 2). Batch norm's running statistics are returned as they are.
+    """
+
+    q: Rate
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """Delta of the parameters, and the statistics; every device counts alike."""
+        tensors, merge = family.tensors(architecture), Merge(weighting="uniform")
+        statistics = {name: spec for name, spec in tensors.items() if name.endswith(STATISTICS)}
+        changes = {"changes": Parcel.of(parameters_of(tensors), merge)}
+        return changes | ({"statistics": Parcel.of(statistics, merge)} if statistics else {})
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """`h`, the bound of the local curvature."""
+        return {"h": 1}
+
+    def train(self, bench: Bench) -> Answer:
+        """Take the loss of what was received, train, and weigh the change."""
+        model = self.model(bench)
+        w = {name: p.detach().clone() for name, p in model.named_parameters()}
+        first_loss = mean_loss(bench, model) + LEAST_LOSS
+        loss = bench.fit(model, self.loss(bench, model))
+        slope = 1.0 / bench.training.learning_rate
+        moved = {name: slope * (w[name] - p.detach()) for name, p in model.named_parameters()}
+        square = sum(float(value.double().square().sum()) for value in moved.values())
+        h = self.q * first_loss ** (self.q - 1) * square + slope * first_loss**self.q
+        parcels = {"changes": {name: first_loss**self.q * value for name, value in moved.items()}}
+        if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
+            parcels["statistics"] = statistics
+        return Answer(model, parcels, loss, {"h": [h]})
+
+
+@torch.no_grad()
+def mean_loss(bench: Bench, model: torch.nn.Module) -> float:
+    """The mean of the task's loss over the device's examples, in evaluation mode."""
+    model.eval()
+    total, seen = 0.0, 0
+    for inputs, labels in bench.batches(model, once=True):
+        total += float(bench.task.loss(model(inputs), labels)) * len(labels)
+        seen += len(labels)
+    return total / max(1, seen)
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class QFedAvgParams(Params):
+    """q-FedAvg's settings."""
+
+    q: Rate = Field(
+        1.0, description="Fairness: 0 treats examples alike; the larger, the more devices of high loss count"
+    )
+
+
+class QFedAvg(OneModel):
+    """w <- w - sum_k Delta_k / sum_k h_k over the round's devices. Every device trains the whole model."""
+
+    params_type: ClassVar[type[Params]] = QFedAvgParams
+
+    def __init__(self, setup: Setup, params: QFedAvgParams) -> None:
+        super().__init__(setup, params)
+        self.params = params
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """All devices of a round train one model."""
+        if both_models:
+            raise ValueError("both-models = True: q-fedavg adds up the changes of one model: leave it false")
+
+    def local(self, order: Order) -> Local:
+        """Training whose change is weighed by the loss."""
+        return FairTraining(q=self.params.q)
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """Plain training, which also holds what was received, and a forward pass over all examples before it."""
+        price = with_parameter_copies(super().training_cost(architecture), 1)
+        return replace(price, training_flops=price.training_flops + price.training_flops // 3)
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """One step along the changes, divided by the curvatures; both sums are taken as means over devices."""
+        if not trained:
+            return {}
+        h = sum(max(done.facts["h"][0], 0.0) for done in trained) / len(trained)
+        mean = self.mean.mean({name: torch.zeros_like(value) for name, value in self.weights.items()})
+        self.weights = {
+            name: mean[name] if name.endswith(STATISTICS) else old - mean[name] / max(h, LEAST_LOSS)
+            for name, old in self.weights.items()
+        }
+        return {"curvature": h}

@@ -1,0 +1,147 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates correct the drift of devices whose data differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from messages.orders import Merge
+from messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
+from models.architecture import Architecture
+from models.base import Family
+from models.cost import Cost
+from strategies.aggregation import CoordinateMean
+from strategies.fedavg import OneModel
+from strategies.fednova import effective_steps
+from strategies.losses import Regularizer
+from strategies.method import (
+    Answer,
+    Bench,
+    Contribution,
+    Group,
+    Local,
+    Order,
+    Setup,
+    State,
+    Trained,
+    Training,
+    with_parameter_copies,
+)
+from strategies.params import Params, PositiveRate
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+class ControlledTraining(Training):
+    """Devices step along g(y) - c_i + c, g being the gradient of the task's loss, such as L = CE(f(x), y).
+
+    After K steps from x to y at learning rate eta, c_i+ = c_i - c + (x - y) / (K eta) (option II of Algorithm 1), which
+    the device keeps; it returns y and c_i+ - c_i. Under momentum K counts effective steps (ours, as FedNova counts
+    them), so that (x - y) / (K eta) is still a mean gradient; without, this is the paper's.
+    """
+
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The weights x and the server's control variate c."""
+        tensors = family.tensors(architecture)
+        return {"weights": Parcel.of(tensors), "control": Parcel.of(parameters_of(tensors))}
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The weights y and the change of the device's control variate; every device counts alike."""
+        tensors, merge = family.tensors(architecture), Merge(weighting="uniform")
+        return {"weights": Parcel.of(tensors, merge), "control": Parcel.of(parameters_of(tensors), merge)}
+
+    def train(self, bench: Bench) -> Answer:
+        """Train under the correction, and renew the device's control variate, which is 0 at first."""
+        model = self.model(bench)
+        x = {name: p.detach().clone() for name, p in model.named_parameters()}
+        c = {name: value.to(bench.device) for name, value in bench.received["control"].items()}
+        kept = bench.kept("control") or {name: torch.zeros_like(value) for name, value in c.items()}
+        c_i = {name: value.to(bench.device) for name, value in kept.items()}
+        drift = Regularizer(correction={name: c_i[name] - c[name] for name in c})
+        loss = bench.fit(model, self.loss(bench, model), regularizer=drift)
+        length = effective_steps(bench.steps_taken, bench.training.momentum) * bench.training.learning_rate
+        new = {name: c_i[name] - c[name] + (x[name] - p.detach()) / length for name, p in model.named_parameters()}
+        bench.keep("control", new)
+        moved = {name: new[name] - c_i[name] for name in new}
+        return Answer(model, {"weights": dict(model.state_dict()), "control": moved}, loss)
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class ScaffoldParams(Params):
+    """SCAFFOLD's settings."""
+
+    eta: PositiveRate = Field(1.0, description="Learning rate of the server (eta_g)")
+
+
+class Scaffold(OneModel):
+    """x <- x + eta_g mean_i (y_i - x);  c <- c + |S| / N mean_i (c_i+ - c_i), S being the round's devices, N all.
+
+    Every device trains the whole model. Batch norm's running statistics are no parameters: they become the mean.
+    """
+
+    params_type: ClassVar[type[Params]] = ScaffoldParams
+
+    def __init__(self, setup: Setup, params: ScaffoldParams) -> None:
+        super().__init__(setup, params)
+        self.params = params
+        if setup.settings.training.optimizer != "sgd":
+            raise ValueError(
+                f"optimizer = {setup.settings.training.optimizer!r}: scaffold takes gradients from the steps of SGD: "
+                "set optimizer = 'sgd'"
+            )
+        learned = [name for name in self.weights if not name.endswith(STATISTICS)]
+        self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
+        self.control_mean = CoordinateMean(self.control)
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """A device's control variate is that of one model."""
+        if both_models:
+            raise ValueError("both-models = True: scaffold corrects the training of one model: leave it false")
+
+    def local(self, order: Order) -> Local:
+        """Training under control variates."""
+        return ControlledTraining()
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """Plain training beside x, c, c_i and their difference."""
+        return with_parameter_copies(super().training_cost(architecture), 4)
+
+    def payload(self, group: Group) -> Parcels:
+        """The weights and the control variate."""
+        return {"weights": self.weights, "control": self.control}
+
+    def absorb(self, contribution: Contribution) -> None:
+        """Add the devices' weights, and what their control variates changed by."""
+        self.control_mean.check(contribution.sum_of("control"))
+        self.average(self.mean, contribution, ["weights"])
+        self.average(self.control_mean, contribution, ["control"])
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """One step of the server; a round in which nobody answered changes nothing."""
+        if not trained:
+            return {}
+        old, mean = self.weights, self.mean.mean(self.weights)
+        moved = self.control_mean.mean({name: torch.zeros_like(value) for name, value in self.control.items()})
+        share = len(trained) / self.settings.devices
+        for name in self.control:
+            mean[name] = old[name] + self.params.eta * (mean[name] - old[name])
+            self.control[name] = self.control[name] + share * moved[name]
+        self.weights = mean
+        return {}
+
+    def state(self) -> State:
+        """The global weights and the control variate."""
+        state = super().state()
+        state.tensors |= {f"control/{name}": value for name, value in self.control.items()}
+        return state
+
+    def load(self, state: State) -> None:
+        """Restore the global weights and the control variate."""
+        super().load(state)
+        self.control = {name: state.tensors[f"control/{name}"] for name in self.control}

@@ -1,0 +1,44 @@
+import pytest
+
+from strategies.fedavgm import FedAvgM, FedAvgMParams
+from tests.strategies.halves import came_back, filled, setup
+
+
+def test_two_steps_by_hand():
+    """beta = 1/2, eta = 1, all weights are 1 at first.
+
+    Round 1, mean 0.8: v = 0.2, w = 0.8. Round 2, mean 0.7: v = 0.1 + 0.1 = 0.2, w = 0.6.
+    """
+    method = FedAvgM(setup(), FedAvgMParams(beta=0.5, eta=1.0))
+    filled(method, 1.0)
+    for mean, expected in ((0.8, 0.8), (0.7, 0.6)):
+        method.finish_round([came_back(method, 10, {"weights": mean})])
+        for name, value in method.weights.items():
+            wanted = mean if "running" in name else expected
+            assert value.unique().tolist() == pytest.approx([wanted], abs=1e-6)
+    assert not any("running" in name for name in method.v)
+
+
+def test_eta_scales_the_step():
+    method = FedAvgM(setup(), FedAvgMParams(beta=0.0, eta=0.25))
+    filled(method, 1.0)
+    method.finish_round([came_back(method, 10, {"weights": 0.6})])
+    assert method.weights["head.fc1.bias"].unique().tolist() == pytest.approx([0.9])
+
+
+def test_a_round_without_answers_moves_nothing():
+    method = FedAvgM(setup(), FedAvgMParams())
+    filled(method, 1.0)
+    method.finish_round([came_back(method, 10, {"weights": 0.6})])
+    before = dict(method.weights)
+    method.finish_round([])
+    assert all(value is before[name] for name, value in method.weights.items())
+
+
+def test_the_momentum_is_part_of_the_state():
+    first, second = (FedAvgM(setup(), FedAvgMParams()) for _ in range(2))
+    first.finish_round([came_back(first, 10, {"weights": 0.6})])
+    second.load(first.state())
+    for method in (first, second):
+        method.finish_round([came_back(method, 10, {"weights": 0.5})])
+    assert all((first.weights[name] == second.weights[name]).all() for name in first.weights)
