@@ -62,7 +62,7 @@ class Record(BaseModel):
 
 def todays_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """A line of rounds.jsonl or a summary with scores under today's names; what has them is left as it is."""
-    if EARLIER_NAMES.keys().isdisjoint(record):
+    if "metric" in record or EARLIER_NAMES.keys().isdisjoint(record):
         return dict(record)
     renamed = {EARLIER_NAMES.get(key, key): value for key, value in record.items()}
     return {"metric": "accuracy", "higher_is_better": True} | renamed
