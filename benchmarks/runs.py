@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from server_app import checkpoint
 from server_app.app import build
 from server_app.config import RunConfig
+from server_app.journal import todays_names
 from strategies.submodel import SubModelStrategy
 from tasks.task import TaskSpec, load_task
 
@@ -26,6 +28,16 @@ def trained_strategy(run: Path) -> tuple[SubModelStrategy, RunConfig]:
     strategy.load_state_dict(saved.state)
     strategy.round = saved.round
     return strategy, config
+
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's rounds.jsonl, with scores under today's names whichever version wrote them."""
+    return [todays_names(json.loads(line)) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """A run's summary.json, likewise."""
+    return todays_names(json.loads((run / "summary.json").read_text()))
 
 
 def from_test_set(strategy: SubModelStrategy, count: int) -> tuple[Tensor, Tensor]:
