@@ -157,13 +157,11 @@ class Engine:
 
     def finish(self, work: Work, started: float) -> dict[str, float | None]:
         """Let the method make its next model. -> the method's own figures."""
-        for a in work.assignments:
-            if a.update is not None and a.outcome == "trained":
-                if a.update.state_kept:
-                    self._keepers.add(a.device)
-                if a.update.state_lost:
-                    log(WARNING, "Round %s: device %s has lost what it kept, and began anew", work.round, a.device)
-                    self.method.lost(a.device)
+        trained = [(a, a.update) for a in work.assignments if a.update is not None and a.outcome == "trained"]
+        self._keepers |= {a.device for a, update in trained if update.state_kept}
+        for device in sorted({a.device for a, update in trained if update.state_lost}):
+            log(WARNING, "Round %s: device %s has lost what it kept, and began anew", work.round, device)
+            self.method.lost(device)
         with self._timed("finish"):
             metrics = self.method.finish_round(self._trained(work))
         self.population.advance(simulated_seconds(work.assignments, self.settings), time.perf_counter() - started)

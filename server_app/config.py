@@ -297,24 +297,22 @@ class RunConfig(Params):
         def known(key: str, value: str, names: Mapping[str, object]) -> None:
             need(value in names, key, f"no such {key}; {nearest(value, names)}")
 
-        def from_outside(key: str, reference: str, look_up: Callable[[str], object]) -> None:
+        def from_outside(key: str, name: str, look_up: Callable[[str], object]) -> None:
             try:
-                look_up(reference)
+                look_up(name)
             except ValueError as error:
-                raise ValueError(f"{key} = {reference!r}: {error}") from None
+                raise ValueError(f"{key} = {name!r}: {error}") from None
 
-        for key, name, names, look_up in (
-            ("strategy", self.strategy, METHODS, method_of),
-            ("task", self.task, TASKS, kind_of),
-            ("family", self.family, FAMILIES, family_class),
-        ):
-            if is_reference(name):
-                from_outside(key, name, look_up)
-            elif name or key != "family":
-                known(key, name, names)
+        from_outside("strategy", self.strategy, method_of)
+        if is_reference(self.task):
+            from_outside("task", self.task, kind_of)
+        else:
+            known("task", self.task, TASKS)
         for family in self._families():
             if is_reference(family):
                 from_outside("family", family, family_class)
+        if self.family and not is_reference(self.family):
+            known("family", self.family, FAMILIES)
         need(
             not self.run_name or (Path(self.run_name).name == self.run_name and self.run_name not in (".", "..")),
             "run-name",
@@ -386,6 +384,8 @@ class RunConfig(Params):
             raise ConfigError(missing)
         strategy = values.get("strategy", "")
         try:
+            if isinstance(strategy, str) and "." in strategy:  # its keys would be unknown, which is not the trouble
+                method_of(strategy)
             settings = all_settings(strategy)
         except ValueError as error:
             raise ConfigError(f"strategy = {strategy!r}: {error}") from error

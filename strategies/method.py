@@ -434,7 +434,8 @@ class Method(ABC):
         params_type: the class of its settings.
         shared_params: settings of parts that several methods share and that this one reads, by their group's name.
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
-        first_question: what a device is asked before it trains for the first time; its facts go to `introduce`.
+        first_question: what a device is asked before it trains for the first time; its facts go to `introduce`. Who
+            gives no answer does not train in that round, and is asked again.
 
     Everything that a resumed run needs is in `state`; all else follows from seed and round.
     """

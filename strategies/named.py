@@ -23,7 +23,9 @@ def method_of(name: str) -> type[Method]:
     """
     if not is_reference(name):
         if name not in METHODS:
-            raise ValueError(f"no such strategy; {nearest(name, METHODS)}")
+            module, dot, last = name.rpartition(".")
+            meant = f"did you mean '{module}:{last}'?" if dot else nearest(name, METHODS)
+            raise ValueError(f"no such strategy; {meant}")
         return METHODS[name]
     found = named(name, Method)
     if isinstance(found, type) and issubclass(found, Local):

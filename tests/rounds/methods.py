@@ -1,0 +1,228 @@
+"""Small methods for tests of the contract: FedAvg over the whole model, with device halves of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from messages.orders import Merge
+from messages.packing import Layout
+from messages.parcels import Parcel, Parcels, Weights
+from messages.sums import SCALE, WeightedSum, split
+from models.architecture import Architecture
+from models.base import Family
+from models.layers import TensorSpec
+from rounds.engine import Engine, Scorer
+from strategies.fedavg import OneModel
+from strategies.method import Answer, Bench, Contribution, Local, Method, Order, Setup, State, Trained, Training
+from strategies.params import Params
+from tests.small_run import METHODS, small_config, started
+
+
+def started_with(kind: type[Method], folder: Path, **changes: Any) -> tuple[Engine, Scorer]:
+    """The engine of a small run of a method that is in no list of methods, and its scorer."""
+    folder.mkdir(exist_ok=True)
+    engine, scorer = started(small_config(folder, **METHODS["all-large"] | changes))
+    method = kind(Setup(engine.method.family, engine.settings, (1.0, 0.5, 0.25)), kind.params_type())
+    return Engine(method, engine.population), scorer
+
+
+# Two parcels that are added up with weights of their own, one that is not, and facts.
+
+
+class SeveralParcels(Training):
+    """Devices minimize the task's loss. fault: what this device does wrong with its answer."""
+
+    fault: str = ""
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The weights, once more the biases, and by itself the mean of every bias."""
+        tensors = family.tensors(architecture)
+        biases = {name: spec for name, spec in tensors.items() if name.endswith(".bias")}
+        means = {name: TensorSpec((1,), torch.float32, (None,)) for name in biases}
+        return {
+            "weights": Parcel.of(tensors, Merge()),
+            "biases": Parcel.of(biases, Merge(weighting="uniform")),
+            "means": Parcel.of(means),
+        }
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """How many steps were taken, and which of two things the device is."""
+        return {"steps": 1, "ends": 2}
+
+    def train(self, bench: Bench) -> Answer:
+        """Train, and then do what is wrong."""
+        answer = super().train(bench)
+        weights = answer.parcels["weights"]
+        answer.parcels["biases"] = {name: value.clone() for name, value in weights.items() if name.endswith(".bias")}
+        answer.parcels["means"] = {n: value.mean().reshape(1) for n, value in answer.parcels["biases"].items()}
+        answer.facts = {"steps": [float(bench.steps_taken)], "ends": [0.5, 1.5]}
+        if self.fault:
+            FAULTS[self.fault](answer)
+        return answer
+
+
+def _first(tensors: Weights) -> str:
+    return next(iter(tensors))
+
+
+def _fill(parcel: str, value: float) -> Callable[[Answer], None]:
+    return lambda answer: answer.parcels[parcel][_first(answer.parcels[parcel])].fill_(value)
+
+
+def _refuse(answer: Answer) -> None:
+    raise RuntimeError("as the test asked")
+
+
+def _other_shape(answer: Answer) -> None:
+    name = _first(answer.parcels["means"])
+    answer.parcels["means"][name] = torch.zeros(2)
+
+
+FAULTS: dict[str, Callable[[Answer], object]] = {
+    "none at all": _refuse,
+    "missing parcel": lambda answer: answer.parcels.pop("biases"),
+    "missing parcel that is not merged": lambda answer: answer.parcels.pop("means"),
+    "extra parcel": lambda answer: answer.parcels.update(more={}),
+    "missing tensor": lambda answer: answer.parcels["biases"].pop(_first(answer.parcels["biases"])),
+    "missing tensor that is not merged": lambda answer: answer.parcels["means"].pop(_first(answer.parcels["means"])),
+    "tensor of another shape": _other_shape,
+    "nan": _fill("biases", float("nan")),
+    "nan that is not merged": _fill("means", float("nan")),
+    "infinity that is not merged": _fill("means", float("inf")),
+    "too large for a sum": _fill("biases", 1e30),
+    "missing fact": lambda answer: answer.facts.pop("steps"),
+    "extra fact": lambda answer: answer.facts.update(more=[1.0]),
+    "fact of another length": lambda answer: answer.facts.update(ends=[1.0]),
+    "fact of nan": lambda answer: answer.facts.update(steps=[float("nan")]),
+    "fact of infinity": lambda answer: answer.facts.update(ends=[0.0, float("inf")]),
+}
+
+
+class Several(OneModel):
+    """Three parcels up: the weights are averaged by examples and the biases uniformly; the means are kept by device.
+
+    faults: by device, what it does wrong.
+    """
+
+    params_type: ClassVar[type[Params]] = Params
+
+    def __init__(self, setup: Setup, params: Params) -> None:
+        super().__init__(setup, params)
+        self.faults: dict[int, str] = {}
+        self.sums: dict[str, tuple[Layout, WeightedSum]] = {}
+        self.biases: Weights = {}
+        self.means: dict[int, Weights] = {}
+        self.trained: list[Trained] = []
+        self.contributions: list[tuple[list[int], set[str], set[str]]] = []  # devices, sums, parcels by themselves
+
+    def local(self, order: Order) -> Local:
+        """As the test wants it of this device."""
+        return SeveralParcels(fault=self.faults.get(order.device, ""))
+
+    def absorb(self, contribution: Contribution) -> None:
+        """Add the sums up, and keep the rest."""
+        self.contributions.append((contribution.devices, set(contribution.sums), set(contribution.each)))
+        for name, total in contribution.sums.items():
+            layout = contribution.group.returned[name].layout
+            self.sums.setdefault(name, (layout, WeightedSum.zeros(layout)))[1].include(total)
+        if contribution.each:
+            [device] = contribution.devices
+            self.means[device] = {name: value.clone() for name, value in contribution.own("means").items()}
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Both means, and the device with the most steps."""
+        found: Parcels = {}
+        for name, (layout, total) in self.sums.items():
+            mean = total.total.double() / (total.weight * SCALE)
+            found[name] = {tensor: value.float() for tensor, value in split(mean, layout).items()}
+        self.weights |= found.get("weights", {})
+        self.biases |= found.get("biases", {})
+        self.sums = {}
+        self.trained = list(trained)
+        return {"most_steps": max((done.facts["steps"][0] for done in trained), default=None)}
+
+    def state(self) -> State:
+        """All of it."""
+        state = super().state()
+        state.tensors |= {f"biases/{name}": value for name, value in self.biases.items()}
+        for device, means in sorted(self.means.items()):
+            state.tensors |= {f"means/{device}/{name}": value for name, value in means.items()}
+        return state
+
+
+# A parcel up that has half of the bytes of the one down.
+
+
+class HalfPrecision(Training):
+    """Devices minimize the task's loss, and return their weights in half precision."""
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The weights as "half"."""
+        tensors = family.tensors(architecture)
+        half = {name: TensorSpec(spec.shape, torch.float16, spec.axes) for name, spec in tensors.items()}
+        return {"half": Parcel.of(half, Merge())}
+
+    def train(self, bench: Bench) -> Answer:
+        """Train and round."""
+        answer = super().train(bench)
+        rounded: dict[str, Tensor] = {name: value.half() for name, value in answer.parcels["weights"].items()}
+        return Answer(answer.model, {"half": rounded}, answer.loss)
+
+
+class HalfUp(OneModel):
+    """FedAvg whose devices return half precision."""
+
+    params_type: ClassVar[type[Params]] = Params
+
+    def local(self, order: Order) -> Local:
+        """Half precision up."""
+        return HalfPrecision()
+
+
+# Something that devices keep.
+
+
+class Counting(Training):
+    """Devices minimize the task's loss, and count their rounds on themselves."""
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """In how many rounds the device has trained."""
+        return {"rounds": 1}
+
+    def train(self, bench: Bench) -> Answer:
+        """Train and count."""
+        answer = super().train(bench)
+        before = bench.kept("rounds", per_architecture=False)
+        count = torch.ones(1) if before is None else before["count"] + 1
+        bench.keep("rounds", {"count": count}, per_architecture=False)
+        answer.facts = {"rounds": [float(count)]}
+        return answer
+
+
+class Counted(OneModel):
+    """FedAvg whose devices count. rounds: what each said last. gone: whose count was lost, in the order of loss."""
+
+    params_type: ClassVar[type[Params]] = Params
+
+    def __init__(self, setup: Setup, params: Params) -> None:
+        super().__init__(setup, params)
+        self.rounds: dict[int, float] = {}
+        self.gone: list[int] = []
+
+    def local(self, order: Order) -> Local:
+        """Counting."""
+        return Counting()
+
+    def lost(self, device: int) -> None:
+        """Note it."""
+        self.gone.append(device)
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Note the counts."""
+        self.rounds |= {done.device: done.facts["rounds"][0] for done in trained}
+        return super().finish_round(trained)

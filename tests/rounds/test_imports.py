@@ -1,0 +1,53 @@
+"""What a device loads: its memory and its seconds are counted, so that it loads nothing that only servers need."""
+
+import json
+import subprocess
+import sys
+
+from strategies.method import ClassCounts, Order
+from strategies.statistics import TakeStatistics
+from tests.small_run import METHODS, small_config, started
+
+HEAVY = ["torchvision", "torch_geometric", "transformers", "ray", "pandas", "datasets", "flwr_datasets", "sklearn"]
+HEAVY += ["matplotlib", "plotly", "tensorboard", "hypothesis"]
+SERVERS = ["rounds", "server_app", "flwr", "grpc"]  # a node's own process and its messenger have Flower
+
+CODE = """
+import importlib, json, sys
+found = {}
+for name in %r:
+    before = set(sys.modules)
+    module, _, attribute = name.partition(":")
+    loaded = importlib.import_module(module)
+    assert not attribute or hasattr(loaded, attribute)
+    found[name] = sorted({m.partition(".")[0] for m in set(sys.modules) - before} & set(%r))
+print(json.dumps(found))
+"""
+
+
+def loaded_by(names):
+    """Of modules that are loaded one after the other, which of the packages above each brought along."""
+    code = CODE % (names, HEAVY + SERVERS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def device_halves(folder):
+    """The names by which devices find the device halves of all methods."""
+    folder.mkdir(exist_ok=True)
+    methods = [started(small_config(folder, **keys))[0].method for keys in METHODS.values()]
+    halves = [method.local(Order(0, method.scored_architecture)) for method in methods]
+    asked = [method.first_question for method in methods if method.first_question is not None]
+    return sorted({half.reference().name for half in [*halves, *asked, ClassCounts(), TakeStatistics()]})
+
+
+def test_a_device_does_not_load_what_only_servers_need(tmp_path):
+    halves = device_halves(tmp_path)
+    assert len(halves) > 10
+    names = ["client_app.work", "client_app.bench", *halves]
+    assert loaded_by(names) == {name: [] for name in names}
+
+
+def test_the_check_sees_what_is_loaded():
+    """A server's module has it all."""
+    assert {"flwr", "rounds"} <= set(loaded_by(["rounds.engine"])["rounds.engine"])
