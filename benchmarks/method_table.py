@@ -20,13 +20,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.runs import rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
+from server_app.journal import todays_names
 
 KEYS = (
-    "final_accuracy",
-    "best_accuracy",
-    "accuracy_by_tier",
-    "personal_accuracy",
+    "metric",
+    "final_score",
+    "best_score",
+    "score_by_tier",
+    "personal_score",
     "bytes_down",
     "bytes_up",
     "devices_by_outcome",
@@ -105,10 +108,14 @@ class Study:
         return f"{folder.name}: exit code {code}"
 
     def known(self) -> dict[str, Figures]:
-        """The figures in results.json that are of today's settings: method -> seed -> figures."""
+        """The figures in results.json that are of today's settings, under today's names: method -> seed -> figures."""
         written = json.loads(self.results.read_text())["results"] if self.results.exists() else {}
         return {
-            method: {seed: f for seed, f in written.get(method, {}).items() if f["settings"] == self.digest(method)}
+            method: {
+                seed: todays_names(f)
+                for seed, f in written.get(method, {}).items()
+                if f["settings"] == self.digest(method)
+            }
             for method in self.methods
         }
 
@@ -140,18 +147,17 @@ def finished(folder: Path) -> bool:
 
 def figures(folder: Path) -> dict:
     """What the table needs of one run."""
-    summary = json.loads((folder / "summary.json").read_text())
-    rounds = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    scored = [r for r in rounds if r["accuracy"] is not None]
+    summary, rounds = summary_of(folder), rounds_of(folder)
+    scored = [r for r in rounds if r["score"] is not None]
 
     def mean(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return statistics.mean(known) if known else None
 
     return {key: summary[key] for key in KEYS} | {
-        "personal_accuracy_by_tier": summary.get("personal_accuracy_by_tier") or {},
+        "personal_score_by_tier": summary.get("personal_score_by_tier") or {},
         "simulated_hours": summary["simulated_seconds"] / 3600,
-        "curve": {r["round"]: r["accuracy"] for r in scored},
+        "curve": {r["round"]: r["score"] for r in scored},
         "hours": {r["round"]: r["simulated_seconds"] / 3600 for r in scored},
         "memory_utilisation": mean([r["memory_utilisation"] for r in rounds]),
         "bandwidth_utilisation": mean([r["bandwidth_utilisation"] for r in rounds]),
@@ -178,14 +184,14 @@ def accuracy(values: list[float]) -> str:
 
 def table(study: Study, results: dict[str, Figures]) -> str:
     """The results in Markdown, accuracies in percent as mean ± standard deviation over seeds."""
-    tiers = sorted({t for seeds in results.values() for f in seeds.values() for t in f["accuracy_by_tier"]})
+    tiers = sorted({t for seeds in results.values() for f in seeds.values() for t in f["score_by_tier"]})
     tiers.sort(key=in_order)
     tiers = tiers if len(tiers) > 1 and study.general and study.tiers else []
     level = None
     if study.target in results:
-        level = statistics.mean(f["final_accuracy"] for f in results[study.target].values())
+        level = statistics.mean(f["final_score"] for f in results[study.target].values())
     # Older figures have no personal ones.
-    by_tier = [f.get("personal_accuracy_by_tier", {}) for seeds in results.values() for f in seeds.values()]
+    by_tier = [f.get("personal_score_by_tier", {}) for seeds in results.values() for f in seeds.values()]
     personal = sorted({tier for tiers_of_run in by_tier for tier in tiers_of_run})
     heads = ["method", "seeds", *(("final accuracy", "best") if study.general else ())]
     heads += [*tiers, *(["personal"] if personal else []), *(f"{t}, personal" for t in personal), "MB down", "MB up"]
@@ -199,15 +205,15 @@ def table(study: Study, results: dict[str, Figures]) -> str:
         runs = list(seeds.values())
         cells = [method, str(len(runs))]
         if study.general:
-            cells += [accuracy([f[key] for f in runs]) for key in ("final_accuracy", "best_accuracy")]
+            cells += [accuracy([f[key] for f in runs]) for key in ("final_score", "best_score")]
         for tier in tiers:
-            values = [f["accuracy_by_tier"][tier] for f in runs if tier in f["accuracy_by_tier"]]
+            values = [f["score_by_tier"][tier] for f in runs if tier in f["score_by_tier"]]
             cells.append(accuracy(values) if values else "")
         if personal:
-            found = [f["personal_accuracy"] for f in runs if f["personal_accuracy"] is not None]
+            found = [f["personal_score"] for f in runs if f["personal_score"] is not None]
             cells.append(accuracy(found) if found else "")
         for tier in personal:
-            values = [f["personal_accuracy_by_tier"][tier] for f in runs if tier in f["personal_accuracy_by_tier"]]
+            values = [f["personal_score_by_tier"][tier] for f in runs if tier in f["personal_score_by_tier"]]
             cells.append(accuracy(values) if values else "")
         cells += [f"{statistics.mean(f[key] for f in runs) / 1e6:.1f}" for key in ("bytes_down", "bytes_up")]
         if study.part:

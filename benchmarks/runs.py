@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -9,6 +10,7 @@ from rounds.engine import Engine
 from server_app import checkpoint
 from server_app.app import build
 from server_app.config import RunConfig
+from server_app.journal import todays_names
 from strategies.submodel import SubModelMethod
 from tasks.task import TaskSpec, load_task
 
@@ -28,6 +30,16 @@ def trained_method(run: Path) -> tuple[SubModelMethod, Engine, RunConfig]:
     engine.load(saved.state)
     method.round = saved.round
     return method, engine, config
+
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's rounds.jsonl, with scores under today's names whichever version wrote them."""
+    return [todays_names(json.loads(line)) for line in (run / "rounds.jsonl").read_text().splitlines()]
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """A run's summary.json, likewise."""
+    return todays_names(json.loads((run / "summary.json").read_text()))
 
 
 def from_test_set(method: SubModelMethod, count: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -70,7 +71,6 @@ class Done:
     examples: int
     seconds: float
     measured_memory_bytes: int | None  # None in a simulation
-    present: Tensor  # which classes the device holds (bool)
     state_lost: bool
     state_kept: bool
 
@@ -140,7 +140,6 @@ class DeviceBench:
         # In a simulation there are none: what one of many devices in one process holds cannot be told from outside.
         self.limits = {} if place.available_bytes is None else _limits(order, place.available_bytes)
         self._shard = task.shard(order.device).train
-        self.class_counts = task.train.labels[self._shard].bincount(minlength=task.classes)
         self.meter = MemoryMeter(self.device)
         who = f"device {order.device}"
         self._packed = {name: pick(arrays, index, who) for name, index in order.payloads.items()}
@@ -158,6 +157,14 @@ class DeviceBench:
     def examples(self) -> int:
         """How many training examples the device holds."""
         return len(self._shard)
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """See `strategies.method.Bench`."""
+        try:
+            return self.task.class_counts(self._shard)
+        except ValueError as error:
+            raise MessageError(str(error)) from None
 
     def build(self, weights: Weights | None = None) -> Network:
         """See `strategies.method.Bench`."""
@@ -335,7 +342,6 @@ def do_order(bench: DeviceBench) -> Done:
         bench.examples,
         time.perf_counter() - started,
         bench.measured_bytes(),
-        bench.class_counts > 0,
         state_lost=bench.state_lost,
         state_kept=bench.save(),
     )

@@ -58,8 +58,8 @@ def score_order(
         if order.data == "shard" and family.norm == "static":
             model = _with_statistics(model, bench, training)
         scored = local.scored(bench, model) if order.data == "shard" else model
-        correct, loss, examples = score(scored, task, inputs, labels, batch_size=batch.batch_size, device=place.device)
-    return Score(device=order.device, correct=correct, loss_sum=loss, examples=examples)
+        found = score(scored, task, inputs, labels, batch_size=batch.batch_size, device=place.device)
+    return Score(device=order.device, sums=found.sums, loss_sum=found.loss_sum, examples=found.examples)
 
 
 def _with_statistics(model: Network, bench: DeviceBench, training: LocalTraining) -> Network:

@@ -197,7 +197,7 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
         seconds=done.seconds,
         measured_memory_bytes=done.measured_memory_bytes,
         bounded=far,
-        present_classes=done.present.nonzero().flatten().tolist() if wants_classes and payloads else None,
+        present_classes=bench.class_counts.nonzero().flatten().tolist() if wants_classes and payloads else None,
         facts=done.answer.facts,
         state_kept=done.state_kept,
         state_lost=done.state_lost,
@@ -235,7 +235,7 @@ def _add(order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str,
         flat, weight = flatten(contents, parcel.layout), device_weight(parcel.merge, done.examples)
         if len(parcels) > 1:
             into.total.check(flat, weight)
-        ready.append((into, flat, weight, done.present if parcel.merge.present_classes else None))
+        ready.append((into, flat, weight, bench.class_counts > 0 if parcel.merge.present_classes else None))
     for into, flat, weight, present in ready:
         into.total.add(flat, weight, present, into.parcel.class_spans)
         into.orders.append(order.order)

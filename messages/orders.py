@@ -26,6 +26,7 @@ Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are we
 # Bounds of what nodes send, far above what any honest one needs. A list is left at its first wrong element, or a long
 # one would make an error of each.
 MOST_CLASSES, MOST_ORDERS, MOST_KEYS, MOST_ERRORS = 2**16, 2**20, 64, 16
+MOST_SUMS = 4 * MOST_CLASSES
 Line = Annotated[str, Field(max_length=MOST_LETTERS)]
 Digest = Annotated[str, Field(max_length=64)]
 
@@ -238,10 +239,10 @@ class EvaluationBatch(_Model):
 
 
 class Score(_Model):
-    """Correct answers, summed loss and examples of one evaluation order; `error` where it could not be done."""
+    """Sums of the task's metric and of the losses of one evaluation order; `error` where it could not be done."""
 
     device: NonNegative
-    correct: NonNegative = 0
+    sums: list[float] = Field(default_factory=list, max_length=MOST_SUMS, fail_fast=True)
     loss_sum: float = 0.0
     examples: NonNegative = 0
     error: Line | None = None

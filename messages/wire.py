@@ -11,8 +11,8 @@ from messages.orders import M, parse
 from messages.records import Limits, make_records, read_records
 
 # What the JSON text of an honest reply needs at most, with texts of four bytes per letter: for its own fields, for each
-# order's outcome and report, and for each of an order's classes in its three lists by class.
-_BASE_BYTES, _ORDER_BYTES, _CLASS_BYTES = 8 * 2**10, 16 * 2**10, 40
+# order's outcome and report, for each of an order's classes in its three lists by class, and for a number.
+_BASE_BYTES, _ORDER_BYTES, _CLASS_BYTES, _NUMBER_BYTES = 8 * 2**10, 16 * 2**10, 40, 25
 NODE_REPORT_LIMITS = Limits(_ORDER_BYTES, 0)
 
 
@@ -21,9 +21,9 @@ def reply_limits(orders: int, groups: int, classes: int, parcels: int = 1) -> Li
     return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + classes * _CLASS_BYTES), (orders + groups) * parcels)
 
 
-def evaluation_limits(orders: int) -> Limits:
-    """How much may be in a reply to so many evaluation orders."""
-    return Limits(_BASE_BYTES + orders * _ORDER_BYTES, 0)
+def evaluation_limits(orders: int, sums: int) -> Limits:
+    """How much may be in a reply to so many evaluation orders, with so many sums of a metric for each."""
+    return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + sums * _NUMBER_BYTES), 0)
 
 
 def to_records(model: BaseModel, arrays: Sequence[bytes] = ()) -> RecordDict:

@@ -51,9 +51,9 @@ from strategies.statistics import TakeStatistics
 
 
 class Scores(NamedTuple):
-    """Accuracy (0..1) and mean loss of a model; where its family has several exits, the accuracy of each of its own."""
+    """Value of the task's metric and mean loss of a model; where its family has several exits, the value of each."""
 
-    accuracy: float
+    score: float
     loss: float
     by_exit: tuple[float, ...] = ()
 
@@ -191,6 +191,7 @@ class Engine:
             work,
             strategy=self.method.name(),
             task=self.settings.task_name,
+            metric=self.settings.metric,
             evaluation=evaluation,
             personal=personal,
             nbytes=self._bytes,
@@ -388,7 +389,7 @@ class Engine:
         if on_devices is not None:
             there = set(self.population.connected(grid, [device for device, _, _ in on_devices]))
             asked = [self._to_score(d, a, selection) for d, a, selection in on_devices if d in there]
-            return mean_score(self.scores(grid, asked, "test set"), self.population)
+            return mean_score(self.scores(grid, asked, "test set"), self.settings.metric, self.population)
         if scorer is None:
             return None
         models = self.scored = self._models(grid)
@@ -396,14 +397,14 @@ class Engine:
         if scored not in models:
             return None
         whole = scorer(models[scored])
-        accuracies = {scored: whole.accuracy}
+        values = {scored: whole.score}
         family = self.method.family
         if scored == family.full() and models[scored].family == family and models[scored].exits == "deepest":
             # The networks up to each exit are in the global model: one pass scores them all.
-            accuracies |= {family.up_to(exit): a for exit, a in enumerate(whole.by_exit, start=1)}
-        accuracies |= {a: scorer(model).accuracy for a, model in models.items() if a not in accuracies}
-        tiers = {tier: accuracies[a] for tier, a in self.scored_tiers.items() if a in models}
-        return Evaluation(whole.accuracy, whole.loss, tiers, list(whole.by_exit) or None)
+            values |= {family.up_to(exit): value for exit, value in enumerate(whole.by_exit, start=1)}
+        values |= {a: scorer(model).score for a, model in models.items() if a not in values}
+        tiers = {tier: values[a] for tier, a in self.scored_tiers.items() if a in models}
+        return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None)
 
     @property
     def scored_tiers(self) -> dict[str, Architecture]:
@@ -482,7 +483,7 @@ class Engine:
         """
         assignments = [a for device in self.population.everyone(grid) for a in self._order_to_score(device)]
         scores = self.scores(grid, assignments, "shard", self.settings.personal_training_in(self.round))
-        return personal_score(scores, len(assignments), self.population)
+        return personal_score(scores, len(assignments), self.settings.metric, self.population)
 
     def _order_to_score(self, device: int) -> list[Assignment]:
         """What a device is asked in a personal evaluation: one order, or nothing."""

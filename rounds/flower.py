@@ -133,8 +133,8 @@ class FlowerStrategy(Strategy):
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Accuracy and loss of the round; None in a round without evaluation."""
+        """The task's metric, under its name, and the loss of the round; None in a round without evaluation."""
         record = self.results[-1].record if self.results else {}
-        if record.get("round") != self.rounds_done + server_round or record["accuracy"] is None:
+        if record.get("round") != self.rounds_done + server_round or record["score"] is None:
             return None
-        return MetricRecord({"accuracy": record["accuracy"], "loss": record["loss"]})
+        return MetricRecord({record["metric"]: record["score"], "loss": record["loss"]})

@@ -13,6 +13,7 @@ from typing import Any
 from rounds.scores import Evaluation, Personal
 from rounds.work import Assignment, Work, by_device
 from strategies.method import fits
+from tasks.metrics import Metric
 
 # Of a round, as far as the server works; a method may name parts of its own beside them.
 PARTS = ("assign", "payload", "absorb", "finish", "evaluate")
@@ -31,6 +32,7 @@ def round_record(
     *,
     strategy: str,
     task: str,
+    metric: Metric,
     evaluation: Evaluation | None,
     personal: Personal | None,
     nbytes: Mapping[str, int],
@@ -63,12 +65,14 @@ def round_record(
         "round": work.round,
         "strategy": strategy,
         "task": task,
-        "accuracy": evaluation.accuracy if evaluation else None,
+        "metric": metric.name,
+        "higher_is_better": metric.scale.higher_is_better,
+        "score": evaluation.score if evaluation else None,
         "loss": evaluation.loss if evaluation else None,
-        "accuracy_by_tier": evaluation.accuracy_by_tier if evaluation else None,
-        "accuracy_by_exit": evaluation.accuracy_by_exit if evaluation else None,
-        "personal_accuracy": personal.accuracy if personal else None,
-        "personal_accuracy_by_tier": personal.accuracy_by_tier if personal else None,
+        "score_by_tier": evaluation.score_by_tier if evaluation else None,
+        "score_by_exit": evaluation.score_by_exit if evaluation else None,
+        "personal_score": personal.score if personal else None,
+        "personal_score_by_tier": personal.score_by_tier if personal else None,
         "personal_devices": personal.devices if personal else None,
         "personal_failed": personal.failed if personal else None,
         "devices_sampled": len(first),

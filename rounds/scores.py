@@ -23,6 +23,7 @@ from rounds.exchange import Failure, exchange
 from rounds.population import Population
 from rounds.work import Assignment, Orders
 from strategies.settings import RoundSettings
+from tasks.metrics import Metric
 
 MOST_REASONS = 3  # that are told of what went wrong with the scores of a round
 Examples = Literal["shard", "test set"]  # a device's own test shard, or the task's test set
@@ -30,12 +31,15 @@ Examples = Literal["shard", "test set"]  # a device's own test shard, or the tas
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of a round: of the global model on the task's test set, of every tier's sub-model, of every exit."""
+    """The scores of a round: of the global model on the task's test set, of every tier's sub-model, of every exit.
 
-    accuracy: float
+    Scores are values of the task's metric.
+    """
+
+    score: float
     loss: float
-    accuracy_by_tier: dict[str, float]
-    accuracy_by_exit: list[float] | None = None
+    score_by_tier: dict[str, float]
+    score_by_exit: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,33 +49,33 @@ class Personal:
     devices: how many were scored. failed: how many were asked and have no score that may be used.
     """
 
-    accuracy: float | None
-    accuracy_by_tier: dict[str, float]
+    score: float | None
+    score_by_tier: dict[str, float]
     devices: int
     failed: int
 
 
-def mean_score(scores: Mapping[int, Score], population: Population) -> Evaluation | None:
+def mean_score(scores: Mapping[int, Score], metric: Metric, population: Population) -> Evaluation | None:
     """The means over devices, and over those of every tier, each of which counts alike; None where there are none."""
     if not scores:
         return None
+    ordered = sorted(scores.items())  # a mean of floats depends on their order, and replies come in any
+    values = {device: metric.value(score.sums, score.examples) for device, score in ordered}
     tiers: dict[str, list[float]] = defaultdict(list)
-    for device, score in sorted(scores.items()):  # a mean of floats depends on their order, and replies come in any
-        tiers[population.tier(device)].append(score.correct / score.examples)
+    for device, value in values.items():
+        tiers[population.tier(device)].append(value)
     return Evaluation(
-        float(np.mean([score.correct / score.examples for _, score in sorted(scores.items())])),
-        float(np.mean([score.loss_sum / score.examples for _, score in sorted(scores.items())])),
-        {tier: float(np.mean(accuracies)) for tier, accuracies in tiers.items()},
+        float(np.mean(list(values.values()))),
+        float(np.mean([score.loss_sum / score.examples for _, score in ordered])),
+        {tier: float(np.mean(of_tier)) for tier, of_tier in tiers.items()},
     )
 
 
-def personal_score(scores: Mapping[int, Score], asked: int, population: Population) -> Personal:
+def personal_score(scores: Mapping[int, Score], asked: int, metric: Metric, population: Population) -> Personal:
     """`mean_score` of devices' scores on their own test shards, of so many that were asked."""
-    mean = mean_score(scores, population)
+    mean = mean_score(scores, metric, population)
     failed = asked - len(scores)
-    return (
-        Personal(mean.accuracy, mean.accuracy_by_tier, len(scores), failed) if mean else Personal(None, {}, 0, failed)
-    )
+    return Personal(mean.score, mean.score_by_tier, len(scores), failed) if mean else Personal(None, {}, 0, failed)
 
 
 def score_on_devices(
@@ -117,6 +121,8 @@ def score_on_devices(
         ttl = None if population.simulated else settings.deadline_seconds
         return Message(to_records(content, arrays), node, MessageType.EVALUATE, ttl=ttl, group_id=str(orders.round))
 
+    metric, classes = settings.metric, orders.family.classes
+    sums = metric.size(classes)
     found: dict[int, Score] = {}
     troubles: Counter[str] = Counter()
     replies = exchange(
@@ -133,24 +139,24 @@ def score_on_devices(
             troubles[reply.why] += len(devices)
             continue
         try:
-            scores = _read(settings.run, orders.round, devices, reply)
+            scores = _read(settings.run, orders.round, devices, sums, reply)
         except MessageError as error:
             troubles[f"the reply is refused: {error}"] += len(devices)
             continue
         for device in devices:
             most = population.holdings.testing(device) if data == "shard" else population.holdings.test_set
-            if why := _trouble(scores.get(device), most):
-                troubles[why] += 1
-            else:
-                found[device] = scores[device]
+            try:
+                found[device] = _checked(scores.get(device), metric, classes, most)
+            except ValueError as error:
+                troubles[str(error)] += 1
     for why, times in troubles.most_common(MOST_REASONS):
         log(WARNING, "Round %s: %s devices have no score: %s", orders.round, times, why)
     return found
 
 
-def _read(run: str, round_number: int, devices: list[int], reply: Message) -> dict[int, Score]:
+def _read(run: str, round_number: int, devices: list[int], sums: int, reply: Message) -> dict[int, Score]:
     """A node's scores by device. Raises MessageError where the reply as a whole cannot be used."""
-    answer, _ = from_records(EvaluationReply, reply.content, evaluation_limits(len(devices)))
+    answer, _ = from_records(EvaluationReply, reply.content, evaluation_limits(len(devices), sums))
     if (answer.run, answer.round) != (run, round_number):
         raise MessageError(f"it is of round {answer.round} of run {shown(answer.run)}")
     answered = [score.device for score in answer.scores]
@@ -159,15 +165,26 @@ def _read(run: str, round_number: int, devices: list[int], reply: Message) -> di
     return {score.device: score for score in answer.scores}
 
 
-def _trouble(score: Score | None, most: int) -> str | None:
-    """Why a score may not be used; None where it may. `most`: examples that the device has to be scored on."""
+def _checked(score: Score | None, metric: Metric, classes: int, most: int) -> Score:
+    """A score that may be used; ValueError says why another may not.
+
+    Args:
+        score: a device's own; None where it sent none.
+        metric: of the task.
+        classes: a model's outputs.
+        most: examples that the device has to be scored on.
+    """
     if score is None:
-        return "the node's reply says nothing of this device"
+        raise ValueError("the node's reply says nothing of this device")
     if score.error is not None:
-        return one_line(score.error)
-    if not (score.correct <= score.examples and 0 < score.examples <= most):
-        return f"refused: {score.correct} of {score.examples} examples cannot be right, the device has {most}"
+        raise ValueError(one_line(score.error))
+    if not 0 < score.examples <= most:
+        raise ValueError(f"refused: a score of {score.examples} examples cannot be right, the device has {most}")
+    try:
+        metric.check(score.sums, score.examples, classes)
+    except ValueError as error:
+        raise ValueError(f"refused: {error}") from None
     if not math.isfinite(score.loss_sum):
         # A model whose loss is not a number answers nothing: its one class out of many is right by chance.
-        return "refused: the loss is not finite"
-    return None
+        raise ValueError("refused: the loss is not finite")
+    return score

@@ -35,7 +35,8 @@ from server_app.nodes import write_nodes
 from server_app.rehearsal import rehearse_step
 from strategies.method import Method, Model, Setup
 from strategies.settings import RoundSettings
-from tasks.scoring import score, score_exits
+from tasks.metrics import scale_of
+from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
 SCORED_TOGETHER = 256  # examples of the test set; devices score as many as they train
@@ -94,7 +95,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             idle_rounds = idle_rounds + 1 if empty else 0
             # The journal first: a checkpoint without its journal lines could not be resumed.
             journal.write_round(result.record, result.devices)
-            if engine.scored and result.record["accuracy"] is not None:
+            if engine.scored and result.record["score"] is not None:
                 _save_scored(run_dir, engine, result.record)
             if reports := engine.population.newest_reports():
                 write_nodes(run_dir, reports)
@@ -150,7 +151,7 @@ def _told_of(key: str, name: str) -> Iterator[None]:
 
 def _save_scored(run_dir: Path, engine: Engine, record: dict[str, Any]) -> None:
     task = load_task(TaskSpec.from_json(engine.settings.task))  # at hand since `build`
-    save_models(run_dir, engine, task, accuracy=record["accuracy"], by_tier=record["accuracy_by_tier"])
+    save_models(run_dir, engine, task, score=record["score"], by_tier=record["score_by_tier"])
 
 
 def named(config: RunConfig) -> RunConfig:
@@ -230,6 +231,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         personal_from=config.personal_from,
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
+        metric=task.metric,
     )
 
     setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared)
@@ -237,6 +239,11 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         method = kind(setup, params)
         rehearse_parcels(method)
         method.cost(method.smallest_architecture)
+    if method.needs_classes and task.label_kind != "classes":
+        raise ConfigError(
+            f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
+            f"{config.task!r} are {task.label_kind}"
+        )
     return Engine(method, _population(config, method, task)), _scorer(task)
 
 
@@ -301,12 +308,14 @@ def _scorer(task: Task) -> Scorer:
         module = with_weights(model.family, model.architecture, model.weights)
         inputs, labels = task.test.inputs, task.test.labels
         if len(model.family.segments) == 1:
-            correct, loss, n = score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
-            return Scores(correct / n, loss / n)
-        exits = score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
-        by_exit = tuple(correct / len(labels) for correct, _ in exits[:-1])
+            return Scores(*_means(score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)))
+        found = score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
+        exits = [_means(scored) for scored in found]
         whole = exits[-1] if model.exits == "mean" else exits[-2]
-        return Scores(whole[0] / len(labels), whole[1] / len(labels), by_exit)
+        return Scores(*whole, tuple(value for value, _ in exits[:-1]))
+
+    def _means(scored: Scored) -> tuple[float, float]:
+        return task.metric.value(scored.sums, scored.examples), scored.loss_sum / scored.examples
 
     return score_model
 
@@ -319,9 +328,9 @@ def _state_dir(config: RunConfig) -> str:
 
 
 def _line(config: RunConfig, record: dict[str, Any]) -> str:
-    accuracy = "" if record["accuracy"] is None else f"accuracy {record['accuracy']:.4f}, "
+    score = "" if record["score"] is None else f"{scale_of(record['metric']).label} {record['score']:.4f}, "
     return (
-        f"round {record['round']}/{config.rounds}: {accuracy}"
+        f"round {record['round']}/{config.rounds}: {score}"
         f"{record['devices_replied']} of {record['devices_sampled']} devices, "
         f"{(record['bytes_down'] + record['bytes_up']) / 1e6:.1f} MB, {record['wall_seconds']:.1f} s"
     )

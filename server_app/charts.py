@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tasks.metrics import Scale
+
 COLORS = 8  # of lines, as defined in STYLE; more lines than that are told apart by their dashes
 DASHES = ("", "6 3", "2 3")
 # The drawing's own units: at the usual three charts side by side about one pixel, on a phone a little less.
@@ -37,6 +39,11 @@ class Line:
 def percent(value: float) -> str:
     """0.8312 as 83.12 %, 0.8 as 80 %."""
     return f"{round(100 * value, 2):g} %"
+
+
+def score_format(scale: Scale) -> Format:
+    """How values of a scale are shown: shares in percent."""
+    return percent if scale.is_share else plain
 
 
 def plain(value: float) -> str:

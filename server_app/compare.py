@@ -7,9 +7,30 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
-from server_app.charts import Line, bytes_text, line_chart, page, percent, seconds_text, table, time_unit
+from server_app.charts import (
+    Format,
+    Line,
+    bytes_text,
+    line_chart,
+    page,
+    percent,
+    score_format,
+    seconds_text,
+    table,
+    time_unit,
+)
 from server_app.config import unread
-from server_app.journal import RoundRecord, Summary, is_of_a_folder, read_config, read_rounds, read_summary, summarize
+from server_app.journal import (
+    JournalError,
+    RoundRecord,
+    Summary,
+    is_of_a_folder,
+    read_config,
+    read_rounds,
+    read_summary,
+    summarize,
+)
+from tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset({"seed", "run-name", "output-dir", "data-dir", "state-dir", "resume", "workers"})
@@ -33,8 +54,9 @@ class Run:
         return {key: value for key, value in self.config.items() if key not in same}
 
     def first_at(self, target: float) -> RoundRecord | None:
-        """The first round whose accuracy is at least `target`."""
-        return next((r for r in self.rounds if r.accuracy is not None and r.accuracy >= target), None)
+        """The first round whose score is at least as good as `target`."""
+        rank = self.summary.scale.rank
+        return next((r for r in self.rounds if r.score is not None and rank(r.score) >= rank(target)), None)
 
 
 @dataclass(frozen=True)
@@ -57,7 +79,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome: the target accuracy, tables of texts, and a whole HTML page with these tables and plots."""
+    """The outcome: the target score, tables of texts, and a whole HTML page with these tables and plots."""
 
     target: float | None
     tables: list[TextTable]
@@ -67,23 +89,32 @@ class Comparison:
 def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison:
     """Compare the runs in `run_dirs`, in their order.
 
-    `target` is an accuracy between 0 and 1, by default the lowest final accuracy of all, which every run reached or
-    may have reached. Runs whose configurations are equal but for the seed share a row, with mean and standard
-    deviation. Raises JournalError when a folder does not hold a run.
+    `target` is a score, of metrics that are shares one between 0 and 1, by default the worst final score of all, which
+    every run reached or may have reached. Runs whose configurations are equal but for the seed share a row, with mean
+    and standard deviation. Raises JournalError when a folder does not hold a run, when the runs are not scored by one
+    metric, and when the target is no score of it.
     """
     runs = [_load(run_dir) for run_dir in run_dirs]
+    scale = _scale_of_all(runs)
     if target is None:
-        finals = [run.summary.final_accuracy for run in runs if run.summary.final_accuracy is not None]
-        target = min(finals, default=None)
+        finals = [run.summary.final_score for run in runs if run.summary.final_score is not None]
+        target = min(finals, key=scale.rank, default=None)
+    elif scale.is_share and not 0 <= target <= 1:
+        raise JournalError(f"a target of {target:g} is no {scale.label}, which is between 0 and 1")
     groups = _group(runs)
-    tables = [_accuracy_table(groups), _cost_table(groups, target), *_part_tables(groups), *_settings_table(groups)]
+    tables = [
+        _score_table(groups, scale),
+        _cost_table(groups, scale, target),
+        *_part_tables(groups, scale),
+        *_settings_table(groups),
+    ]
     sections = [f"<h2>{t.title}</h2>{table(t.headers, t.rows, text_columns=t.text_columns)}" for t in tables]
     title = f"{len(runs)} runs side by side"
     several = any(len(group.runs) > 1 for group in groups)
     lead = (
         "Runs that differ only in their seed: a strong line is their mean, faint lines are the runs." if several else ""
     )
-    plots = f'<div class="charts">{"".join(_plots(groups))}</div>'
+    plots = f'<div class="charts">{"".join(_plots(groups, scale))}</div>'
     body = f'<h1>{title}</h1><p class="lead">{lead}</p>{plots}{"".join(sections)}'
     return Comparison(target, tables, page(f"{title} - Wildflower", body))
 
@@ -94,6 +125,14 @@ def _load(run_dir: Path) -> Run:
     config = content["config"] | {"fleet-sha256": content["fleet-sha256"][:12]}
     summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary)
+
+
+def _scale_of_all(runs: Sequence[Run]) -> Scale:
+    scored = {run.summary.metric: run for run in runs if run.summary.metric is not None}
+    if len(scored) > 1:
+        told = " and ".join(f"{run.name} by {run.summary.scale.label}" for run in scored.values())
+        raise JournalError(f"runs that are scored by different metrics cannot be compared: {told}")
+    return next(iter(scored.values()), runs[0]).summary.scale
 
 
 def _group(runs: Sequence[Run]) -> list[Group]:
@@ -118,8 +157,9 @@ def _spread(values: Sequence[float | None], form: Callable[[float], str], missin
     return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
 
 
-def _accuracy_table(groups: Sequence[Group]) -> TextTable:
-    headers = ["run", "status", "runs", "rounds", "final accuracy", "best accuracy", "time here"]
+def _score_table(groups: Sequence[Group], scale: Scale) -> TextTable:
+    headers = ["run", "status", "runs", "rounds", f"final {scale.label}", f"best {scale.label}", "time here"]
+    text = score_format(scale)
     rows = []
     for group in groups:
         summaries = [run.summary for run in group.runs]
@@ -129,16 +169,16 @@ def _accuracy_table(groups: Sequence[Group]) -> TextTable:
                 ", ".join(sorted({summary.status for summary in summaries})),
                 str(len(group.runs)),
                 _spread([summary.rounds for summary in summaries], _number),
-                _spread([summary.final_accuracy for summary in summaries], percent),
-                _spread([summary.best_accuracy for summary in summaries], percent),
+                _spread([summary.final_score for summary in summaries], text),
+                _spread([summary.best_score for summary in summaries], text),
                 _spread([summary.wall_seconds for summary in summaries], seconds_text),
             ]
         )
-    return TextTable("Accuracy", headers, rows, text_columns=2)
+    return TextTable(scale.title, headers, rows, text_columns=2)
 
 
-def _cost_table(groups: Sequence[Group], target: float | None) -> TextTable:
-    goal = "reach the target" if target is None else f"reach {percent(target)}"
+def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None) -> TextTable:
+    goal = "reach the target" if target is None else f"reach {score_format(scale)(target)}"
     headers = ["run", f"rounds to {goal}", "simulated time", "bytes", "bytes down in all", "bytes up in all"]
     rows = []
     for group in groups:
@@ -164,32 +204,35 @@ def _number(value: float) -> str:
     return f"{round(value, 1):g}"
 
 
-def _part_tables(groups: Sequence[Group]) -> list[TextTable]:
-    """Accuracies by tier and by exit, and personal ones: each where one of the runs has them."""
+def _part_tables(groups: Sequence[Group], scale: Scale) -> list[TextTable]:
+    """Scores by tier and by exit, and personal ones: each where one of the runs has them."""
 
     def tiers(summary: Summary) -> dict[str, float]:
-        return summary.accuracy_by_tier or {}
+        return summary.score_by_tier or {}
 
     def exits(summary: Summary) -> dict[str, float]:
-        return {f"exit {number}": a for number, a in enumerate(summary.accuracy_by_exit or [], start=1)}
+        return {f"exit {number}": score for number, score in enumerate(summary.score_by_exit or [], start=1)}
 
     def personal(summary: Summary) -> dict[str, float]:
-        everyone = {} if summary.personal_accuracy is None else {"all devices": summary.personal_accuracy}
-        return everyone | (summary.personal_accuracy_by_tier or {})
+        everyone = {} if summary.personal_score is None else {"all devices": summary.personal_score}
+        return everyone | (summary.personal_score_by_tier or {})
 
+    label, text = scale.label, score_format(scale)
     tables = [
-        _part_table("Final accuracy by tier", groups, tiers),
-        _part_table("Final accuracy by exit", groups, exits),
-        _part_table("Personal accuracy, mean over the last fifth of the rounds", groups, personal),
+        _part_table(f"Final {label} by tier", groups, tiers, text),
+        _part_table(f"Final {label} by exit", groups, exits, text),
+        _part_table(f"Personal {label}, mean over the last fifth of the rounds", groups, personal, text),
     ]
     return [table for table in tables if len(table.headers) > 1]
 
 
-def _part_table(title: str, groups: Sequence[Group], parts_of: Callable[[Summary], dict[str, float]]) -> TextTable:
+def _part_table(
+    title: str, groups: Sequence[Group], parts_of: Callable[[Summary], dict[str, float]], text: Format
+) -> TextTable:
     # A dict, because parts stand in the order in which they are first met.
     names = list(dict.fromkeys(name for group in groups for run in group.runs for name in parts_of(run.summary)))
     rows = [
-        [group.name] + [_spread([parts_of(run.summary).get(name) for run in group.runs], percent) for name in names]
+        [group.name] + [_spread([parts_of(run.summary).get(name) for run in group.runs], text) for name in names]
         for group in groups
     ]
     return TextTable(title, ["run", *names], rows)
@@ -209,7 +252,7 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
     ]
 
 
-def _plots(groups: Sequence[Group]) -> list[str]:
+def _plots(groups: Sequence[Group], scale: Scale) -> list[str]:
     length, unit = time_unit(max((run.summary.simulated_seconds for group in groups for run in group.runs), default=0))
 
     def rounds(run: Run) -> list[float]:
@@ -221,17 +264,18 @@ def _plots(groups: Sequence[Group]) -> list[str]:
     def traffic(run: Run) -> list[float]:
         return [float(total) for total in accumulate(r.bytes_down + r.bytes_up for r in run.rounds)]
 
-    def accuracy(r: RoundRecord) -> float | None:
-        return r.accuracy
+    def score(r: RoundRecord) -> float | None:
+        return r.score
 
+    title, text = scale.title, score_format(scale)
     return [
-        line_chart("Accuracy over rounds", _lines(groups, rounds, accuracy), x_label="round", y_format=percent),
-        line_chart("Accuracy over simulated time", _lines(groups, clock, accuracy), x_label=unit, y_format=percent),
+        line_chart(f"{title} over rounds", _lines(groups, rounds, score), x_label="round", y_format=text),
+        line_chart(f"{title} over simulated time", _lines(groups, clock, score), x_label=unit, y_format=text),
         line_chart(
-            "Accuracy over traffic",
-            _lines(groups, traffic, accuracy),
+            f"{title} over traffic",
+            _lines(groups, traffic, score),
             x_label="down and up",
-            y_format=percent,
+            y_format=text,
             x_format=bytes_text,
         ),
         line_chart("Loss", _lines(groups, rounds, lambda r: r.loss), x_label="round"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from plugins.reference import is_reference
+from tasks.metrics import Scale, scale_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -25,6 +26,16 @@ MAY_CHANGE_ON_RESUME = frozenset(
     {"resume", "rounds", "workers", "output-dir", "data-dir", "evaluate-every", "personal-every", "personal-from"}
 )
 ERROR_LINES = 40
+# What journals called scores while accuracy was the only metric.
+EARLIER_NAMES = {
+    "accuracy": "score",
+    "accuracy_by_tier": "score_by_tier",
+    "accuracy_by_exit": "score_by_exit",
+    "personal_accuracy": "personal_score",
+    "personal_accuracy_by_tier": "personal_score_by_tier",
+    "final_accuracy": "final_score",
+    "best_accuracy": "best_score",
+}
 EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
 PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
@@ -49,18 +60,45 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
-class RoundRecord(Record):
+def todays_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of rounds.jsonl or a summary with scores under today's names; what has them is left as it is."""
+    if "metric" in record or EARLIER_NAMES.keys().isdisjoint(record):
+        return dict(record)
+    renamed = {EARLIER_NAMES.get(key, key): value for key, value in record.items()}
+    return {"metric": "accuracy", "higher_is_better": True} | renamed
+
+
+class ScoreRecord(Record):
+    """A record with scores, which are values of its metric; older files have accuracies."""
+
+    metric: str | None
+    higher_is_better: bool
+
+    @model_validator(mode="before")
+    @classmethod
+    def _todays_names(cls, record: Any) -> Any:
+        return todays_names(record) if isinstance(record, dict) else record
+
+    @property
+    def scale(self) -> Scale:
+        """What the scores mean."""
+        return scale_of(self.metric, self.higher_is_better)
+
+
+class RoundRecord(ScoreRecord):
     """One finished round. `wall_seconds` is what this round took, `simulated_seconds` the virtual clock at its end."""
 
     round: Annotated[int, Field(ge=1)]
     strategy: str
     task: str
-    accuracy: float | None  # these four are None in a round without evaluation
+    metric: str
+    higher_is_better: bool  # of its values
+    score: float | None  # these four are None in a round without evaluation
     loss: float | None
-    accuracy_by_tier: dict[str, float] | None
-    accuracy_by_exit: list[float] | None  # from the shallowest on; None too where the family has one exit only
-    personal_accuracy: float | None  # these four are None in a round without personal evaluation
-    personal_accuracy_by_tier: dict[str, float] | None
+    score_by_tier: dict[str, float] | None
+    score_by_exit: list[float] | None  # from the shallowest on; None too where the family has one exit only
+    personal_score: float | None  # these four are None in a round without personal evaluation
+    personal_score_by_tier: dict[str, float] | None
     personal_devices: Count | None
     personal_failed: Count | None
     devices_sampled: Count
@@ -133,18 +171,20 @@ class DeviceRecord(Record):
         return self.outcome.split(":", 1)[0]
 
 
-class Summary(Record):
+class Summary(ScoreRecord):
     """The whole run in a few figures. Bytes and wall seconds are sums over the rounds. A file never says unfinished."""
 
     status: Literal["finished", "failed", "unfinished"]
     rounds: Count
-    final_accuracy: float | None
-    best_accuracy: float | None
+    metric: str | None  # None where no round was finished
+    higher_is_better: bool
+    final_score: float | None
+    best_score: float | None
     best_round: int | None
-    accuracy_by_tier: dict[str, float] | None
-    accuracy_by_exit: list[float] | None
-    personal_accuracy: float | None  # means over the personal evaluations in the last fifth of the rounds
-    personal_accuracy_by_tier: dict[str, float] | None
+    score_by_tier: dict[str, float] | None
+    score_by_exit: list[float] | None
+    personal_score: float | None  # means over the personal evaluations in the last fifth of the rounds
+    personal_score_by_tier: dict[str, float] | None
     bytes_down: Bytes
     bytes_up: Bytes
     devices_by_outcome: dict[str, int]
@@ -271,9 +311,9 @@ class Journal:
             # purge_step hides what an interrupted run had written of this round and later ones.
             self._writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=record.round)
         scalars: dict[str, float | None] = {
-            "accuracy": record.accuracy,
+            record.metric: record.score,
             "loss": record.loss,
-            "personal_accuracy": record.personal_accuracy,
+            f"personal_{record.metric}": record.personal_score,
             "bytes/down": record.bytes_down,
             "bytes/up": record.bytes_up,
             "utilisation/memory": record.memory_utilisation,
@@ -290,10 +330,11 @@ class Journal:
             "seconds/wall": record.wall_seconds,
             "server/peak_rss_bytes": record.server_peak_rss_bytes,
         }
-        scalars |= {f"accuracy_by_tier/{tier}": value for tier, value in (record.accuracy_by_tier or {}).items()}
-        scalars |= {f"accuracy_by_exit/{n}": value for n, value in enumerate(record.accuracy_by_exit or [], start=1)}
-        by_tier = record.personal_accuracy_by_tier or {}
-        scalars |= {f"personal_accuracy_by_tier/{tier}": value for tier, value in by_tier.items()}
+        metric, by_tier, by_exit = record.metric, record.score_by_tier or {}, record.score_by_exit or []
+        scalars |= {f"{metric}_by_tier/{tier}": value for tier, value in by_tier.items()}
+        scalars |= {f"{metric}_by_exit/{number}": value for number, value in enumerate(by_exit, start=1)}
+        personal = record.personal_score_by_tier or {}
+        scalars |= {f"personal_{metric}_by_tier/{tier}": value for tier, value in personal.items()}
         scalars |= {f"metrics/{name}": value for name, value in record.metrics.items()}
         scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.items()}
         for name, value in scalars.items():
@@ -427,11 +468,11 @@ def read_devices(run_dir: Path) -> Iterator[DeviceRecord]:
 def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"], error: str | None) -> Summary:
     """The figures of summary.json, from the journal files as they are now."""
     rounds = read_rounds(run_dir)
-    evaluated = [record for record in rounds if record.accuracy is not None]
-    # The first of equals; NaN, which compares with nothing, never wins.
-    best = max(evaluated, key=lambda record: _or_lowest(record.accuracy), default=None)
+    evaluated = [record for record in rounds if record.score is not None]
+    # The first of equals.
+    best = max(evaluated, key=lambda record: record.scale.rank(record.score), default=None)
     # RecipFL's paper takes the mean over the last 20 % of its rounds.
-    personal = [r for r in rounds[-max(1, round(len(rounds) / 5)) :] if r.personal_accuracy is not None]
+    personal = [r for r in rounds[-max(1, round(len(rounds) / 5)) :] if r.personal_score is not None]
     outcomes: Counter[str] = Counter()
     tier_of: dict[int, str] = {}
     for device in read_devices(run_dir):
@@ -439,21 +480,23 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
             outcomes[device.outcome_word] += 1
             if device.tier is not None:
                 tier_of[device.device] = device.tier
-    tiers = in_fleet_order((tier for r in personal for tier in r.personal_accuracy_by_tier or {}), tier_of)
-    by_tier = evaluated[-1].accuracy_by_tier if evaluated else None
+    tiers = in_fleet_order((tier for r in personal for tier in r.personal_score_by_tier or {}), tier_of)
+    by_tier = evaluated[-1].score_by_tier if evaluated else None
     return Summary(
         status=status,
         rounds=len(rounds),
-        final_accuracy=evaluated[-1].accuracy if evaluated else None,
-        best_accuracy=best.accuracy if best else None,
+        metric=rounds[-1].metric if rounds else None,
+        higher_is_better=rounds[-1].higher_is_better if rounds else True,
+        final_score=evaluated[-1].score if evaluated else None,
+        best_score=best.score if best else None,
         best_round=best.round if best else None,
-        accuracy_by_tier=by_tier and {tier: by_tier[tier] for tier in in_fleet_order(by_tier, tier_of)},
-        accuracy_by_exit=evaluated[-1].accuracy_by_exit if evaluated else None,
-        personal_accuracy=_mean(r.personal_accuracy for r in personal),
-        personal_accuracy_by_tier={
-            tier: accuracy
+        score_by_tier=by_tier and {tier: by_tier[tier] for tier in in_fleet_order(by_tier, tier_of)},
+        score_by_exit=evaluated[-1].score_by_exit if evaluated else None,
+        personal_score=_mean(r.personal_score for r in personal),
+        personal_score_by_tier={
+            tier: score
             for tier in tiers
-            if (accuracy := _mean((r.personal_accuracy_by_tier or {}).get(tier) for r in personal)) is not None
+            if (score := _mean((r.personal_score_by_tier or {}).get(tier) for r in personal)) is not None
         }
         if personal
         else None,
@@ -480,10 +523,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     """The mean of what is there."""
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None
-
-
-def _or_lowest(accuracy: float | None) -> float:
-    return accuracy if accuracy is not None and accuracy == accuracy else float("-inf")
 
 
 def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:

@@ -35,7 +35,7 @@ class ModelError(RuntimeError):
 
 
 class _Read(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
 class SavedModel(_Read):
@@ -48,7 +48,7 @@ class SavedModel(_Read):
         is_global: whether this is the global model.
         tiers: the tiers whose devices were given this architecture last.
         exits: what a model with several exits says: what its "deepest" says, or the "mean" of the exits' logits.
-        accuracy: with which it was scored on the task's test set.
+        score: the value of the task's metric on its test set.
     """
 
     file: str = Field(pattern=r"^[a-z0-9-]+\.safetensors$")
@@ -58,7 +58,7 @@ class SavedModel(_Read):
     is_global: bool
     tiers: list[str]
     exits: Literal["deepest", "mean"]
-    accuracy: float
+    score: float
 
 
 class Evaluated(_Read):
@@ -66,11 +66,14 @@ class Evaluated(_Read):
 
     Attributes:
         input_shape: of one input, without the batch.
+        metric, higher_is_better: the metric of the scores, and which of them are better.
         mean, std: of the task's training inputs by channel, in the unit in which inputs are stored; None for tokens.
     """
 
     round: int
     task: str
+    metric: str
+    higher_is_better: bool
     classes: int
     input_shape: list[int]
     mean: list[float] | None
@@ -83,9 +86,9 @@ class SavedModels(Evaluated):
     models: list[SavedModel]
 
     @property
-    def accuracy(self) -> float:
+    def score(self) -> float:
         """That of the global model."""
-        return next(model.accuracy for model in self.models if model.is_global)
+        return next(model.score for model in self.models if model.is_global)
 
 
 class ModelInfo(Evaluated):
@@ -102,8 +105,8 @@ class ModelInfo(Evaluated):
         return (inputs.float() - mean).div_(std)
 
 
-def save_models(run_dir: Path, engine: Engine, task: Task, *, accuracy: float, by_tier: dict[str, float]) -> None:
-    """Write the models that the engine has just scored, with their accuracies.
+def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_tier: dict[str, float]) -> None:
+    """Write the models that the engine has just scored, with their scores.
 
     They become the best where the global model is better than that of all evaluations before. A crash at any moment
     leaves what there was, or the new models whole.
@@ -124,13 +127,15 @@ def save_models(run_dir: Path, engine: Engine, task: Task, *, accuracy: float, b
                 is_global=architecture == scored,
                 tiers=tiers,
                 exits=model.exits,
-                accuracy=accuracy if architecture == scored else by_tier[tiers[0]],
+                score=score if architecture == scored else by_tier[tiers[0]],
             )
             (folder / saved.file).write_bytes(data)
             found.append(saved)
         contents = SavedModels(
             round=engine.round,
             task=task.spec.name,
+            metric=task.metric.name,
+            higher_is_better=task.metric.scale.higher_is_better,
             classes=task.classes,
             input_shape=list(task.input_shape),
             mean=normalization and normalization[0].tolist(),
@@ -138,7 +143,8 @@ def save_models(run_dir: Path, engine: Engine, task: Task, *, accuracy: float, b
             models=found,
         )
         (folder / FACTS).write_text(contents.model_dump_json(indent=2) + "\n")
-    if accuracy > _accuracy(best):
+    before, rank = _score(best), task.metric.scale.rank
+    if before is None or rank(score) > rank(before):
         with written_whole(best) as folder:
             for path in newest.iterdir():
                 _link(path, folder / path.name)
@@ -150,7 +156,7 @@ def load_model(run_dir: Path | str, which: Which = "best", tier: str | None = No
     It maps prepared inputs (batch, *input shape) to logits (batch, classes); `ModelInfo.prepare` prepares them.
 
     Args:
-        which: of the best evaluation by the global model's accuracy (the earliest of several), or of the newest.
+        which: of the best evaluation by the global model's score (the earliest of several), or of the newest.
         tier: the model of a tier's devices; None is the global model.
 
     Raises:
@@ -186,13 +192,13 @@ def load_model(run_dir: Path | str, which: Which = "best", tier: str | None = No
     return module.eval(), ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
 
 
-def _accuracy(folder: Path) -> float:
-    """The global model's accuracy in the newest whole folder, below all others where there is none to be read."""
+def _score(folder: Path) -> float | None:
+    """The global model's score in the newest whole folder; None where there is none to be read."""
     whole = newest_whole(folder)
     try:
-        return -1.0 if whole is None else _contents(whole).accuracy
+        return None if whole is None else _contents(whole).score
     except ModelError:
-        return -1.0
+        return None
 
 
 def _contents(folder: Path) -> SavedModels:

@@ -60,7 +60,7 @@ def _step(method: Method, task: Task, folder: str) -> None:
             outcome="trained",
             payloads={name: index for index, name in enumerate(packed)},
             examples=done.examples,
-            present_classes=done.present.nonzero().flatten().tolist(),
+            present_classes=_present_classes(task, device),
         )
         contribution, _ = own_contribution(work, work.assignments[0], update, list(packed.values()))
         method.absorb(contribution)
@@ -102,6 +102,13 @@ def _do(method: Method, order: Order, local: Local, task: Task, folder: str) -> 
         return work, do_order(bench)
     except Refusal as refusal:
         raise RehearsalError(f"the device half {local.reference().name} refuses: {refusal}") from None
+
+
+def _present_classes(task: Task, device: int) -> list[int] | None:
+    if task.label_kind != "classes":
+        return None
+    present: list[int] = task.class_counts(task.shard(device).train).nonzero().flatten().tolist()
+    return present
 
 
 def _is_number(value: Any) -> bool:

@@ -17,6 +17,7 @@ from server_app.charts import (
     page,
     percent,
     plain,
+    score_format,
     seconds_text,
     table,
     time_unit,
@@ -182,20 +183,17 @@ def _headline(summary: Summary, activity: Activity) -> str:
     outcomes = summary.devices_by_outcome
     missed = ", ".join(f"{outcomes[word]:,} {word}" for word in MISSED if outcomes.get(word))
     mean = activity.models.mean_parameters
-    best = (
-        f"best {percent(summary.best_accuracy)} in round {summary.best_round}"
-        if summary.best_accuracy is not None
-        else ""
-    )
-    tiers = ", ".join(f"{tier} {percent(a)}" for tier, a in (summary.personal_accuracy_by_tier or {}).items())
+    label, text = summary.scale.label, score_format(summary.scale)
+    best = f"best {text(summary.best_score)} in round {summary.best_round}" if summary.best_score is not None else ""
+    tiers = ", ".join(f"{tier} {text(score)}" for tier, score in (summary.personal_score_by_tier or {}).items())
     personal = (
         []
-        if summary.personal_accuracy is None
-        else [("Personal accuracy", percent(summary.personal_accuracy), f"last fifth of the rounds: {tiers}")]
+        if summary.personal_score is None
+        else [(f"Personal {label}", text(summary.personal_score), f"last fifth of the rounds: {tiers}")]
     )
     return cards(
         [
-            ("Final accuracy", "none" if summary.final_accuracy is None else percent(summary.final_accuracy), best),
+            (f"Final {label}", "none" if summary.final_score is None else text(summary.final_score), best),
             *personal,
             ("Rounds", f"{summary.rounds:,}", f"{seconds_text(summary.wall_seconds)} on this machine"),
             ("Simulated time", seconds_text(summary.simulated_seconds), "of the devices' own clock"),
@@ -212,32 +210,34 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     numbers = [record.round for record in rounds]
     length, unit = time_unit(rounds[-1].simulated_seconds)
     clock = [record.simulated_seconds / length for record in rounds]
-    accuracy = [record.accuracy for record in rounds]
-    tiers = in_fleet_order((tier for record in rounds for tier in record.accuracy_by_tier or {}), tier_of)
-    by_tier = [Line(tier, numbers, [(record.accuracy_by_tier or {}).get(tier) for record in rounds]) for tier in tiers]
+    scale = rounds[-1].scale
+    text = score_format(scale)
+    scores = [record.score for record in rounds]
+    tiers = in_fleet_order((tier for record in rounds for tier in record.score_by_tier or {}), tier_of)
+    by_tier = [Line(tier, numbers, [(record.score_by_tier or {}).get(tier) for record in rounds]) for tier in tiers]
     parts = [record.server_seconds for record in rounds]
     server = [sum(seconds.values()) for seconds in parts]
     own_figures = sorted({name for record in rounds for name, y in record.metrics.items() if y is not None})
-    exits = range(max(len(record.accuracy_by_exit or []) for record in rounds))
-    by_exit = [[_at(record.accuracy_by_exit, exit) for record in rounds] for exit in exits]
+    exits = range(max(len(record.score_by_exit or []) for record in rounds))
+    by_exit = [[_at(record.score_by_exit, exit) for record in rounds] for exit in exits]
     personal_tiers = in_fleet_order(
-        (tier for record in rounds for tier in record.personal_accuracy_by_tier or {}), tier_of
+        (tier for record in rounds for tier in record.personal_score_by_tier or {}), tier_of
     )
-    personal = [Line("all devices", numbers, [record.personal_accuracy for record in rounds])]
+    personal = [Line("all devices", numbers, [record.personal_score for record in rounds])]
     personal += [
-        Line(tier, numbers, [(record.personal_accuracy_by_tier or {}).get(tier) for record in rounds])
+        Line(tier, numbers, [(record.personal_score_by_tier or {}).get(tier) for record in rounds])
         for tier in personal_tiers
     ]
     memory = [record.memory_utilisation for record in rounds]
     bandwidth = [record.bandwidth_utilisation for record in rounds]
     figures = [
         line_chart(
-            "Accuracy over rounds", [Line("global model", numbers, accuracy)], x_label="round", y_format=percent
+            f"{scale.title} over rounds", [Line("global model", numbers, scores)], x_label="round", y_format=text
         ),
         line_chart(
-            "Accuracy over simulated time", [Line("global model", clock, accuracy)], x_label=unit, y_format=percent
+            f"{scale.title} over simulated time", [Line("global model", clock, scores)], x_label=unit, y_format=text
         ),
-        *([line_chart("Accuracy by tier", by_tier, x_label="round", y_format=percent)] if by_tier else []),
+        *([line_chart(f"{scale.title} by tier", by_tier, x_label="round", y_format=text)] if by_tier else []),
         line_chart("Loss", [Line("global model", numbers, [record.loss for record in rounds])], x_label="round"),
         line_chart(
             "Budget used by what was assigned",
@@ -301,15 +301,15 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     if exits:
         figures.append(
             line_chart(
-                "Accuracy by exit of the global model",
+                f"{scale.title} by exit of the global model",
                 [Line(f"exit {exit + 1}", numbers, by_exit[exit]) for exit in exits],
                 x_label="round",
-                y_format=percent,
+                y_format=text,
             )
         )
     if personal_tiers:
-        title = "Personal accuracy, on devices' own test shards"
-        figures.append(line_chart(title, personal, x_label="round", y_format=percent))
+        title = f"Personal {scale.label}, on devices' own test shards"
+        figures.append(line_chart(title, personal, x_label="round", y_format=text))
     for name in own_figures:
         figures.append(
             line_chart(

@@ -47,6 +47,11 @@ class MutualLearningOfExits(Training):
     alpha: Rate
     ensemble: bool
 
+    @property
+    def needs_classes(self) -> bool:
+        """It does."""
+        return True
+
     def loss(self, bench: Bench, model: Network) -> Loss:
         """The sum over exits, which also learn from each other."""
 

@@ -60,6 +60,11 @@ class OrderedDropout(Training):
             raise ValueError(f"widths must ascend in (0, 1], such as [0.25, 0.5, 1.0], not {widths}")
         return widths
 
+    @property
+    def needs_classes(self) -> bool:
+        """It does with distillation."""
+        return self.distillation
+
     def loss(self, bench: Bench, model: Network) -> Loss:
         """Cross-entropy of the leading cut of a width that is drawn for every batch."""
         family = bench.family
@@ -74,9 +79,9 @@ class OrderedDropout(Training):
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             cut = cuts[bench.chance.choice(self.widths)]
             if not self.distillation:
-                return F.cross_entropy(cut(inputs), labels)
+                return bench.task.loss(cut(inputs), labels)
             logits = model(inputs)
-            own = F.cross_entropy(logits, labels)
+            own = bench.task.loss(logits, labels)
             if cut is model:  # it agrees with itself
                 return own
             target = logits.detach().softmax(dim=1)

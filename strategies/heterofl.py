@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -59,6 +58,11 @@ class MaskedTraining(Training):
     Rows of the classifier count only for devices that hold the class.
     """
 
+    @property
+    def needs_classes(self) -> bool:
+        """It does: it masks those that a device does not hold."""
+        return True
+
     def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
         """All tensors of the sub-model; rows of absent classes do not count."""
         merge = Merge(weighting=self.weighting, present_classes=True)
@@ -67,7 +71,7 @@ class MaskedTraining(Training):
     def loss(self, bench: Bench, model: Network) -> Loss:
         """The masked cross-entropy."""
         masked = Masked(model, (bench.class_counts > 0).to(bench.device))
-        return lambda inputs, labels: F.cross_entropy(masked(inputs), labels)
+        return lambda inputs, labels: bench.task.loss(masked(inputs), labels)
 
     def scored(self, bench: Bench, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as well."""
@@ -110,6 +114,12 @@ class HeteroFL(SubModelMethod):
     def family_defaults(cls, params: Any) -> dict[str, Any]:
         """With the scaler, which `family-arguments` may take away."""
         return {"scaler": True}
+
+    @property
+    def needs_classes(self) -> bool:
+        """Distillation needs them as well."""
+        distills = isinstance(self.distillation, Distillation) and self.distillation.steps > 0
+        return distills or super().needs_classes
 
     @property
     def statistics_devices(self) -> int:

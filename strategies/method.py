@@ -55,7 +55,6 @@ class Bench(Protocol):
         received: the parcels that the server sent, by name.
         training: epochs or steps, batch size, optimizer and learning rate of this round.
         task: the task, with its loss.
-        class_counts: (classes,), how many training examples of each class the device holds.
         earlier: the model that this device trained in the order that `Method.after` named; None without one.
         chance: the only source of chance that a loss may use, seeded by the order. A backend that computes one graph
             for all batches cannot take a loss that draws from it.
@@ -68,7 +67,6 @@ class Bench(Protocol):
     received: Parcels
     training: LocalTraining
     task: Task
-    class_counts: Tensor
     earlier: Network | None
     chance: random.Random
     device: torch.device
@@ -77,6 +75,13 @@ class Bench(Protocol):
     @property
     def examples(self) -> int:
         """How many training examples the device holds."""
+
+    @property
+    def class_counts(self) -> Tensor:
+        """(classes,), how many training examples of each class the device holds.
+
+        MessageError where the task does not have one class per example; `Local.needs_classes` says it beforehand.
+        """
 
     def build(self, weights: Weights | None = None) -> Network:
         """The order's sub-model over these tensors, which training then changes; None: freshly initialized."""
@@ -146,6 +151,11 @@ class Local(BaseModel, ABC):
 
     trains: ClassVar[bool] = True  # False: the order costs no training memory, and is not refused for lack of it
 
+    @property
+    def needs_classes(self) -> bool:
+        """Whether it goes only with tasks that have one class per example, such as where it softens what models say."""
+        return False
+
     def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
         """The parcels that the server sends: by default the sub-model's tensors as "weights"."""
         return {"weights": Parcel.of(family.tensors(architecture))}
@@ -213,6 +223,11 @@ class ClassCounts(Local):
     """No training: the device says how many training examples of each class it holds."""
 
     trains: ClassVar[bool] = False
+
+    @property
+    def needs_classes(self) -> bool:
+        """It does."""
+        return True
 
     def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
         """Nothing."""
@@ -463,6 +478,12 @@ class Method(ABC):
     @classmethod
     def check(cls, params: Any, *, both_models: bool) -> None:
         """Raise ValueError where the method's settings do not go together, or not with `both-models`."""
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether the method goes only with tasks that have one class per example; by default what devices need."""
+        halves = [self.local(Order(0, self.scored_architecture)), self.first_question]
+        return any(half.needs_classes for half in halves if half is not None)
 
     def start(self) -> None:
         """Called once before the first round: make what takes long, and log what the user should know."""

@@ -36,12 +36,17 @@ class WeightedExits(Training):
     gamma: Rate
     temperature: PositiveRate
 
+    @property
+    def needs_classes(self) -> bool:
+        """It does where early exits learn from the last one."""
+        return self.gamma > 0
+
     def loss(self, bench: Bench, model: Network) -> Loss:
         """The weighted sum over exits."""
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             exits = model.exits(inputs)
-            terms = [F.cross_entropy(logits, labels) for logits in exits]
+            terms = [bench.task.loss(logits, labels) for logits in exits]
             if self.gamma:
                 *early, last = [F.log_softmax(logits / self.temperature, dim=1) for logits in exits]
                 for number, exit in enumerate(early):
@@ -82,6 +87,11 @@ class ScaleFL(SubModelMethod):
         require_exits("scalefl", setup.family)
         super().__init__(setup, params, levels(setup.family, params.widths)[::-1])
         self.params = params
+
+    @property
+    def needs_classes(self) -> bool:
+        """They are needed as soon as early exits learn from the last one."""
+        return self.params.gamma > 0
 
     def local(self, order: Order) -> Local:
         """Weighted cross-entropies; after the first quarter of the rounds early exits learn from the last one too."""

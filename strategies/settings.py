@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from messages.orders import LocalTraining
+from tasks.metrics import ACCURACY, Metric
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class RoundSettings:
     personal_from: int = 1
     state_dir: str = ""
     norm_bound: float = 0.0
+    metric: Metric = ACCURACY
 
     @property
     def devices(self) -> int:

@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tasks.labels import NO_LABEL, LabelKind
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,7 +33,7 @@ DECODED_VERSION = 1
 
 @dataclass(frozen=True)
 class Data:
-    """Examples: `inputs` and int64 `labels`.
+    """Examples: `inputs` and `labels`, which are of a `tasks.labels.LabelKind`.
 
     Inputs are bytes, (examples, channels, height, width) of images or (examples, sequence) of tokens, or float32,
     (examples, channels, length) of signals, or like images where a signal is cut into rows.
@@ -47,11 +49,19 @@ class Data:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def label_kind(self) -> LabelKind:
+        """What the labels are."""
+        if self.labels.is_floating_point():
+            return "numbers"
+        return "classes" if self.labels.dim() == 1 else "classes of tokens"
+
 
 @dataclass(frozen=True)
 class DataSet:
     """A decoded data set.
 
+    `classes` is how many outputs a model has per label: 1 where labels are numbers.
     `mean` and `std` (channels,) are those of `train.inputs`, in the unit in which the inputs are stored; None where the
     inputs are tokens, which stand for themselves.
     `natural_ids` (training examples,) says which real-world source, numbered from 0, each example is from.
@@ -67,6 +77,8 @@ class DataSet:
 
 def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None) -> DataSet:
     """A data set of images (bytes) or signals (float32): counts the classes, measures mean and deviation per channel.
+
+    Labels are of any `LabelKind`.
 
     All sums are exact, in whichever order: every machine normalizes by the same bits.
     """
@@ -84,15 +96,29 @@ def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None)
         )
     if not all(bool(inputs.isfinite().all()) for inputs in (train.inputs, test.inputs)):
         raise ValueError("an input is no finite number")
-    labels = torch.cat([train.labels, test.labels])
-    if int(labels.min()) < 0:
-        raise ValueError(f"labels count from 0, found {int(labels.min())}")
+    if train.label_kind != test.label_kind:
+        raise ValueError(f"training labels are {train.label_kind}, test labels {test.label_kind}: they must be alike")
+    classes = _count_classes(train.label_kind, torch.cat([train.labels.flatten(), test.labels.flatten()]))
     moments = _moments_of_bytes if train.inputs.dtype == torch.uint8 else _moments_of_floats
     mean, square = torch.tensor([moments(channel) for channel in train.inputs.unbind(1)], dtype=torch.float64).unbind(1)
     std = (square - mean**2).clamp_min(0).sqrt()
     if bool((std == 0).any()):
         raise ValueError("a channel of the training inputs has one value only, so it cannot be normalized")
-    return DataSet(train, test, int(labels.max()) + 1, mean.float(), std.float(), natural_ids)
+    return DataSet(train, test, classes, mean.float(), std.float(), natural_ids)
+
+
+def _count_classes(kind: LabelKind, labels: Tensor) -> int:
+    if kind == "numbers":
+        if not bool(labels.isfinite().all()):
+            raise ValueError("a label is no finite number")
+        return 1
+    if kind == "classes of tokens":
+        labels = labels[labels != NO_LABEL]
+        if not len(labels):
+            raise ValueError("no token has a label")
+    if int(labels.min()) < 0:
+        raise ValueError(f"labels count from 0, found {int(labels.min())}")
+    return int(labels.max()) + 1
 
 
 def _moments_of_bytes(values: Tensor) -> tuple[float, float]:

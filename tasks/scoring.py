@@ -1,36 +1,41 @@
-"""Scoring a model, or each of its exits: correct answers, summed loss and examples."""
+"""Scoring a model, or each of its exits: the sums of the task's metric, summed loss and examples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tasks.task import Task
 
 
+class Scored(NamedTuple):
+    """What scoring comes to: sums of the task's metric, of the losses, and the number of examples."""
+
+    sums: list[float]
+    loss_sum: float
+    examples: int
+
+
 @torch.no_grad()
 def score(
     model: nn.Module, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
-) -> tuple[int, float, int]:
-    """Score `model` in evaluation mode on inputs as stored, (n, *input shape), and labels (n,)."""
+) -> Scored:
+    """Score `model` in evaluation mode on inputs as stored, (n, *input shape), and labels (n, ...)."""
     model.to(device).eval()
-    correct, loss = 0, 0.0
+    total = _Total(task)
     for x, y in _batches(task, inputs, labels, batch_size, device):
-        logits = model(x)
-        correct += int((logits.argmax(1) == y).sum())
-        loss += float(F.cross_entropy(logits, y, reduction="sum"))
-    return correct, loss, len(labels)
+        total.add(model(x), y)
+    return total.scored(len(labels))
 
 
 class WithExits(Protocol):
-    """A network that gives the logits of all its exits; `models.layers.Network` is one."""
+    """A network that gives the outputs of all its exits; `models.layers.Network` is one."""
 
     def exits(self, x: Tensor, /) -> list[Tensor]:
-        """(batch, *input shape) -> the logits of every exit."""
+        """(batch, *input shape) -> the outputs of every exit."""
 
     def to(self, device: torch.device, /) -> Any:
         """As of `nn.Module`."""
@@ -42,24 +47,41 @@ class WithExits(Protocol):
 @torch.no_grad()
 def score_exits(
     model: WithExits, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
-) -> list[tuple[int, float]]:
-    """Score all exits of `model` in one pass: (correct answers, summed loss) of each, from the shallowest on.
+) -> list[Scored]:
+    """Score all exits of `model` in one pass, from the shallowest on.
 
-    Last comes what the exits say together: the mean of their logits. Everything else is as in `score`; without examples
-    there is nothing to learn the number of exits from, hence [].
+    Last comes what the exits say together: the mean of their outputs. Everything else is as in `score`; without
+    examples there is nothing to learn the number of exits from, hence [].
     """
     model.to(device)
     model.eval()
-    found: list[tuple[int, float]] = []
+    totals: list[_Total] = []
     for x, y in _batches(task, inputs, labels, batch_size, device):
         exits = model.exits(x)
         exits = [*exits, torch.stack(exits).mean(dim=0)]
-        found = found or [(0, 0.0)] * len(exits)
-        found = [
-            (correct + int((logits.argmax(1) == y).sum()), loss + float(F.cross_entropy(logits, y, reduction="sum")))
-            for (correct, loss), logits in zip(found, exits, strict=True)
-        ]
-    return found
+        totals = totals or [_Total(task) for _ in exits]
+        for total, outputs in zip(totals, exits, strict=True):
+            total.add(outputs, y)
+    return [total.scored(len(labels)) for total in totals]
+
+
+class _Total:
+    """Sums over the batches that were scored so far."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.sums = [0.0] * task.metric.size(task.classes)
+        self.loss = 0.0
+
+    def add(self, outputs: Tensor, labels: Tensor) -> None:
+        """Add a batch."""
+        new = self.task.metric.sums(outputs, labels)
+        self.sums = [before + more for before, more in zip(self.sums, new, strict=True)]
+        self.loss += float(self.task.summed_loss(outputs, labels))
+
+    def scored(self, examples: int) -> Scored:
+        """What it comes to."""
+        return Scored(self.sums, self.loss, examples)
 
 
 def _batches(

@@ -16,10 +16,14 @@ from torch import Generator, Tensor
 from plugins.reference import PluginError, is_reference, told, value_of
 from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
 from tasks.data import Data, DataSet
+from tasks.labels import LabelKind
+from tasks.losses import TaskLoss
+from tasks.metrics import ACCURACY, METRICS, Metric
 
 __all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
 PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak")
+BY_CLASS = ("dirichlet", "strong-and-weak")  # which need to know the class of every example
 STRONG_TESTS = ("share", "whole")
 
 
@@ -27,7 +31,8 @@ STRONG_TESTS = ("share", "whole")
 class Kind:
     """What is fixed about a task: how its data are loaded from a data folder, its family, its augmentation.
 
-    `in_time`: the examples of each natural id lie in order of time.
+    `in_time`: the examples of each natural id lie in order of time. `loss` and `metric`: what is minimized and what is
+    scored; they go with what the labels are.
     """
 
     load: Callable[[str], DataSet]
@@ -35,6 +40,8 @@ class Kind:
     crop_padding: int = 0
     flip: bool = False
     in_time: bool = False
+    loss: TaskLoss = torch.nn.functional.cross_entropy
+    metric: Metric = ACCURACY
 
 
 TASKS: dict[str, Kind] = {
@@ -155,6 +162,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _check_name(metric: Metric) -> None:
+    """Raise ValueError where journals would take a metric from outside for another, or could not name it."""
+    if METRICS.get(metric.name, type(metric)) is not type(metric):
+        raise ValueError(f"the name {metric.name!r} is that of another metric: give {type(metric).__name__} its own")
+    if not metric.name.isidentifier():
+        raise ValueError(f"the name of a metric has letters, digits and underscores, {metric.name!r} has others")
+
+
 def _whole(what: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{what} must be a whole number of at least {least}, got {value!r}")
@@ -175,22 +190,34 @@ class Task:
     """A loaded task.
 
     `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
+    `classes` is how many outputs a model has per label, `label_kind` what labels are, `metric` how models are scored.
     `input_shape` is (channels, height, width), (channels, length) for signals or (sequence,) for tokens; `family` is
     the name of the default family.
     """
 
     def __init__(self, spec: TaskSpec, data: DataSet) -> None:
         kind = kind_of(spec.name)
+        _check_name(kind.metric)
         self.spec = spec
         self.train = data.train
         self.test = data.test
         self.classes = data.classes
+        self.label_kind: LabelKind = data.train.label_kind
+        self.metric = kind.metric
+        self._loss = kind.loss
         self.input_shape: tuple[int, ...] = tuple(data.train.inputs.shape[1:])
         self.family = kind.family
         self._crop_padding = kind.crop_padding
         self._flip = kind.flip
         self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
+        by_class = self.label_kind == "classes"
+        if not by_class and spec.partition in BY_CLASS:
+            others = "'iid'" if data.natural_ids is None else "'iid' or 'natural'"
+            raise ValueError(
+                f"partition {spec.partition!r} deals out examples by their class, and the labels of the task "
+                f"{spec.name!r} are {self.label_kind}: use {others}"
+            )
         if spec.partition == "strong-and-weak":
             self._index, self._test_index = partition.strong_and_weak(
                 data.train.labels.numpy(),
@@ -204,7 +231,8 @@ class Task:
         elif spec.examples_per_device is None:
             self._index = partition.divide(
                 spec.partition,
-                labels=data.train.labels.numpy(),
+                # Other partitions than by class ask only how many there are.
+                labels=data.train.labels.numpy() if by_class else np.zeros(len(data.train), dtype=np.int64),
                 natural_ids=None if data.natural_ids is None else data.natural_ids.numpy(),
                 alpha=spec.alpha,
                 devices=spec.devices,
@@ -288,8 +316,18 @@ class Task:
         return examples - min(round(self.spec.test_fraction * examples), examples - 1)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of a batch, from a model's outputs: cross-entropy of the classes."""
-        return torch.nn.functional.cross_entropy(outputs, labels)
+        """The mean loss of a batch, from a model's outputs."""
+        return self._loss(outputs, labels)
+
+    def summed_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The sum of the losses of a batch's examples."""
+        return self._loss(outputs, labels, reduction="sum")
+
+    def class_counts(self, examples: Tensor) -> Tensor:
+        """(classes,), how many of these training examples are of each class; ValueError where labels are no classes."""
+        if self.label_kind != "classes":
+            raise ValueError(f"the task {self.spec.name!r} has {self.label_kind} for labels, not one class per example")
+        return self.train.labels[examples].bincount(minlength=self.classes)
 
     @property
     def normalization(self) -> tuple[Tensor, Tensor] | None:

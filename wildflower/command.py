@@ -109,7 +109,7 @@ def compare(
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here.")] = None,
     target: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Accuracy to reach, 0 to 1; default: the lowest final accuracy of the runs."),
+        typer.Option(help="Score to reach, such as an accuracy of 0.9; default: the worst final score of the runs."),
     ] = None,
 ) -> None:
     """Lay runs side by side; runs that differ only in their seed are one row, with mean and spread."""

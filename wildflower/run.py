@@ -19,7 +19,7 @@ from rich.table import Table
 
 from plugins.beside import files_of
 from plugins.reference import is_reference
-from server_app.charts import bytes_text, percent, plain, seconds_text
+from server_app.charts import bytes_text, plain, score_format, seconds_text
 from server_app.journal import (
     JournalError,
     RoundRecord,
@@ -293,8 +293,8 @@ class Lines:
         self._shown = min(self._shown, len(rounds))
         for record in rounds[self._shown :]:
             parts = [f"round {record.round}/{self._total}"]
-            if record.accuracy is not None:
-                parts.append(f"accuracy {percent(record.accuracy)}")
+            if record.score is not None:
+                parts.append(f"{record.scale.label} {score_format(record.scale)(record.score)}")
             if record.loss is not None:
                 parts.append(f"loss {plain(record.loss)}")
             parts += [
@@ -323,8 +323,9 @@ class Bar:
         """Move the bar to the last finished round."""
         if not rounds:
             return
-        evaluated = [record.accuracy for record in rounds if record.accuracy is not None]
-        figures = [f"[bold]{percent(evaluated[-1])}[/]"] if evaluated else []
+        evaluated = [record.score for record in rounds if record.score is not None]
+        text = score_format(rounds[-1].scale)
+        figures = [f"[bold]{text(evaluated[-1])}[/]"] if evaluated else []
         figures.append(bytes_text(sum(record.bytes_down + record.bytes_up for record in rounds)))
         left = seconds_left(rounds, self._total)
         if left:
@@ -436,15 +437,16 @@ def summary_table(summary: Summary) -> Table:
 
     row("status", summary.status)
     row("rounds", str(summary.rounds))
-    if summary.final_accuracy is not None and summary.best_accuracy is not None:
-        row("final accuracy", percent(summary.final_accuracy))
-        row("best accuracy", f"{percent(summary.best_accuracy)} in round {summary.best_round}")
-    for tier, accuracy in (summary.accuracy_by_tier or {}).items():
-        row(f"  tier {escape(tier)}", percent(accuracy))
-    if summary.personal_accuracy is not None:
-        row("personal accuracy", percent(summary.personal_accuracy))
-    for tier, accuracy in (summary.personal_accuracy_by_tier or {}).items():
-        row(f"  tier {escape(tier)}", percent(accuracy))
+    label, text = escape(summary.scale.label), score_format(summary.scale)
+    if summary.final_score is not None and summary.best_score is not None:
+        row(f"final {label}", text(summary.final_score))
+        row(f"best {label}", f"{text(summary.best_score)} in round {summary.best_round}")
+    for tier, score in (summary.score_by_tier or {}).items():
+        row(f"  tier {escape(tier)}", text(score))
+    if summary.personal_score is not None:
+        row(f"personal {label}", text(summary.personal_score))
+    for tier, score in (summary.personal_score_by_tier or {}).items():
+        row(f"  tier {escape(tier)}", text(score))
     row("bytes down", bytes_text(summary.bytes_down))
     row("bytes up", bytes_text(summary.bytes_up))
     row("devices", ", ".join(f"{count} {word}" for word, count in summary.devices_by_outcome.items()))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.method_table import Study, accuracy, main
 from benchmarks.tables import markdown, write_between
+from server_app.journal import todays_names
 
 HERE = Path(__file__).resolve().parent
 TWINS = ("resnet", "vit", "bert")
@@ -91,7 +92,7 @@ def beside_the_paper() -> str:
     for method, papers in PAPER.items():
         rows.append([method])
         for paper, results in zip(papers, found, strict=True):
-            finals = [figures["final_accuracy"] for figures in results.get(method, {}).values()]
+            finals = [todays_names(figures)["final_score"] for figures in results.get(method, {}).values()]
             rows[-1] += [f"{paper:.1f}", accuracy(finals) if finals else ""]
     return markdown(heads, rows)
 

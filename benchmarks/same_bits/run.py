@@ -325,6 +325,7 @@ VARIANTS: dict[str, Variant] = {
     "connected recipfl personal": connected(CHOICE_LIMITS, "recipfl", **of(PERSONAL)),
 }
 
+# As recordings name them; journals call accuracies scores since the metric is the task's.
 ROUND_KEYS = (
     "accuracy",
     "loss",
@@ -432,7 +433,7 @@ def digest(run_dir: Path, clock: bool) -> Record:
         state.update(name.encode() + b"\n" + described + content)
         by_name[name] = hashlib.sha256(described + content).hexdigest()[:16]
     keys = ROUND_KEYS if clock else tuple(key for key in ROUND_KEYS if key != "simulated_seconds")
-    rounds = [{key: line.get(key) for key in keys} for line in _lines(run_dir / "rounds.jsonl")]
+    rounds = [{key: _either(line, key) for key in keys} for line in _lines(run_dir / "rounds.jsonl")]
     devices = [[line.get(key) for key in DEVICE_KEYS] for line in _lines(run_dir / "devices.jsonl")]
     return {
         "state": state.hexdigest(),
@@ -440,6 +441,10 @@ def digest(run_dir: Path, clock: bool) -> Record:
         "rounds": rounds,
         "devices": sorted(devices, key=lambda row: (row[0], row[1], json.dumps(row))),
     }
+
+
+def _either(line: dict[str, Any], key: str) -> Any:
+    return line.get(key, line.get(key.replace("accuracy", "score")))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

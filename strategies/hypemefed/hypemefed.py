@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -61,7 +60,7 @@ class SumOfExits(Training):
             return super().loss(bench, model)
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            return torch.stack([F.cross_entropy(logits, labels) for logits in model.exits(inputs)]).sum()
+            return torch.stack([bench.task.loss(logits, labels) for logits in model.exits(inputs)]).sum()
 
         return loss
 

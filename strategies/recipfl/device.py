@@ -33,6 +33,11 @@ class TaughtTraining(Training):
     taught: bool
     divergence: Literal["student || teacher", "teacher || student"]
 
+    @property
+    def needs_classes(self) -> bool:
+        """It does: it counts them."""
+        return True
+
     def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
         """All tensors of the model, not merged."""
         return {"weights": Parcel.of(family.tensors(architecture))}
@@ -73,7 +78,7 @@ class TaughtTraining(Training):
             with torch.no_grad():
                 target = teacher(inputs).softmax(dim=1)
             logits = model(inputs)
-            total = F.cross_entropy(logits, labels) + F.cross_entropy(logits, target)
+            total = bench.task.loss(logits, labels) + F.cross_entropy(logits, target)
             read, known = student_reads.pop(), teacher_reads.pop()
             if read.shape != known.shape:
                 return total

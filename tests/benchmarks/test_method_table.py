@@ -19,7 +19,7 @@ def finish_run(folder):
     folder.mkdir(parents=True)
     summary = dict.fromkeys(KEYS) | {"simulated_seconds": 1.0, "status": "finished"}
     (folder / "summary.json").write_text(json.dumps(summary))
-    first = {"round": 1, "accuracy": 0.5, "simulated_seconds": 1.0, "wall_seconds": 1.0, "server_seconds": {}}
+    first = {"round": 1, "score": 0.5, "simulated_seconds": 1.0, "wall_seconds": 1.0, "server_seconds": {}}
     (folder / "rounds.jsonl").write_text(
         json.dumps(first | {"memory_utilisation": None, "bandwidth_utilisation": None}) + "\n"
     )
@@ -27,7 +27,7 @@ def finish_run(folder):
 
 def test_what_results_json_has_is_kept_without_its_run_and_is_not_run_again(tmp_path):
     study = study_in(tmp_path, {"a": ["strategy=fedavg"], "b": ["strategy=heterofl"]})
-    figure = {"final_accuracy": 0.25, "settings": study.digest("a")}
+    figure = {"final_score": 0.25, "settings": study.digest("a")}
     study.results.write_text(json.dumps({"results": {"a": {"1": figure}}}))
     finish_run(study.runs / "a-2")
     (study.runs / "a-2.settings").write_text(study.digest("a"))
@@ -37,6 +37,24 @@ def test_what_results_json_has_is_kept_without_its_run_and_is_not_run_again(tmp_
     assert found["a"]["2"]["curve"] == {1: 0.5}
     assert study.run_one("a", 1) == "a-1: was finished"
     assert not (study.runs / "a-1.log").exists()
+
+
+def test_figures_of_earlier_versions_with_accuracies_are_read(tmp_path):
+    """Recorded ones, and those of a finished run."""
+    study = study_in(tmp_path, {"a": ["strategy=fedavg"]})
+    figure = {"final_accuracy": 0.25, "accuracy_by_tier": {"small": 0.5}, "settings": study.digest("a")}
+    study.results.write_text(json.dumps({"results": {"a": {"1": figure}}}))
+    finish_run(study.runs / "a-2")
+    for name, was, key in (("summary.json", "score", "final_score"), ("rounds.jsonl", "score", "score")):
+        file = study.runs / "a-2" / name
+        record = json.loads(file.read_text()) | {key: 0.75}
+        record.pop("metric", None)
+        file.write_text(json.dumps({k.replace(was, "accuracy"): value for k, value in record.items()}) + "\n")
+        assert "accuracy" in file.read_text()
+    (study.runs / "a-2.settings").write_text(study.digest("a"))
+    found = study.collect()["a"]
+    assert (found["1"]["final_score"], found["1"]["score_by_tier"]) == (0.25, {"small": 0.5})
+    assert (found["2"]["final_score"], found["2"]["curve"], found["2"]["metric"]) == (0.75, {1: 0.75}, "accuracy")
 
 
 def test_figures_of_other_settings_are_dropped(tmp_path):
@@ -59,11 +77,11 @@ def test_a_run_of_other_settings_is_neither_counted_nor_gone_on_with(tmp_path):
 def figure(curve, **values):
     """Figures of one run that is scored in the rounds of `curve`, an hour each."""
     return {
-        "final_accuracy": list(curve.values())[-1],
-        "best_accuracy": max(curve.values()),
-        "accuracy_by_tier": {"small": 0.5, "large": 0.25},
-        "personal_accuracy": None,
-        "personal_accuracy_by_tier": {},
+        "final_score": list(curve.values())[-1],
+        "best_score": max(curve.values()),
+        "score_by_tier": {"small": 0.5, "large": 0.25},
+        "personal_score": None,
+        "personal_score_by_tier": {},
         "bytes_down": 3e6,
         "bytes_up": 1e6,
         "curve": curve,
@@ -132,7 +150,7 @@ def test_a_digest_is_of_what_files_say_and_not_of_their_comments_or_places(tmp_p
 def test_the_servers_share_of_a_round_is_without_its_evaluation(tmp_path):
     summary = dict.fromkeys(KEYS) | {"simulated_seconds": 7200.0}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    known = {"accuracy": None, "simulated_seconds": 0.0, "memory_utilisation": None, "bandwidth_utilisation": None}
+    known = {"score": None, "simulated_seconds": 0.0, "memory_utilisation": None, "bandwidth_utilisation": None}
     rounds = [
         known | {"round": 1, "wall_seconds": 100.0, "server_seconds": {"finish": 90.0}},  # starts the workers: left out
         known | {"round": 2, "wall_seconds": 10.0, "server_seconds": {"assign": 1.0, "finish": 1.0, "payload": 3.0}},

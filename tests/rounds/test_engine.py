@@ -195,7 +195,7 @@ def test_the_figures_of_a_round_are_those_of_its_devices(tmp_path):
     assert record["bytes_down"] >= sum(d["payload_bytes"] for d in devices)
     assert record["memory_utilisation"] == pytest.approx(1.0)  # every width fits its tier exactly
     assert record["distinct_architectures"] == len({str(d["architecture"]) for d in devices})
-    assert set(record["accuracy_by_tier"]) == {d["tier"] for d in devices}
+    assert set(record["score_by_tier"]) == {d["tier"] for d in devices}
     assert record["simulated_seconds"] == max(d["simulated_seconds"] for d in devices)
     assert all(d["loss"] > 0 and d["examples"] == 24 and d["seconds"] > 0 for d in devices)
     assert set(PARTS) <= record["server_seconds"].keys()

@@ -57,10 +57,10 @@ def test_flowers_own_loop_runs_the_engines_rounds(method, tmp_path):
     assert [m["devices-replied"] for m in result.train_metrics_clientapp.values()] == [
         r.record["devices_replied"] for r in results
     ]
-    scored = {r.record["round"]: r.record for r in results if r.record["accuracy"] is not None}
+    scored = {r.record["round"]: r.record for r in results if r.record["score"] is not None}
     assert set(scored) == {2, 4}
     assert {number: dict(metrics) for number, metrics in result.evaluate_metrics_clientapp.items()} == {
-        number: {"accuracy": record["accuracy"], "loss": record["loss"]} for number, record in scored.items()
+        number: {"accuracy": record["score"], "loss": record["loss"]} for number, record in scored.items()
     }
 
 
@@ -100,7 +100,7 @@ def test_without_a_scorer_the_server_scores_nothing_and_evaluate_fn_can(tmp_path
         simulated_grid(), strategy.arrays, num_rounds=2, evaluate_fn=lambda number, arrays: seen.append(set(arrays))
     )
     assert result.evaluate_metrics_clientapp == {}
-    assert [r.record["accuracy"] for r in strategy.results] == [None, None]
+    assert [r.record["score"] for r in strategy.results] == [None, None]
     assert seen == [set(engine.state().tensors)] * 3
 
 

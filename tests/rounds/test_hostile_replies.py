@@ -259,10 +259,10 @@ def test_of_a_long_reason_only_the_end_is_told():
 @pytest.mark.parametrize(
     ("model", "limits", "value", "words"),
     [
-        (EvaluationReply, evaluation_limits(1), {"scores": [{"error": "x" * 10**6}]}, "a text of"),
-        (EvaluationReply, evaluation_limits(1), {"scores": [{"device": 0, "error": "x" * 1001}]}, "scores.0.error"),
-        (EvaluationReply, evaluation_limits(1), {"run": "x" * 1001}, "run: String should have at most"),
-        (EvaluationReply, evaluation_limits(1), {"scores": [{}] * 5000}, "scores.0.device"),
+        (EvaluationReply, evaluation_limits(1, 1), {"scores": [{"error": "x" * 10**6}]}, "a text of"),
+        (EvaluationReply, evaluation_limits(1, 1), {"scores": [{"device": 0, "error": "x" * 1001}]}, "scores.0.error"),
+        (EvaluationReply, evaluation_limits(1, 1), {"run": "x" * 1001}, "run: String should have at most"),
+        (EvaluationReply, evaluation_limits(1, 1), {"scores": [{}] * 5000}, "scores.0.device"),
         (NodeReport, NODE_REPORT_LIMITS, {"report": {"kind": "x" * 10**6}}, "a text of"),
         (NodeReport, NODE_REPORT_LIMITS, {"report": {"kind": "x" * 1001}}, "must be a number below 2^63"),
         (NodeReport, NODE_REPORT_LIMITS, {"report": {"x" * 1001: 1}}, "String should have at most 64"),

@@ -57,17 +57,17 @@ def test_every_method_is_scored_on_all_devices_and_learns_the_same_as_without(me
     plain, _, without = a_round(tmp_path / "without", method, number=2, **{"personal-every": 0})
     assert same_bits(engine.state().tensors, plain.state().tensors)
     assert engine.state().values == plain.state().values
-    assert without["personal_accuracy"] is None
+    assert without["personal_score"] is None
     assert engine.population.now_seconds == plain.population.now_seconds
-    for key in ("bytes_down", "bytes_up", "devices_sampled", "accuracy", "accuracy_by_tier"):
+    for key in ("bytes_down", "bytes_up", "devices_sampled", "score", "score_by_tier"):
         assert record[key] == without[key]
     devices = {order.device for batch, _ in asked(grid) if batch.training is not None for order in batch.orders}
     expected = {0, 1} if method == "exclusive" else set(range(6))
     assert devices == expected
     assert (record["personal_devices"], record["personal_failed"]) == (len(expected), 0)
-    assert 0 <= record["personal_accuracy"] <= 1
-    by_tier = list(record["personal_accuracy_by_tier"].values())  # of two devices each
-    assert record["personal_accuracy"] == pytest.approx(sum(by_tier) / len(by_tier))
+    assert 0 <= record["personal_score"] <= 1
+    by_tier = list(record["personal_score_by_tier"].values())  # of two devices each
+    assert record["personal_score"] == pytest.approx(sum(by_tier) / len(by_tier))
 
 
 @pytest.mark.parametrize("method", ["heterofl", "local", "hypemefed"])
@@ -108,13 +108,13 @@ def test_a_device_is_scored_after_its_own_epochs_on_its_own_test_shard(tmp_path)
                     for p in model.parameters():
                         p -= 0.1 * p.grad
             inputs, labels = task.train.inputs[shard.test], task.train.labels[shard.test]
-            correct, _, n = score(model, task, inputs, labels, batch_size=100, device=CPU)
+            [correct], _, n = score(model, task, inputs, labels, batch_size=100, device=CPU)
             accuracies[order.device] = correct / n
             assert n == 6
     assert len(accuracies) == 6
-    assert record["personal_accuracy"] == pytest.approx(sum(accuracies.values()) / 6)
+    assert record["personal_score"] == pytest.approx(sum(accuracies.values()) / 6)
     tiers = {"whole": (0, 1), "half": (2, 3), "quarter": (4, 5)}
-    assert record["personal_accuracy_by_tier"] == pytest.approx(
+    assert record["personal_score_by_tier"] == pytest.approx(
         {tier: (accuracies[a] + accuracies[b]) / 2 for tier, (a, b) in tiers.items()}
     )
 
@@ -133,10 +133,10 @@ def test_without_epochs_the_model_is_scored_as_it_is_given(tmp_path, monkeypatch
     for device in range(6):
         shard = task.shard(device).test
         inputs, labels = task.train.inputs[shard], task.train.labels[shard]
-        correct, _, n = score(model, task, inputs, labels, batch_size=100, device=CPU)
+        [correct], _, n = score(model, task, inputs, labels, batch_size=100, device=CPU)
         accuracies.append(correct / n)
     assert (found.devices, found.failed) == (6, 0)
-    assert found.accuracy == pytest.approx(sum(accuracies) / 6)
+    assert found.score == pytest.approx(sum(accuracies) / 6)
 
 
 def test_weights_travel_once_per_architecture(tmp_path):
@@ -163,7 +163,7 @@ def test_static_norms_are_scored_with_the_devices_own_statistics(tmp_path):
         message = grid.sent[-1]
         message.content = to_records(again, arrays)
         reply, _ = from_records(EvaluationReply, grid.app(message, grid.contexts[1]).content)
-        found.append([(s.device, s.correct, s.error) for s in reply.scores])
+        found.append([(s.device, s.sums, s.error) for s in reply.scores])
     assert found[0] == found[1]
     assert all(error is None for _, _, error in found[0])
 
@@ -218,8 +218,8 @@ def of_scores(**values):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (of_scores(correct=10**6), "cannot be right"),
-        (of_scores(examples=0, correct=0), "cannot be right"),
+        (of_scores(sums=[7.0]), "7 correct answers to 6 examples cannot be right"),
+        (of_scores(examples=0, sums=[0.0]), "of 0 examples cannot be right"),
         (of_scores(examples=7), "of 7 examples cannot be right, the device has 6"),
         (of_scores(loss_sum=math.nan), "not finite"),
         (of_scores(error="no luck"), "no luck"),
@@ -280,7 +280,7 @@ def test_nobody_to_score_is_no_accuracy(tmp_path):
 
     grid.seen = die
     record = a_round(tmp_path, grid=grid)[2]
-    assert (record["personal_accuracy"], record["personal_accuracy_by_tier"]) == (None, {})
+    assert (record["personal_score"], record["personal_score_by_tier"]) == (None, {})
     assert (record["personal_devices"], record["personal_failed"]) == (0, 6)
 
 

@@ -64,7 +64,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     summary = read_summary(run_dir)
     assert (summary.status, summary.rounds, summary.error) == ("finished", 2, None)
     assert summary.devices_by_outcome == {"trained": 8}
-    assert 0 < summary.final_accuracy <= 1
+    assert 0 < summary.final_score <= 1
     assert checkpoint.load(run_dir).round == 2
     assert checkpoint.load(run_dir).now_seconds == read_rounds(run_dir)[-1].simulated_seconds > 0
 
@@ -320,7 +320,7 @@ def test_real_devices_run_through_the_same_rounds(tmp_path):
     run_dir = run(connected_grid(3, tmp_path), config)
     assert {d.outcome for d in read_devices(run_dir)} == {"trained"}
     assert {d.device: d.node for d in read_devices(run_dir)} == {0: 1, 1: 2, 2: 3}
-    assert read_rounds(run_dir)[-1].accuracy is not None
+    assert read_rounds(run_dir)[-1].score is not None
 
 
 @pytest.mark.parametrize(
@@ -452,8 +452,8 @@ def test_a_tier_may_be_called_global(tmp_path):
         config = small_config(tmp_path / name, rounds=4, **changes)
         folders[name] = run(simulated_grid(2), config)
     records = {n: json.loads((f / "rounds.jsonl").read_text().splitlines()[-1]) for n, f in folders.items()}
-    assert records["named"]["accuracy"] == records["plain"]["accuracy"]
-    assert records["named"]["accuracy_by_tier"]["global"] == records["plain"]["accuracy_by_tier"]["quarter"]
+    assert records["named"]["score"] == records["plain"]["score"]
+    assert records["named"]["score_by_tier"]["global"] == records["plain"]["score_by_tier"]["quarter"]
 
 
 def test_keys_of_other_methods_are_named(tmp_path, caplog):

@@ -12,7 +12,7 @@ def a_run(run_dir: Path, accuracies: list[float | None], **config) -> Path:
     journal = Journal.open(run_dir, config, resume=False)
     for number, accuracy in enumerate(accuracies, start=1):
         tiers = None if accuracy is None else {"small": accuracy / 2}
-        journal.write_round(a_round(number, accuracy=accuracy, accuracy_by_tier=tiers), [])
+        journal.write_round(a_round(number, score=accuracy, score_by_tier=tiers), [])
     journal.finish("finished")
     return run_dir
 
@@ -81,8 +81,8 @@ def test_runs_on_two_folders_are_two_experiments_where_the_folder_is_the_data_se
 def test_exits_and_personal_accuracies_side_by_side(tmp_path):
     for name, exits, tiers in (("a", [0.2, 0.4], {"weak": 0.5}), ("b", None, {"weak": 0.7, "strong": 0.9})):
         journal = Journal.open(tmp_path / name, CONFIG | {"strategy": name}, resume=False)
-        personal = {"personal_accuracy": 0.6, "personal_accuracy_by_tier": tiers, "personal_devices": 4}
-        journal.write_round(a_round(1, accuracy_by_exit=exits, personal_failed=1, **personal), [])
+        personal = {"personal_score": 0.6, "personal_score_by_tier": tiers, "personal_devices": 4}
+        journal.write_round(a_round(1, score_by_exit=exits, personal_failed=1, **personal), [])
         journal.finish("finished")
     comparison = compare([tmp_path / "a", tmp_path / "b"])
     assert rows_of(comparison, "Final accuracy by exit") == [

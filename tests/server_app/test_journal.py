@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 from fake_runs import CONFIG, a_device, a_round, three_rounds
@@ -14,6 +15,7 @@ from server_app.journal import (
     read_rounds,
     read_summary,
 )
+from tasks.metrics import Scale
 
 
 def test_config_holds_the_resolved_configuration_versions_and_seed(tmp_path):
@@ -34,7 +36,7 @@ def test_lines_have_exactly_the_keys_of_the_contract(tmp_path):
     assert devices[3] == a_device(2, 0)
 
 
-@pytest.mark.parametrize("key", ["accuracy", "bytes_up", "server_seconds", "devices_bounded"])
+@pytest.mark.parametrize("key", ["metric", "score", "bytes_up", "server_seconds", "devices_bounded"])
 def test_a_missing_key_is_an_error_and_writes_nothing(tmp_path, key):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     record = a_round(1)
@@ -108,8 +110,8 @@ def test_resume_drops_what_is_beyond_the_checkpoint_and_a_torn_line(tmp_path):
     assert journal.last_round == 3
     assert (tmp_path / "rounds.jsonl").read_bytes().endswith(b"}\n")
     journal.drop_after(2)
-    journal.write_round(a_round(3, accuracy=0.9), [a_device(3, 5)])
-    assert [record.accuracy for record in read_rounds(tmp_path)] == pytest.approx([0.1, 0.2, 0.9])
+    journal.write_round(a_round(3, score=0.9), [a_device(3, 5)])
+    assert [record.score for record in read_rounds(tmp_path)] == pytest.approx([0.1, 0.2, 0.9])
     assert [(device.round, device.device) for device in read_devices(tmp_path)] == [
         (1, 0),
         (1, 1),
@@ -174,18 +176,20 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
 
 def test_summary_of_a_finished_run(tmp_path):
     journal = three_rounds(tmp_path)
-    journal.write_round(a_round(4, accuracy=None, loss=None, accuracy_by_tier=None), [a_device(4, 0)])
+    journal.write_round(a_round(4, score=None, loss=None, score_by_tier=None), [a_device(4, 0)])
     journal.finish("finished")
     assert json.loads((tmp_path / "summary.json").read_text()) == {
         "status": "finished",
         "rounds": 4,
-        "final_accuracy": pytest.approx(0.3),
-        "best_accuracy": pytest.approx(0.3),
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "final_score": pytest.approx(0.3),
+        "best_score": pytest.approx(0.3),
         "best_round": 3,
-        "accuracy_by_tier": {"small": pytest.approx(0.15), "large": pytest.approx(0.3)},
-        "accuracy_by_exit": None,
-        "personal_accuracy": None,
-        "personal_accuracy_by_tier": None,
+        "score_by_tier": {"small": pytest.approx(0.15), "large": pytest.approx(0.3)},
+        "score_by_exit": None,
+        "personal_score": None,
+        "personal_score_by_tier": None,
         "bytes_down": 4000,
         "bytes_up": 3600,
         "devices_by_outcome": {"failed": 3, "late": 3, "trained": 4},
@@ -198,23 +202,23 @@ def test_summary_of_a_finished_run(tmp_path):
 
 
 def personal(number: int, accuracy: float | None, **tiers: float) -> dict:
-    given = {"personal_accuracy": accuracy, "personal_accuracy_by_tier": tiers, "personal_devices": 3}
-    return a_round(number, **given, personal_failed=0, accuracy_by_exit=[0.1 * number, 0.2 * number])
+    given = {"personal_score": accuracy, "personal_score_by_tier": tiers, "personal_devices": 3}
+    return a_round(number, **given, personal_failed=0, score_by_exit=[0.1 * number, 0.2 * number])
 
 
 def test_personal_accuracy_is_the_mean_over_the_last_fifth_of_the_rounds(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     for number in range(1, 7):
         journal.write_round(personal(number, 0.1), [])
-    assert journal.finish("finished").personal_accuracy == pytest.approx(0.1)
+    assert journal.finish("finished").personal_score == pytest.approx(0.1)
     journal.write_round(a_round(7), [])
     journal.write_round(personal(8, 0.9, small=0.9), [])
     journal.write_round(personal(9, 0.5, small=0.4, large=0.6), [])
     journal.write_round(personal(10, 0.7, small=0.8), [])
     summary = journal.finish("finished")  # of 10 rounds the last two count
-    assert summary.personal_accuracy == pytest.approx(0.6)
-    assert summary.personal_accuracy_by_tier == pytest.approx({"small": 0.6, "large": 0.6})
-    assert summary.accuracy_by_exit == pytest.approx([1.0, 2.0])
+    assert summary.personal_score == pytest.approx(0.6)
+    assert summary.personal_score_by_tier == pytest.approx({"small": 0.6, "large": 0.6})
+    assert summary.score_by_exit == pytest.approx([1.0, 2.0])
 
 
 def test_personal_accuracy_of_rounds_that_lack_it_is_none(tmp_path):
@@ -222,7 +226,7 @@ def test_personal_accuracy_of_rounds_that_lack_it_is_none(tmp_path):
     for number, record in enumerate([personal(1, 0.3, small=0.3), a_round(2), personal(3, None)], start=1):
         journal.write_round(record | {"round": number}, [])
     summary = journal.finish("finished")  # nobody could be scored in the last round
-    assert (summary.personal_accuracy, summary.personal_accuracy_by_tier) == (None, None)
+    assert (summary.personal_score, summary.personal_score_by_tier) == (None, None)
 
 
 def test_tiers_of_a_summary_stand_as_in_the_fleet_file(tmp_path):
@@ -230,17 +234,17 @@ def test_tiers_of_a_summary_stand_as_in_the_fleet_file(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     tiers = {"unseen": 0.5, "exit 10": 0.4, "exit 2": 0.3, "a": 0.2}
     devices = [a_device(1, n, tier=tier) for n, tier in [(25, "a"), (7, "exit 10"), (3, "exit 2"), (12, "exit 2")]]
-    personal = {"personal_accuracy": 0.5, "personal_accuracy_by_tier": tiers, "personal_devices": 4}
-    journal.write_round(a_round(1, accuracy_by_tier=tiers, personal_failed=0, **personal), devices)
+    personal = {"personal_score": 0.5, "personal_score_by_tier": tiers, "personal_devices": 4}
+    journal.write_round(a_round(1, score_by_tier=tiers, personal_failed=0, **personal), devices)
     summary = journal.finish("finished")
-    for by_tier in (summary.accuracy_by_tier, read_summary(tmp_path).personal_accuracy_by_tier):
+    for by_tier in (summary.score_by_tier, read_summary(tmp_path).personal_score_by_tier):
         assert list(by_tier.items()) == [("exit 2", 0.3), ("exit 10", 0.4), ("a", 0.2), ("unseen", 0.5)]
 
 
 def test_summary_of_a_run_that_failed_before_its_first_round(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     summary = journal.finish("failed", "\n".join(f"line {number}" for number in range(100)))
-    assert (summary.status, summary.rounds, summary.final_accuracy, summary.best_round) == ("failed", 0, None, None)
+    assert (summary.status, summary.rounds, summary.final_score, summary.best_round) == ("failed", 0, None, None)
     assert summary.error is not None
     assert summary.error.splitlines()[-1] == "line 99"
     assert len(summary.error.splitlines()) == 40
@@ -250,9 +254,9 @@ def test_summary_of_a_run_that_failed_before_its_first_round(tmp_path):
 def test_best_accuracy_is_the_first_of_equals_and_never_nan(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     for number, accuracy in enumerate([float("nan"), 0.5, 0.5, float("nan")], start=1):
-        journal.write_round(a_round(number, accuracy=accuracy), [])
+        journal.write_round(a_round(number, score=accuracy), [])
     summary = journal.finish("finished")
-    assert (summary.best_accuracy, summary.best_round) == (0.5, 2)
+    assert (summary.best_score, summary.best_round) == (0.5, 2)
 
 
 def test_rounds_of_earlier_versions_are_read(tmp_path):
@@ -271,6 +275,67 @@ def test_rounds_of_earlier_versions_are_read(tmp_path):
     assert [record.metrics for record in rounds] == [*told]
     assert [record.devices_state_lost for record in rounds] == [0, 0, 0]
     assert rounds[1] == RoundRecord.model_validate(a_round(2))
+
+
+ACCURACIES = {
+    "score": "accuracy",
+    "score_by_tier": "accuracy_by_tier",
+    "score_by_exit": "accuracy_by_exit",
+    "personal_score": "personal_accuracy",
+    "personal_score_by_tier": "personal_accuracy_by_tier",
+    "final_score": "final_accuracy",
+    "best_score": "best_accuracy",
+}
+
+
+def with_accuracies(record: dict) -> dict:
+    """A record as earlier versions wrote it, all of whose scores were accuracies."""
+    return {ACCURACIES.get(k, k): value for k, value in record.items() if k not in ("metric", "higher_is_better")}
+
+
+def test_accuracies_of_earlier_versions_are_read_as_scores_and_such_a_run_goes_on(tmp_path):
+    given = {"score": "NaN", "personal_score": 0.5, "personal_score_by_tier": {"small": 0.5}, "personal_devices": 2}
+    rounds = [a_round(1, score_by_exit=[0.1, 0.2]), a_round(2), a_round(3, **given, personal_failed=0)]
+    summary = three_rounds(tmp_path).finish("finished")
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(with_accuracies(line)) + "\n" for line in rounds))
+    (tmp_path / "summary.json").write_text(json.dumps(with_accuracies(json.loads(summary.model_dump_json()))))
+    assert "accuracy_by_tier" in (tmp_path / "rounds.jsonl").read_text()
+    assert read_summary(tmp_path) == summary
+    first, second, third = read_rounds(tmp_path)
+    assert second == RoundRecord.model_validate(a_round(2))
+    assert (first.metric, first.score, first.score_by_exit) == ("accuracy", pytest.approx(0.1), [0.1, 0.2])
+    assert third.score is not None
+    assert math.isnan(third.score)
+    assert (third.personal_score, third.personal_score_by_tier) == (0.5, {"small": 0.5})
+    journal = Journal.open(tmp_path, CONFIG, resume=True)
+    journal.write_round(a_round(4), [])
+    assert [json.loads(line)["metric"] for line in (tmp_path / "rounds.jsonl").open()] == ["accuracy"] * 4
+    assert journal.finish("finished").best_round == 4
+
+
+def test_a_record_of_today_has_no_accuracy(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    with pytest.raises(ValidationError, match="accuracy"):
+        journal.write_round(a_round(1, accuracy=0.5), [])
+
+
+def test_a_metric_that_is_not_known_here_keeps_its_name_and_its_direction(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    for number, score in enumerate([3.0, 1.5, 2.0], start=1):
+        error = {"metric": "hinge_distance", "higher_is_better": False, "score": score, "score_by_tier": {"a": score}}
+        personal = {"personal_score": 4.5, "personal_score_by_tier": {}, "personal_devices": 1, "personal_failed": 0}
+        journal.write_round(a_round(number, **error, **personal), [])
+    summary = journal.finish("finished")
+    assert (summary.best_score, summary.best_round, summary.final_score) == (1.5, 2, 2.0)
+    assert read_summary(tmp_path).scale == Scale("hinge distance", higher_is_better=False)
+    report = (tmp_path / "report.html").read_text()
+    for text in ("Final hinge distance", "best 1.5 in round 2", "Hinge distance by tier", "Personal hinge distance"):
+        assert text in report
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    scalars = {"hinge_distance", "personal_hinge_distance", "hinge_distance_by_tier/a"}
+    assert scalars <= set(events.Tags()["scalars"])
+    assert not any("accuracy" in name for name in events.Tags()["scalars"])
 
 
 def test_a_methods_own_figures_come_back(tmp_path):
@@ -292,7 +357,7 @@ def test_tensorboard_scalars_after_a_resume_have_every_round_once(tmp_path):
     three_rounds(tmp_path)
     journal = Journal.open(tmp_path, CONFIG, resume=True)
     journal.drop_after(1)
-    journal.write_round(a_round(2, accuracy=0.75), [])
+    journal.write_round(a_round(2, score=0.75), [])
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert {"accuracy", "loss", "accuracy_by_tier/small", "bytes/up", "seconds/simulated", "seconds/wall"} <= set(

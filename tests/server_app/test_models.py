@@ -41,12 +41,12 @@ def test_a_saved_model_says_image_by_image_what_was_scored(method, tmp_path):
     task, [record] = task_of(config), read_rounds(run_dir)
     model, info = load_model(run_dir)
     assert info.model.is_global
-    assert by_hand(model, info, task) == info.model.accuracy == record.accuracy
-    assert record.accuracy_by_tier
-    for tier, accuracy in record.accuracy_by_tier.items():
+    assert by_hand(model, info, task) == info.model.score == record.score
+    assert record.score_by_tier
+    for tier, accuracy in record.score_by_tier.items():
         model, info = load_model(run_dir, "newest", tier)
         assert tier in info.model.tiers
-        assert by_hand(model, info, task) == info.model.accuracy == accuracy
+        assert by_hand(model, info, task) == info.model.score == accuracy
 
 
 def test_heterofls_statistics_are_in_the_file(tmp_path):
@@ -57,9 +57,9 @@ def test_heterofls_statistics_are_in_the_file(tmp_path):
     assert not model.training
     record, task = read_rounds(run_dir)[-1], task_of(config)
     inputs, labels = task.test.inputs, task.test.labels
-    correct, loss, n = score(model, task, inputs, labels, batch_size=app.SCORED_TOGETHER, device=torch.device("cpu"))
-    assert (correct / n, loss / n) == (record.accuracy, record.loss)
-    assert record.accuracy > 0.5  # it has learned, so that there is something to get wrong
+    [correct], loss, n = score(model, task, inputs, labels, batch_size=app.SCORED_TOGETHER, device=torch.device("cpu"))
+    assert (correct / n, loss / n) == (record.score, record.loss)
+    assert record.score > 0.5  # it has learned, so that there is something to get wrong
 
 
 def test_depthfls_exits_speak_together(tmp_path):
@@ -77,7 +77,7 @@ def test_depthfls_exits_speak_together(tmp_path):
 @pytest.mark.parametrize("method", ON_DEVICES)
 def test_models_that_live_on_devices_are_not_written(method, tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, **METHODS[method] | {"rounds": 1, "evaluate-every": 1}))
-    assert read_rounds(run_dir)[-1].accuracy is not None
+    assert read_rounds(run_dir)[-1].score is not None
     assert not (run_dir / "models").exists()
     with pytest.raises(ModelError, match="holds no models: they are written when they are scored on the server"):
         load_model(run_dir)
@@ -86,7 +86,7 @@ def test_models_that_live_on_devices_are_not_written(method, tmp_path):
 def test_real_devices_kinds_are_tiers(tmp_path):
     config = small_config(tmp_path, **LEARNING | {"fleet": "", "devices": 3, "devices-per-round": 3, "rounds": 1})
     run_dir = run(connected_grid(3, tmp_path), config)
-    [tier] = read_rounds(run_dir)[-1].accuracy_by_tier
+    [tier] = read_rounds(run_dir)[-1].score_by_tier
     assert load_model(run_dir, tier=tier)[1].model.is_global  # all can afford the whole model
 
 
@@ -124,7 +124,7 @@ def accuracies(monkeypatch):
 
 
 def newest_and_best(run_dir):
-    return [(info.round, info.model.accuracy) for _, info in (load_model(run_dir, w) for w in ("newest", "best"))]
+    return [(info.round, info.model.score) for _, info in (load_model(run_dir, w) for w in ("newest", "best"))]
 
 
 KEYS = METHODS["all-large"] | {"evaluate-every": 1, "evaluate-tiers": False}
@@ -198,14 +198,14 @@ def write(run_dir, trained, number):
         for value in model.weights.values():
             value.fill_(number)
     by_tier = dict.fromkeys(engine.scored_tiers, number / 10)
-    save_models(run_dir, engine, task, accuracy=number / 10, by_tier=by_tier)
+    save_models(run_dir, engine, task, score=number / 10, by_tier=by_tier)
 
 
 def rounds_in(run_dir):
     found = []
     for which in ("newest", "best"):
         model, info = load_model(run_dir, which)
-        assert info.model.accuracy == info.round / 10
+        assert info.model.score == info.round / 10
         assert all(bool((value == info.round).all()) for value in model.state_dict().values())
         found.append(info.round)
     return found

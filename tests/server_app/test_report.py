@@ -26,8 +26,8 @@ def test_the_page_needs_no_network_and_has_the_figures(tmp_path):
 
 def test_exits_and_personal_accuracy_have_their_charts(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
-    personal = {"personal_accuracy": 0.625, "personal_accuracy_by_tier": {"weak": 0.5, "strong": 0.75}}
-    journal.write_round(a_round(1, accuracy_by_exit=[0.25, 0.5], **personal, personal_devices=4, personal_failed=0), [])
+    personal = {"personal_score": 0.625, "personal_score_by_tier": {"weak": 0.5, "strong": 0.75}}
+    journal.write_round(a_round(1, score_by_exit=[0.25, 0.5], **personal, personal_devices=4, personal_failed=0), [])
     journal.write_round(a_round(2), [])
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
@@ -85,8 +85,8 @@ def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     tiers = {"exit 10": 0.4, "exit 2": 0.3}
     devices = [a_device(1, 7, tier="exit 10"), a_device(1, 3, tier="exit 2")]
-    personal = {"personal_accuracy": 0.5, "personal_accuracy_by_tier": tiers, "personal_devices": 4}
-    journal.write_round(a_round(1, accuracy_by_tier=tiers, personal_failed=0, **personal), devices)
+    personal = {"personal_score": 0.5, "personal_score_by_tier": tiers, "personal_devices": 4}
+    journal.write_round(a_round(1, score_by_tier=tiers, personal_failed=0, **personal), devices)
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
     for title in ("Accuracy by tier", "Personal accuracy, on devices&#x27; own test shards"):
@@ -110,7 +110,7 @@ def test_every_text_is_escaped(tmp_path):
     run_dir = tmp_path / f"run {EVIL.replace('/', '')}"
     journal = Journal.open(run_dir, CONFIG | {"note": EVIL, EVIL: 1, "fleet": EVIL}, resume=False)
     journal.write_round(
-        a_round(1, strategy=EVIL, task=EVIL, accuracy_by_tier={EVIL: 0.5}),
+        a_round(1, strategy=EVIL, task=EVIL, score_by_tier={EVIL: 0.5}),
         [a_device(1, 0, tier=EVIL, outcome=f"refused: {EVIL}"), a_device(1, 1, tier=EVIL, architecture={EVIL: 1})],
     )
     journal.finish("failed", f"ValueError: {EVIL}")
@@ -129,7 +129,7 @@ def test_a_run_without_rounds_has_a_page(tmp_path):
 
 def test_a_run_that_never_evaluated_has_a_page(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
-    empty = {"accuracy": None, "loss": None, "accuracy_by_tier": None, "memory_utilisation": None}
+    empty = {"score": None, "loss": None, "score_by_tier": None, "memory_utilisation": None}
     journal.write_round(a_round(1, **empty), [a_device(1, 0, architecture=None, parameters=None, outcome="late")])
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()

@@ -47,7 +47,7 @@ def outcomes(results):
 
 
 def scores(results):
-    return [(r.record["accuracy"], r.record["loss"], r.record["accuracy_by_tier"]) for r in results]
+    return [(r.record["score"], r.record["loss"], r.record["score_by_tier"]) for r in results]
 
 
 def test_all_methods_are_here_under_the_names_of_their_files():
@@ -71,7 +71,7 @@ def test_a_methods_device_half_states_the_loss_that_it_minimizes(method, tmp_pat
 @every_method
 def test_neither_the_order_of_replies_nor_the_number_of_nodes_matters(method, tmp_path):
     one, results = run_rounds(tmp_path / "one", method, simulated_grid(1), workers=1)
-    assert results[1].record["accuracy"] is not None
+    assert results[1].record["score"] is not None
     for nodes in (2, 3):
         grid = simulated_grid(nodes)
         grid.turn = lambda messages: messages[::-1]
@@ -544,7 +544,7 @@ def test_a_node_that_dies_between_rounds_is_missed_by_nobody(method, tmp_path):
     del grid.contexts[2]
     second = engine.run_round(grid, 2, scorer)
     assert {d["device"]: d["outcome"] for d in second.devices} == {0: "trained", 2: "trained", 3: "trained"}
-    assert second.record["accuracy"] is not None
+    assert second.record["score"] is not None
     grid.broken = {3: 5}  # and one that Flower still lists, but that is offline
     third = engine.run_round(grid, 3, scorer)
     assert {d["device"]: d["outcome"] for d in third.devices}.get(2) != "trained"

@@ -273,7 +273,7 @@ def test_the_server_scores_the_mean_of_exits_or_the_deepest(tmp_path):
     mean = torch.tensor(logits).mean(dim=0).expand(len(labels), -1)
     for exits, label, said in (("mean", 3, mean), ("deepest", 2, torch.tensor(logits[2]).expand(len(labels), -1))):
         found = scorer(Model(family, family.full(), weights, exits=exits))
-        assert found.accuracy == pytest.approx(share[label])
+        assert found.score == pytest.approx(share[label])
         assert found.loss == pytest.approx(float(F.cross_entropy(said, labels)))
         assert found.by_exit == pytest.approx((share[0], share[0], share[2]))
 
@@ -293,14 +293,14 @@ def test_a_round_is_scored_as_the_method_says(scored, tmp_path):
     family = engine.method.family
     by_architecture = {architecture: found for architecture, _, found in scores}
     assert {exits for _, exits, _ in scores} == {"mean" if scored == "ensemble" else "deepest"}
-    assert record["accuracy"] == by_architecture[family.full()].accuracy
-    assert record["accuracy_by_exit"] == list(by_architecture[family.full()].by_exit)
+    assert record["score"] == by_architecture[family.full()].score
+    assert record["score_by_exit"] == list(by_architecture[family.full()].by_exit)
     tiers = engine.tier_architectures
     assert {family.exit_of(a) for a in tiers.values()} == {1, 2, 3}
     if scored == "ensemble":
         assert by_architecture.keys() == set(tiers.values())
-        assert record["accuracy_by_tier"] == {tier: by_architecture[a].accuracy for tier, a in tiers.items()}
+        assert record["score_by_tier"] == {tier: by_architecture[a].score for tier, a in tiers.items()}
     else:
-        assert record["accuracy_by_tier"] == {
-            tier: record["accuracy_by_exit"][family.exit_of(a) - 1] for tier, a in tiers.items()
+        assert record["score_by_tier"] == {
+            tier: record["score_by_exit"][family.exit_of(a) - 1] for tier, a in tiers.items()
         }

@@ -126,7 +126,7 @@ def test_a_scored_model_has_the_mean_statistics_of_devices(tmp_path):
 
     devices = Both(family, answer, examples={0: 1, 1: 3, 2: 3})
     result = engine.run_round(devices.grid, 1, scorer)
-    assert result.record["accuracy"] == 0.5
+    assert result.record["score"] == 0.5
     [model] = scored
     assert model.family == both
     assert set(model.weights) == set(both.tensors(both.full()))

@@ -39,7 +39,7 @@ def test_accuracy_is_the_mean_over_devices_and_over_tiers(tmp_path):
         batch = message.content.config_records["wildflower"]["json"]
         devices = [s.device for s in EvaluationReply.model_validate_json(str(batch)).scores]
         made = [
-            Score(device=d, correct=correct[d], examples=100, loss_sum=math.nan if d == 3 else 100.0)
+            Score(device=d, sums=[correct[d]], examples=100, loss_sum=math.nan if d == 3 else 100.0)
             if d in correct
             else Score(device=d, error="no such model")
             for d in devices
@@ -50,8 +50,8 @@ def test_accuracy_is_the_mean_over_devices_and_over_tiers(tmp_path):
     grid.tamper = scores
     grid.turn = lambda messages: messages[::-1]  # the mean of floats is taken in the order of devices all the same
     record = engine.run_round(grid, 1, scorer).record
-    assert record["accuracy"] == (0.1 + 0.2 + 0.5 + 0.6) / 4
-    assert record["accuracy_by_tier"] == {"whole": 0.1, "half": 0.2, "quarter": 0.55}
+    assert record["score"] == (0.1 + 0.2 + 0.5 + 0.6) / 4
+    assert record["score_by_tier"] == {"whole": 0.1, "half": 0.2, "quarter": 0.55}
     assert record["loss"] == 1.0
 
 
@@ -66,7 +66,7 @@ def test_scores_that_cannot_be_read_are_left_out(tmp_path):
 
     grid.tamper = garble
     record = engine.run_round(grid, 1, scorer).record
-    assert 0 < record["accuracy"] < 1
+    assert 0 < record["score"] < 1
 
 
 def test_devices_that_are_gone_are_not_scored(tmp_path):
@@ -75,7 +75,7 @@ def test_devices_that_are_gone_are_not_scored(tmp_path):
     grid = connected_grid(3, tmp_path)
     engine.run_round(grid, 1, scorer)
     del grid.contexts[2]
-    assert engine.run_round(grid, 2, scorer).record["accuracy"] is not None
+    assert engine.run_round(grid, 2, scorer).record["score"] is not None
     asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
     assert asked == [1, 2, 3, 1, 3]
 
@@ -87,7 +87,7 @@ def test_devices_that_are_gone_are_not_scored(tmp_path):
         lambda reply: reply.model_copy(update={"round": 99}),
         lambda reply: reply.model_copy(update={"scores": reply.scores + reply.scores[:1]}),
         lambda reply: reply.model_copy(
-            update={"scores": [score.model_copy(update={"correct": 10**6}) for score in reply.scores]}
+            update={"scores": [score.model_copy(update={"sums": [10.0**6]}) for score in reply.scores]}
         ),
         lambda reply: reply.model_copy(
             update={"scores": [score.model_copy(update={"examples": 10**6}) for score in reply.scores]}

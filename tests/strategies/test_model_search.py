@@ -290,8 +290,8 @@ def test_without_tiers_the_global_model_alone_is_scored(strategy_name, tmp_path)
             return scorer(model)
 
         record = engine.run_round(simulated_grid(), 1, counted).record
-        assert record["accuracy"] is not None
-        assert bool(record["accuracy_by_tier"]) == tiers
+        assert record["score"] is not None
+        assert bool(record["score_by_tier"]) == tiers
         bytes_down[tiers], scored[tiers] = record["bytes_down"], len(count)
     assert scored[False] == 1
     if strategy_name != "fedavg":

@@ -5,6 +5,8 @@ from models.cnn import Cnn3
 from tasks.scoring import score, score_exits
 from tasks.task import TaskSpec, load_task
 
+CPU = torch.device("cpu")
+
 
 def _model(pixels: int) -> nn.Module:
     torch.manual_seed(0)
@@ -18,7 +20,7 @@ def test_a_score_is_that_of_all_examples_at_once_whatever_the_batch() -> None:
     outputs = model(task.prepare(inputs, augment=None)).detach()
     model.train()
     for batch_size in (7, 101, 1000):
-        correct, loss, examples = score(model, task, inputs, labels, batch_size=batch_size, device=torch.device("cpu"))
+        [correct], loss, examples = score(model, task, inputs, labels, batch_size=batch_size, device=CPU)
         assert correct == int((outputs.argmax(1) == labels).sum())
         assert abs(loss - float(nn.functional.cross_entropy(outputs, labels, reduction="sum"))) < 1e-3
         assert examples == 101
@@ -30,14 +32,18 @@ def test_all_exits_are_scored_in_one_pass_as_sub_models_are() -> None:
     family = Cnn3(input_shape=task.input_shape, exits=(1, 2, 3))
     torch.manual_seed(0)
     model = family.build(family.full())
-    found = score_exits(model, task, inputs, labels, batch_size=40, device=torch.device("cpu"))
+    found = score_exits(model, task, inputs, labels, batch_size=40, device=CPU)
     assert not model.training
-    assert len(found) == 3
-    for exit, (correct, loss) in enumerate(found, start=1):
+    assert len(found) == 4
+    for exit, (correct, loss, _) in enumerate(found[:-1], start=1):
         alone = family.build(family.up_to(exit))
         alone.load_state_dict(family.place(family.up_to(exit)).gather(model.state_dict()))
-        expected = score(alone, task, inputs, labels, batch_size=101, device=torch.device("cpu"))
+        expected = score(alone, task, inputs, labels, batch_size=101, device=CPU)
         assert (correct, len(labels)) == (expected[0], expected[2])
         assert abs(loss - expected[1]) < 1e-3
-    assert len({loss for _, loss in found}) == 3
-    assert score_exits(model, task, inputs[:0], labels[:0], batch_size=8, device=torch.device("cpu")) == []
+    assert len({scored.loss_sum for scored in found}) == 4
+    with torch.no_grad():
+        mean = torch.stack(model.exits(task.prepare(inputs, augment=None))).mean(dim=0)
+    assert found[-1].sums == [int((mean.argmax(1) == labels).sum())]
+    assert abs(found[-1].loss_sum - float(nn.functional.cross_entropy(mean, labels, reduction="sum"))) < 1e-3
+    assert score_exits(model, task, inputs[:0], labels[:0], batch_size=8, device=CPU) == []

@@ -33,9 +33,9 @@ from wildflower.settings import SettingsError, place, resolve
 
 def a_round(number: int = 1, **changes) -> RoundRecord:
     values = {
-        "accuracy": 0.5,
+        "score": 0.5,
         "loss": 1.25,
-        "accuracy_by_tier": {"small": 0.25},
+        "score_by_tier": {"small": 0.25},
         "bytes_down": 2_000_000,
         "bytes_up": 1_500_000,
         "simulated_seconds": 60.0,
@@ -47,13 +47,15 @@ def a_round(number: int = 1, **changes) -> RoundRecord:
 SUMMARY = Summary(
     status="finished",
     rounds=1,
-    final_accuracy=0.5,
-    best_accuracy=0.5,
+    metric="accuracy",
+    higher_is_better=True,
+    final_score=0.5,
+    best_score=0.5,
     best_round=1,
-    accuracy_by_tier={"[small]": 0.25},
-    accuracy_by_exit=None,
-    personal_accuracy=0.625,
-    personal_accuracy_by_tier={"[small]": 0.5},
+    score_by_tier={"[small]": 0.25},
+    score_by_exit=None,
+    personal_score=0.625,
+    personal_score_by_tier={"[small]": 0.5},
     bytes_down=2_000_000,
     bytes_up=1_500_000,
     devices_by_outcome={"trained": 2, "failed": 1},
@@ -333,7 +335,7 @@ def test_lines_of_a_resumed_run_begin_where_it_goes_on():
     lines.rounds([a_round(n) for n in (1, 2, 3)])  # the checkpoint was of round 3
     lines.rounds([a_round(n) for n in (1, 2, 3, 4)])
     lines.rounds([a_round(n) for n in (1, 2, 3, 4)])
-    lines.rounds([*(a_round(n) for n in (1, 2, 3, 4)), a_round(5, accuracy=None, loss=None)])
+    lines.rounds([*(a_round(n) for n in (1, 2, 3, 4)), a_round(5, score=None, loss=None)])
     assert [line.split(",")[0] for line in text.getvalue().splitlines()] == ["round 4/6", "round 5/6"]
     assert text.getvalue().splitlines()[1] == "round 5/6, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s, 2 s left"
 
@@ -342,7 +344,7 @@ def test_bar_on_a_terminal_shows_accuracy_bytes_and_time_left():
     text = io.StringIO()
     with progress(Console(file=text, force_terminal=True, width=120), total=4, earlier=0) as show:
         show.rounds([])
-        show.rounds([a_round(1), a_round(2, accuracy=None)])
+        show.rounds([a_round(1), a_round(2, score=None)])
     for part in ("round 2/4", "50 %", "7 MB", "4 s left"):
         assert part in text.getvalue()
 

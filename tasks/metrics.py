@@ -1,0 +1,258 @@
+"""Metrics: how well a model answers, as one number.
+
+A metric is computed from sums that add up over batches, so that whoever scores a model sends these and no outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tasks.labels import NO_LABEL
+
+if TYPE_CHECKING:
+    from torch import Tensor  # commands that only read journals start without it
+
+SLACK = 1e-6  # relative; by how much sums of rounded products may break an inequality that holds for exact ones
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a metric's values mean to who reads them.
+
+    Attributes:
+        label: the metric's name in the middle of a sentence.
+        higher_is_better: False for errors.
+        is_share: values are shares of what is answered, from 0 to 1, and are shown in percent.
+    """
+
+    label: str
+    higher_is_better: bool = True
+    is_share: bool = False
+
+    def rank(self, value: float | None) -> float:
+        """The higher, the better; what is no number or is not there comes last."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if self.higher_is_better else -value
+
+    @property
+    def title(self) -> str:
+        """The label as it begins a title."""
+        return self.label[:1].upper() + self.label[1:]
+
+
+@dataclass(frozen=True)
+class Metric(ABC):
+    """How the answers to some examples come to one number.
+
+    Class attributes:
+        name: in journals: letters, digits and underscores.
+        scale: what the values mean. Journals hold of it whether higher is better; of a metric that is not in `METRICS`,
+            reports show plain numbers under its name.
+    """
+
+    name: ClassVar[str]
+    scale: ClassVar[Scale]
+
+    def size(self, classes: int) -> int:
+        """How many sums there are where a model has so many outputs."""
+        return 1
+
+    @abstractmethod
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """The sums of a batch, from outputs (batch, classes) or (batch, classes, sequence) and labels."""
+
+    @abstractmethod
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The metric of at least one example, from the sums over all of them."""
+
+    def check(self, sums: Sequence[float], examples: int, classes: int) -> None:
+        """Raise ValueError where no answers to so many examples have these sums."""
+        if len(sums) != self.size(classes):
+            raise ValueError(f"{len(sums)} sums are not the {self.size(classes)} of {self.scale.label}")
+        if not all(map(math.isfinite, sums)):
+            raise ValueError(f"a sum of {self.scale.label} is not finite")
+        self._check(sums, examples)
+
+    @abstractmethod
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        """`check` of as many finite numbers as there should be."""
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """The share of examples whose class has the highest output. Sums: correct answers."""
+
+    name: ClassVar[str] = "accuracy"
+    scale: ClassVar[Scale] = Scale("accuracy", is_share=True)
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """The number of correct answers."""
+        return [float((outputs.argmax(1) == labels).sum())]
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """Correct answers per example."""
+        return sums[0] / examples
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_counts(sums)
+        if sums[0] > examples:
+            raise ValueError(f"{sums[0]:.0f} correct answers to {examples} examples cannot be right")
+
+
+@dataclass(frozen=True)
+class TokenAccuracy(Metric):
+    """The share of labeled tokens whose class has the highest output. Sums: correct answers, labeled tokens."""
+
+    name: ClassVar[str] = "token_accuracy"
+    scale: ClassVar[Scale] = Scale("token accuracy", is_share=True)
+
+    def size(self, classes: int) -> int:
+        """Two."""
+        return 2
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """Correct answers and labeled tokens."""
+        labeled = labels != NO_LABEL
+        correct = (outputs.argmax(1) == labels) & labeled
+        return [float(correct.sum()), float(labeled.sum())]
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """Correct answers per labeled token; 0 where no token has a label."""
+        return sums[0] / sums[1] if sums[1] else 0.0
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_counts(sums)
+        if not sums[0] <= sums[1]:
+            raise ValueError(f"{sums[0]:.0f} correct answers to {sums[1]:.0f} tokens cannot be right")
+        if not sums[1]:
+            raise ValueError(f"no token of {examples} examples has a label")
+
+
+@dataclass(frozen=True)
+class Matthews(Metric):
+    """Matthews' correlation of answers and classes, for any number of classes (Gorodkin 2004).
+
+    It is -1 to 1, and 0 where all answers or all labels are of one class. Sums: correct answers, then how often each
+    class is answered, then how often it is right: all that the correlation needs of the confusion matrix.
+    """
+
+    name: ClassVar[str] = "matthews"
+    scale: ClassVar[Scale] = Scale("Matthews correlation")
+
+    def size(self, classes: int) -> int:
+        """Two per class, and one."""
+        return 1 + 2 * classes
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """Correct answers, answers by class, labels by class."""
+        answers, classes = outputs.argmax(1), outputs.shape[1]
+        counts = [answers.bincount(minlength=classes), labels.bincount(minlength=classes)]
+        return [float((answers == labels).sum()), *(float(n) for count in counts for n in count.tolist())]
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The covariance of answers and labels over the root of the product of their variances."""
+        answered, right = _halves(sums)
+        covariance = sums[0] * examples - sum(a * r for a, r in zip(answered, right, strict=True))
+        variances = [examples**2 - sum(count**2 for count in counts) for counts in (answered, right)]
+        return covariance / math.sqrt(variances[0] * variances[1]) if all(variances) else 0.0
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_counts(sums)
+        answered, right = _halves(sums)
+        if sum(answered) != examples or sum(right) != examples:
+            raise ValueError(f"{sum(answered):.0f} answers and {sum(right):.0f} labels are not of {examples} examples")
+        most = sum(map(min, answered, right))
+        if sums[0] > most:
+            raise ValueError(f"{sums[0]:.0f} correct answers cannot be right, at most {most:.0f} can be")
+
+
+def _halves(sums: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Of Matthews' sums: how often each class is answered, and how often it is right."""
+    middle = 1 + len(sums) // 2
+    return sums[1:middle], sums[middle:]
+
+
+@dataclass(frozen=True)
+class Pearson(Metric):
+    """Pearson's correlation of one output per example and the labels, which are numbers.
+
+    It is -1 to 1, and 0 where all outputs or all labels are alike. Sums: of outputs, of labels, of their squares, of
+    their products.
+    """
+
+    name: ClassVar[str] = "pearson"
+    scale: ClassVar[Scale] = Scale("Pearson correlation")
+
+    def size(self, classes: int) -> int:
+        """Five."""
+        return 5
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """Of x, y, x^2, y^2 and x y, x being the outputs."""
+        x, y = outputs.reshape(-1).double(), labels.double()
+        return [float(terms.sum()) for terms in (x, y, x * x, y * y, x * y)]
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The covariance over the root of the product of the variances."""
+        of_x, of_y, covariance = _moments(sums, examples)
+        # Below this a variance is what rounding left of 0.
+        if min(of_x - 1e-12 * examples * sums[2], of_y - 1e-12 * examples * sums[3]) <= 0:
+            return 0.0
+        return min(1.0, max(-1.0, covariance / math.sqrt(of_x) / math.sqrt(of_y)))
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        of_x, of_y, covariance = _moments(sums, examples)
+        slack_x, slack_y = SLACK * examples * sums[2], SLACK * examples * sums[3]
+        if min(sums[2], sums[3]) < 0 or of_x < -slack_x or of_y < -slack_y:
+            raise ValueError("a sum of squares is smaller than its numbers allow")
+        if abs(covariance) > math.sqrt(max(0.0, of_x) + slack_x) * math.sqrt(max(0.0, of_y) + slack_y):
+            raise ValueError("the sum of products is larger than the sums of squares allow")
+
+
+def _moments(sums: Sequence[float], examples: int) -> tuple[float, float, float]:
+    """Variances of outputs and of labels and their covariance, each times the square of the number of examples."""
+    x, y, xx, yy, xy = sums
+    return examples * xx - x * x, examples * yy - y * y, examples * xy - x * y
+
+
+@dataclass(frozen=True)
+class MeanAbsoluteError(Metric):
+    """The mean distance of one output per example from the label, which is a number. Sums: of the distances."""
+
+    name: ClassVar[str] = "mean_absolute_error"
+    scale: ClassVar[Scale] = Scale("mean absolute error", higher_is_better=False)
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """The sum of the distances."""
+        return [float((outputs.reshape(-1).double() - labels.double()).abs().sum())]
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The distance per example."""
+        return sums[0] / examples
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        if sums[0] < 0:
+            raise ValueError(f"a sum of distances of {sums[0]} cannot be right")
+
+
+def _check_counts(sums: Sequence[float]) -> None:
+    if not all(count >= 0 and count == int(count) for count in sums):
+        raise ValueError("a count is not a whole number of at least 0")
+
+
+ACCURACY = Accuracy()
+METRICS: dict[str, type[Metric]] = {
+    kind.name: kind for kind in (Accuracy, TokenAccuracy, Matthews, Pearson, MeanAbsoluteError)
+}
+
+
+def scale_of(name: str | None, higher_is_better: bool = True) -> Scale:
+    """What the values of a journal's metric mean; None, where nothing was scored yet, is read as accuracy."""
+    if name is None or name in METRICS:
+        return METRICS[name or ACCURACY.name].scale
+    return Scale(name.replace("_", " "), higher_is_better)
