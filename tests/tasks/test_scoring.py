@@ -32,12 +32,17 @@ def test_all_exits_are_scored_in_one_pass_as_sub_models_are() -> None:
     model = family.build(family.full())
     found = score_exits(model, task, inputs, labels, batch_size=40, device=torch.device("cpu"))
     assert not model.training
-    assert len(found) == 3
-    for exit, (correct, loss) in enumerate(found, start=1):
+    *exits, together = found
+    assert len(exits) == 3
+    for exit, (correct, loss) in enumerate(exits, start=1):
         alone = family.build(family.up_to(exit))
         alone.load_state_dict(family.place(family.up_to(exit)).gather(model.state_dict()))
         expected = score(alone, task, inputs, labels, batch_size=101, device=torch.device("cpu"))
         assert (correct, len(labels)) == (expected[0], expected[2])
         assert abs(loss - expected[1]) < 1e-3
-    assert len({loss for _, loss in found}) == 3
+    assert len({loss for _, loss in exits}) == 3
+    with torch.no_grad():
+        mean = torch.stack(model.exits(task.prepare(inputs, augment=None))).mean(dim=0)
+    assert together[0] == int((mean.argmax(1) == labels).sum())
+    assert abs(together[1] - float(nn.functional.cross_entropy(mean, labels, reduction="sum"))) < 1e-3
     assert score_exits(model, task, inputs[:0], labels[:0], batch_size=8, device=torch.device("cpu")) == []
