@@ -4,12 +4,15 @@ import math
 import pytest
 
 from messages.orders import (
+    MOST_CLASSES,
+    MOST_KEYS,
     Batch,
+    EvaluationBatch,
+    EvaluationOrder,
     EvaluationReply,
+    LocalHalf,
     LocalTraining,
-    Merge,
     NodeReport,
-    Objective,
     Reply,
     Score,
     SumHeader,
@@ -24,13 +27,15 @@ ORDER = WorkOrder(
     device=3,
     tier="half",
     architecture={"widths": [3, 8, 60, 42]},
-    payload=0,
+    payloads={"weights": 0, "control": 1},
     group=1,
     digest="0123456789abcdef",
-    objective=Objective(kind="proximal", mu=0.5),
+    local=LocalHalf(name="strategies.fedprox:ProximalTraining", settings={"mu": 0.5, "weighting": "examples"}),
     seed=2**62,
     memory_bytes=10**6,
     predicted_memory_bytes=10**5,
+    after=0,
+    kept=True,
 )
 BATCH = Batch(
     run="a run",
@@ -38,7 +43,6 @@ BATCH = Batch(
     task={"name": "digits", "devices": 6},
     family={"name": "lenet5"},
     training=LocalTraining(learning_rate=0.05),
-    merge=Merge(present_classes=True),
     shared_process=True,
     orders=[ORDER],
 )
@@ -46,78 +50,45 @@ REPLY = Reply(
     run="a run",
     round=2,
     updates=[
-        Update(order=1, device=3, outcome="trained", examples=240, loss=1.5, seconds=0.25, present_classes=[0, 4])
+        Update(
+            order=1,
+            device=3,
+            outcome="trained",
+            payloads={"control": 1},
+            examples=240,
+            loss=1.5,
+            seconds=0.25,
+            present_classes=[0, 4],
+            facts={"steps": [12.0], "class_counts": [3.0, 0.0]},
+            state_kept=True,
+            state_lost=True,
+        )
     ],
-    sums=[SumHeader(group=1, orders=[1], digest="0123456789abcdef", weight=240, class_weight=[240, 0], payload=0)],
+    sums=[SumHeader(group=1, parcel="weights", orders=[1], weight=240, class_weight=[240, 0], payload=0)],
+)
+EVALUATION = EvaluationBatch(
+    run="a run",
+    round=2,
+    task={"name": "digits", "devices": 6},
+    family={"name": "lenet5"},
+    batch_size=10,
+    shared_process=False,
+    orders=[
+        EvaluationOrder(
+            device=3,
+            architecture={"widths": [3, 8, 60, 42]},
+            payloads={},
+            digest="0123456789abcdef",
+            data="shard",
+            local=LocalHalf(name="strategies.local:TrainingAlone"),
+        )
+    ],
 )
 
 
-@pytest.mark.parametrize("model", [BATCH, REPLY], ids=["batch", "reply"])
+@pytest.mark.parametrize("model", [BATCH, REPLY, EVALUATION], ids=["batch", "reply", "evaluation"])
 def test_a_message_comes_back(model):
     assert parse(type(model), model.model_dump_json()) == model
-
-
-ORDERED = {"kind": "ordered dropout", "mu": 0.0, "widths": [0.25, 0.5], "distillation": True}
-
-
-def test_an_objective_with_widths_comes_back():
-    text = changed(BATCH, "orders.0.objective", ORDERED)
-    objective = parse(Batch, text).orders[0].objective
-    assert objective == Objective(kind="ordered dropout", widths=(0.25, 0.5), distillation=True)
-    assert parse(Objective, objective.model_dump_json()) == objective
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"widths": []}, r"must ascend, such as \[0.25, 0.5, 1.0\], not \(\)"),
-        ({"widths": [0.5, 0.25]}, r"must ascend"),
-        ({"widths": [0.5, 0.5]}, r"must ascend"),
-        ({"widths": [0.0, 0.5]}, r"widths.0: Input should be greater than 0"),
-        ({"widths": [0.5, 1.5]}, r"widths.1: Input should be less than or equal to 1"),
-        ({"widths": ["0.5"]}, r"widths.0: Input should be a valid number"),
-        ({"distillation": 1}, r"distillation: Input should be a valid boolean"),
-        ({"kind": "cross entropy"}, r"widths and distillation belong to ordered dropout, not to cross entropy"),
-        ({"kind": "proximal", "widths": []}, r"belong to ordered dropout, not to proximal"),
-    ],
-    ids=str,
-)
-def test_settings_of_ordered_dropout_are_checked(change, words):
-    with pytest.raises(MessageError, match=rf"Batch: orders\.0\.objective.*{words}"):
-        parse(Batch, changed(BATCH, "orders.0.objective", ORDERED | change))
-
-
-@pytest.mark.parametrize(
-    ("objective", "words"),
-    [
-        ({"kind": "proximal", "mu": math.inf}, r"mu: Input should be a finite number"),
-        ({"kind": "proximal", "mu": math.nan}, r"mu: Input should be a finite number"),
-        ({"kind": "proximal", "mu": -0.5}, r"mu: Input should be greater than or equal to 0"),
-        ({"kind": "cross entropy", "mu": 0.5}, r"mu belongs to proximal, not to cross entropy"),
-        ({"kind": "mutual learning of exits", "weight": -0.5}, r"weight: Input should be greater than or equal to 0"),
-        ({"kind": "mutual learning of exits", "weight": "1"}, r"weight: Input should be a valid number"),
-        ({"kind": "mutual learning of exits", "weight": math.inf}, r"weight: Input should be a finite number"),
-        ({"kind": "mutual learning of exits", "gamma": 1.0}, r"gamma and temperature belong to weighted exits, not to"),
-        ({"kind": "sum of exits", "alpha": 1.0}, r"weight and alpha belong to mutual learning of exits"),
-        ({"kind": "mutual learning of exits", "alpha": math.nan}, r"alpha: Input should be"),
-        (
-            {"kind": "sum of exits", "weight": 1.0},
-            r"weight and alpha belong to mutual learning of exits, not to sum of exits",
-        ),
-        ({"kind": "sum of exits", "temperature": 3.0}, r"belong to weighted exits, not to sum of exits"),
-        (
-            {"kind": "weighted exits", "weight": 1.0},
-            r"weight and alpha belong to mutual learning of exits, not to weighted",
-        ),
-        ({"kind": "weighted exits", "gamma": -1.0}, r"gamma: Input should be greater than or equal to 0"),
-        ({"kind": "weighted exits", "gamma": math.nan}, r"gamma: Input should be"),
-        ({"kind": "weighted exits", "temperature": 0.0}, r"temperature: Input should be greater than 0"),
-    ],
-    ids=str,
-)
-def test_settings_of_exits_are_checked(objective, words):
-    with pytest.raises(MessageError, match=rf"Batch: orders\.0\.objective.*{words}"):
-        parse(Batch, changed(BATCH, "orders.0.objective", objective))
 
 
 def test_training_has_an_end():
@@ -151,10 +122,15 @@ def changed(model, path: str, value) -> str:
     [
         (BATCH, "priority", 1),
         (BATCH, "orders.0.width", 0.5),
-        (BATCH, "orders.0.objective.margin", 2.0),
+        (BATCH, "orders.0.local.margin", 2.0),
+        (BATCH, "merge", {"weighting": "examples"}),
+        (EVALUATION, "orders.0.payload", 0),
         (BATCH, "training.schedule", "cosine"),
         (REPLY, "updates.0.accuracy", 0.9),
+        (REPLY, "updates.0.payload", 0),
+        (REPLY, "updates.0.class_counts", [1, 2]),
         (REPLY, "sums.0.count", 1),
+        (REPLY, "sums.0.digest", "0123456789abcdef"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -178,14 +154,20 @@ def test_an_unknown_field_is_named(model, path, value):
         (REPLY, "round", 10**400),
         (REPLY, "sums.0.weight", 2**63),
         (BATCH, "orders.0.device", True),
-        (BATCH, "orders.0.payload", "0"),
+        (BATCH, "orders.0.payloads", [0]),
+        (BATCH, "orders.0.payloads.weights", "0"),
+        (BATCH, "orders.0.payloads.weights", -1),
+        (BATCH, "orders.0.after", -1),
+        (BATCH, "orders.0.kept", 1),
         (BATCH, "orders.0.architecture", [3, 8]),
-        (BATCH, "orders.0.objective.kind", "hinge"),
-        (BATCH, "orders.0.objective.mu", -1.0),
+        (BATCH, "orders.0.local.name", 3),
+        (BATCH, "orders.0.local.name", "strategies.fedprox:" + 300 * "P"),
+        (BATCH, "orders.0.local.settings", [0.5]),
         (BATCH, "training.batch_size", 0),
         (BATCH, "training.optimizer", "lion"),
         (BATCH, "training.momentum", 1.0),
-        (BATCH, "merge.weighting", "loss"),
+        (EVALUATION, "orders.0.data", "train"),
+        (EVALUATION, "orders.0.local", "strategies.local:TrainingAlone"),
         (REPLY, "updates", None),
         (REPLY, "updates.0.device", None),
         (REPLY, "updates.0.examples", 1.5),
@@ -196,8 +178,22 @@ def test_an_unknown_field_is_named(model, path, value):
         (REPLY, "updates.0.seconds", math.nan),
         (REPLY, "updates.0.seconds", -1.0),
         (REPLY, "updates.0.present_classes.1", -1),
+        (REPLY, "updates.0.payloads.control", -1),
+        (REPLY, "updates.0.payloads", [1]),
+        (REPLY, "updates.0.payloads", {f"p{n}": n for n in range(MOST_KEYS + 1)}),
+        (REPLY, "updates.0.facts.steps", 12.0),
+        (REPLY, "updates.0.facts.steps.0", "12"),
+        (REPLY, "updates.0.facts.steps", None),
+        (REPLY, "updates.0.facts.steps", [0.0] * (MOST_CLASSES + 1)),
+        (REPLY, "updates.0.facts", {f"f{n}": [0.0] for n in range(MOST_KEYS + 1)}),
+        (REPLY, "updates.0.facts", {101 * "f": [0.0]}),
+        (REPLY, "updates.0.state_kept", "yes"),
+        (REPLY, "updates.0.state_lost", 1),
         (REPLY, "updates.0.loss", "low"),
         (REPLY, "sums.0.devices", []),
+        (REPLY, "sums.0.orders", []),
+        (REPLY, "sums.0.parcel", 0),
+        (REPLY, "sums.0.parcel", 101 * "w"),
         (REPLY, "sums.0.weight", 0),
         (REPLY, "sums.0.class_weight.0", -1),
     ],
@@ -212,7 +208,11 @@ def test_a_wrong_value_is_refused_with_its_field(model, path, value):
     ("model", "path"),
     [
         (BATCH, "run"),
-        (BATCH, "merge"),
+        (BATCH, "orders.0.local"),
+        (BATCH, "orders.0.local.name"),
+        (BATCH, "orders.0.payloads"),
+        (EVALUATION, "orders.0.digest"),
+        (EVALUATION, "orders.0.local"),
         (BATCH, "training"),
         (BATCH, "orders.0.digest"),
         (BATCH, "orders.0.memory_bytes"),
@@ -220,6 +220,7 @@ def test_a_wrong_value_is_refused_with_its_field(model, path, value):
         (REPLY, "updates"),
         (REPLY, "updates.0.outcome"),
         (REPLY, "sums.0.payload"),
+        (REPLY, "sums.0.parcel"),
     ],
 )
 def test_a_missing_field_is_named(model, path):

@@ -9,7 +9,7 @@ from messages.packing import MessageError, int64_bytes, int64_vector, pick
 from messages.records import STYPE
 from messages.wire import from_records, to_records
 
-REPLY = Reply(run="a run", round=2, updates=[Update(order=0, device=3, outcome="trained", payload=1)])
+REPLY = Reply(run="a run", round=2, updates=[Update(order=0, device=3, outcome="trained", payloads={"weights": 1})])
 
 
 def test_a_message_comes_back_through_flowers_own_bytes():

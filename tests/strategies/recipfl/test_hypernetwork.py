@@ -12,7 +12,7 @@ from strategies.recipfl.hypernetwork import (
     Hypernetwork,
     ParameterEncoder,
     Request,
-    Shape,
+    ShapeParams,
     digest,
     digests,
     normalized,
@@ -23,7 +23,11 @@ torch.set_num_threads(1)
 
 LENET = LeNet5(input_shape=(1, 8, 8), classes=4)
 GRAPHS = [graph_of(LENET, LENET.width(rate)) for rate in (1.0, 0.5)]
-SMALL = Shape(hidden=16, decoder_hidden=12, tile=8)
+SMALL = ShapeParams(hidden=16, decoder_hidden=12, tile=8)
+
+
+def small(**changes):
+    return ShapeParams(**SMALL.model_dump() | changes)
 
 
 def hypernetwork(shape=SMALL, graphs=GRAPHS):
@@ -45,7 +49,7 @@ def test_it_generates_every_tensor_in_its_shape():
         }
 
 
-@pytest.mark.parametrize("shape", [SMALL, replace(SMALL, virtual_edges=True), replace(SMALL, descriptor="client")])
+@pytest.mark.parametrize("shape", [SMALL, small(virtual_edges=True), small(descriptor="client")])
 def test_many_clients_in_one_pass_get_what_each_gets_alone(shape):
     network = hypernetwork(shape)
     requests = [
@@ -58,7 +62,7 @@ def test_many_clients_in_one_pass_get_what_each_gets_alone(shape):
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [SMALL, replace(SMALL, virtual_edges=True)])
+@pytest.mark.parametrize("shape", [SMALL, small(virtual_edges=True)])
 def test_a_sweep_by_levels_is_a_sweep_node_by_node(shape):
     """Against the definition: states change one node after another, in the order of computation and in reverse."""
     resnet = ResNet18(input_shape=(3, 8, 8), first_channels=2, classes=4)
@@ -85,7 +89,7 @@ def test_a_sweep_by_levels_is_a_sweep_node_by_node(shape):
 
 
 def test_virtual_edges_change_what_is_generated():
-    near, far = (hypernetwork(replace(SMALL, virtual_edges=on)) for on in (False, True))
+    near, far = (hypernetwork(small(virtual_edges=on)) for on in (False, True))
     far.load_state_dict(near.state_dict(), strict=False)
     assert not torch.equal(near._nodes([request(GRAPHS[0])]), far._nodes([request(GRAPHS[0])]))
 
@@ -101,9 +105,9 @@ def test_what_the_descriptor_reaches():
     everything = {node.tensor for node in graph.tensors}
     classifier = {"head.classifier.weight", "head.classifier.bias"}
     assert differing(hypernetwork(), first, second) == everything
-    assert differing(hypernetwork(replace(SMALL, conditioned="classifier")), first, second) == classifier
+    assert differing(hypernetwork(small(conditioned="classifier")), first, second) == classifier
     # A learned vector per client reads no distribution, and knows its client.
-    learned = hypernetwork(replace(SMALL, descriptor="client"))
+    learned = hypernetwork(small(descriptor="client"))
     assert differing(learned, first, second) == set()
     assert differing(learned, first, replace(first, client=2)) == everything
 
@@ -162,14 +166,14 @@ def test_a_tile_counts_channels_and_not_their_positions():
     lenet = LeNet5()
     graph = graph_of(lenet, lenet.full())
     assert {node.tensor: node.positions for node in graph.tensors if node.positions > 1} == {"head.fc1.weight": 16}
-    network = hypernetwork(replace(SMALL, tile=4), [graph])
+    network = hypernetwork(small(tile=4), [graph])
     assert network.decoders["linear weight"].tile == (4, 64)
     [found] = network([request(graph)])
     weight = found["head.fc1.weight"].reshape(120, 16, 16)
     assert torch.equal(weight[:, :4], weight[:, 4:8])
     assert torch.equal(weight[:4], weight[4:8])
     assert not torch.equal(weight[:, :, :4], weight[:, :, 4:8])
-    assert hypernetwork(replace(SMALL, tile=16), [graph]).decoders["linear weight"].tile == (16, 256)
+    assert hypernetwork(small(tile=16), [graph]).decoders["linear weight"].tile == (16, 256)
 
 
 def test_tiles_are_bounded_but_for_classes():
@@ -178,7 +182,7 @@ def test_tiles_are_bounded_but_for_classes():
     assert network.decoders["conv weight"].tile == (8, 6, 5, 5)
     assert network.decoders["classifier weight"].tile == (4, 8)
     assert network.decoders["linear bias"].tile == (120,)
-    full = hypernetwork(replace(SMALL, tile=0))
+    full = hypernetwork(small(tile=0))
     assert full.decoders["linear weight"].tile == (120, 120)  # the largest sides of (120, 64) and (84, 120)
 
 
@@ -192,7 +196,7 @@ def test_normalization_by_hand():
 
 
 def test_first_weights_are_as_large_as_those_of_a_usual_initialization():
-    network = hypernetwork(Shape())
+    network = hypernetwork(ShapeParams())
     [found] = network([request(GRAPHS[0])])
     for name in ("block2.conv.weight", "head.fc1.weight", "head.classifier.weight"):
         he = math.sqrt(2 / found[name][0].numel())

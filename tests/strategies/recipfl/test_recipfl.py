@@ -3,16 +3,18 @@ import math
 
 import pytest
 import torch
-from messages.layouts import returned_layout
-from strategies.work import Contribution, Group
+from torch import nn
 
-from client_app import training
+from client_app.bench import DeviceBench
+from messages.orders import LocalHalf
 from messages.packing import MessageError
 from models.family import make_family
+from strategies.method import ClassCounts, Contribution, Group, Order, Trained, local_half
 from strategies.recipfl import RecipFL, RecipFLParams
+from strategies.recipfl.device import TaughtTraining
 from strategies.recipfl.recipfl import MOST_GRADIENT
 from tests.small_run import METHODS, changed_reply, same_bits, simulated_grid, small_config, started
-from tests.strategies.by_hand import setup
+from tests.strategies.by_hand import loss_of, setup
 
 torch.set_num_threads(1)
 
@@ -42,22 +44,36 @@ def recipfl(tmp_path):
 
 
 def group(strategy, device, architecture):
-    layout = returned_layout(CHOICE, architecture, "cross entropy")
-    return Group(architecture, strategy.selection(device, architecture), layout, CHOICE.place(architecture), ())
+    local = strategy.local(Order(device, architecture))
+    return Group(
+        architecture,
+        strategy.selection(device, architecture),
+        local.sent(CHOICE, architecture),
+        local.returned(CHOICE, architecture),
+        CHOICE.place(architecture),
+    )
+
+
+def written(strategy, device, architecture):
+    """What a device is sent."""
+    return strategy.payload(group(strategy, device, architecture))["weights"]
+
+
+def contribution(strategy, device, architecture, weights, examples=4):
+    """What a device returns."""
+    return Contribution(group(strategy, device, architecture), [device], [device], examples, {}, {"weights": weights})
 
 
 def reply(strategy, device, architecture, change, examples=4):
     """What a device returns that makes `change` of every tensor it was sent."""
-    mine = group(strategy, device, architecture)
-    sent = strategy.payload(mine)
-    weights = {name: change(value) for name, value in sent.items()}
-    return Contribution(mine, [device], [device], examples, None, weights)
+    weights = {name: change(value) for name, value in written(strategy, device, architecture).items()}
+    return contribution(strategy, device, architecture, weights, examples)
 
 
 def test_what_is_sent_are_all_tensors_in_their_order(recipfl):
     strategy = recipfl()
     for architecture in (LARGE, SMALL):
-        sent = strategy.payload(group(strategy, 0, architecture))
+        sent = written(strategy, 0, architecture)
         assert {n: v.shape for n, v in sent.items()} == {n: s.shape for n, s in CHOICE.tensors(architecture).items()}
         assert list(sent) == list(CHOICE.tensors(architecture))
         assert all(bool(torch.isfinite(value).all()) for value in sent.values())
@@ -65,15 +81,14 @@ def test_what_is_sent_are_all_tensors_in_their_order(recipfl):
 
 def test_every_device_is_sent_weights_of_its_own(recipfl):
     strategy = recipfl()
-    first, second = (strategy.payload(group(strategy, device, SMALL)) for device in (0, 1))
+    first, second = (written(strategy, device, SMALL) for device in (0, 1))
     assert not torch.equal(first["small_block1.conv.weight"], second["small_block1.conv.weight"])
 
 
 def test_the_gradient_is_the_vector_jacobian_product(recipfl):
     """Against finite differences: a parameter of a decoder, the descriptor or the messages moves what is sent."""
     strategy = recipfl()
-    contribution = reply(strategy, 0, SMALL, lambda value: value - 0.01)
-    strategy.absorb(contribution)
+    strategy.absorb(reply(strategy, 0, SMALL, lambda value: value - 0.01))
     for name in ("decoders.conv weight.layers.2.bias", "descriptor.2.bias", "message.2.bias"):
         found = strategy.gradient[name] / 2**30
         parameter = strategy.parameters[name]
@@ -94,7 +109,7 @@ def test_steps_lead_towards_what_devices_return(recipfl):
     """Eq. 4 as printed leads away."""
     torch.manual_seed(0)
     strategy = recipfl(eta=3e-3)
-    goals = {device: strategy.payload(group(strategy, device, SMALL)) for device in (0, 1)}
+    goals = {device: written(strategy, device, SMALL) for device in (0, 1)}
     goals = {device: {n: v + 0.05 * torch.randn_like(v) for n, v in goal.items()} for device, goal in goals.items()}
 
     def distance():
@@ -107,19 +122,18 @@ def test_steps_lead_towards_what_devices_return(recipfl):
     before = distance()
     for _ in range(15):
         for device, goal in goals.items():
-            mine = group(strategy, device, SMALL)
-            strategy.absorb(Contribution(mine, [device], [device], 4, None, goal))
-        strategy.finish_round()
+            strategy.absorb(contribution(strategy, device, SMALL, goal))
+        strategy.finish_round([])
     assert distance() < 0.8 * before
 
 
 def test_strong_and_weak_devices_change_one_hypernetwork(recipfl):
     """What a strong device returns of its large model changes what a weak device is sent of the small one."""
     strategy = recipfl()
-    before = strategy.payload(group(strategy, 1, SMALL))
+    before = written(strategy, 1, SMALL)
     strategy.absorb(reply(strategy, 0, LARGE, lambda value: value + 0.1))
-    strategy.finish_round()
-    after = strategy.payload(group(strategy, 1, SMALL))
+    strategy.finish_round([])
+    after = written(strategy, 1, SMALL)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert {"small_block1.conv.weight", "small_head.classifier.bias"} <= changed
 
@@ -130,8 +144,8 @@ def test_the_order_of_replies_does_not_matter(recipfl):
         strategy = recipfl()
         for device in order:
             strategy.absorb(reply(strategy, device, SMALL, lambda value, device=device: value * (1 + 0.1 * device)))
-        strategy.finish_round()
-        states.append(strategy.state_dict().tensors)
+        strategy.finish_round([])
+        states.append(strategy.state().tensors)
     assert same_bits(*states)
 
 
@@ -154,21 +168,21 @@ def test_gradients_are_summed_or_averaged_by_examples(recipfl):
 
 def test_a_round_without_replies_changes_nothing(recipfl):
     strategy = recipfl()
-    before = {n: v.clone() for n, v in strategy.state_dict().tensors.items()}
-    strategy.finish_round()
-    assert same_bits(before, strategy.state_dict().tensors)
+    before = {n: v.clone() for n, v in strategy.state().tensors.items()}
+    strategy.finish_round([])
+    assert same_bits(before, strategy.state().tensors)
 
 
 def test_biases_of_norms_are_those_that_the_device_uploaded(recipfl):
     strategy = recipfl()
     name = "small_block1.norm.bias"
-    assert strategy.payload(group(strategy, 0, SMALL))[name].eq(0).all()
+    assert written(strategy, 0, SMALL)[name].eq(0).all()
     strategy.absorb(reply(strategy, 0, SMALL, lambda value: value + 0.25))
-    assert strategy.payload(group(strategy, 0, SMALL))[name].eq(0).all()  # not before the round has ended
-    strategy.finish_round()
-    assert strategy.payload(group(strategy, 0, SMALL))[name].eq(0.25).all()
-    assert strategy.payload(group(strategy, 1, SMALL))[name].eq(0).all()
-    statistics = strategy.payload(group(strategy, 0, SMALL))
+    assert written(strategy, 0, SMALL)[name].eq(0).all()  # not before the round has ended
+    strategy.finish_round([])
+    assert written(strategy, 0, SMALL)[name].eq(0.25).all()
+    assert written(strategy, 1, SMALL)[name].eq(0).all()
+    statistics = written(strategy, 0, SMALL)
     assert statistics["small_block1.norm.running_mean"].eq(0).all()
     assert statistics["small_block1.norm.running_var"].eq(1).all()
 
@@ -178,18 +192,18 @@ def test_a_device_gets_its_first_weights_once(recipfl, monkeypatch):
     build = type(CHOICE).build
     monkeypatch.setattr(type(CHOICE), "build", lambda family, arch: built.append(arch) or build(family, arch))
     strategy.absorb(reply(strategy, 0, SMALL, lambda value: value + 0.25))
-    strategy.payload(group(strategy, 0, SMALL))
+    written(strategy, 0, SMALL)
     assert built == [SMALL]
-    strategy.finish_round()
+    strategy.finish_round([])
     assert not strategy.initial
-    strategy.payload(group(strategy, 0, SMALL))
+    written(strategy, 0, SMALL)
     assert built == [SMALL]
 
 
 def test_what_is_kept_of_an_upload_does_not_grow_with_the_model(recipfl):
     strategy = recipfl()
     strategy.absorb(reply(strategy, 0, LARGE, lambda value: value))
-    strategy.finish_round()
+    strategy.finish_round([])
     [current] = strategy.current.values()
     assert current.digests.shape == (len(strategy.graphs[LARGE].tensors), 128)
     assert set(current.kept) == {"large_block1.norm.bias", "large_block2.norm.bias"}
@@ -206,7 +220,7 @@ def test_a_clipped_step_is_counted(recipfl, caplog, monkeypatch):
 
     monkeypatch.setattr(strategy.adam, "step", step)
     with caplog.at_level("WARNING", "flwr"):
-        strategy.finish_round()
+        strategy.finish_round([])
     assert strategy.clipped_rounds == 1
     assert norms == pytest.approx([1e-3], rel=1e-3)
     assert "is clipped to 0.001 (1 rounds so far)" in caplog.text
@@ -215,9 +229,9 @@ def test_a_clipped_step_is_counted(recipfl, caplog, monkeypatch):
 @pytest.mark.parametrize("value", [1e6, 1e30])
 def test_weights_that_explode_are_refused_and_change_nothing(recipfl, value):
     strategy = recipfl()
-    contribution = reply(strategy, 0, SMALL, lambda tensor: torch.full_like(tensor, value))
+    exploded = reply(strategy, 0, SMALL, lambda tensor: torch.full_like(tensor, value))
     with pytest.raises(MessageError, match="device 0: its weights went too far from what it was sent"):
-        strategy.absorb(contribution)
+        strategy.absorb(exploded)
     assert not strategy.gradient
     assert not strategy.uploaded
     assert MOST_GRADIENT * 2**30 * 2**13 == 2**53
@@ -226,16 +240,16 @@ def test_weights_that_explode_are_refused_and_change_nothing(recipfl, value):
 def test_an_operator_never_seen_is_kept_from_the_devices_upload(recipfl):
     strategy = recipfl()
     del strategy.hypernetwork.decoders["linear weight"]
-    sent = strategy.payload(group(strategy, 0, SMALL))["small_head.fc1.weight"]
-    assert torch.equal(sent, strategy.payload(group(strategy, 0, SMALL))["small_head.fc1.weight"])
+    sent = written(strategy, 0, SMALL)["small_head.fc1.weight"]
+    assert torch.equal(sent, written(strategy, 0, SMALL)["small_head.fc1.weight"])
     strategy.absorb(reply(strategy, 0, SMALL, lambda value: value + 0.5))
-    strategy.finish_round()
-    assert torch.equal(strategy.payload(group(strategy, 0, SMALL))["small_head.fc1.weight"], sent + 0.5)
+    strategy.finish_round([])
+    assert torch.equal(written(strategy, 0, SMALL)["small_head.fc1.weight"], sent + 0.5)
 
 
 def test_what_is_not_generated_is_logged(recipfl, caplog):
     with caplog.at_level("INFO", "flwr"):
-        recipfl().summary()
+        recipfl().start()
     assert "Not generated, but kept from each device's last upload: large_block1.norm.bias, " in caplog.text
 
 
@@ -271,38 +285,38 @@ def config(folder, **changes):
 
 
 def run(folder, rounds=2, **changes):
-    strategy, scorer = started(config(folder, **changes))
+    engine, scorer = started(config(folder, **changes))
     grid = simulated_grid()
-    return strategy, [strategy.run_round(grid, n, scorer) for n in range(1, rounds + 1)], grid
+    return engine, [engine.run_round(grid, n, scorer) for n in range(1, rounds + 1)], grid
 
 
 def orders(grid):
+    """What devices were asked to train."""
     found = []
     for message in grid.sent:
         if message.metadata.message_type == "train":
             found += json.loads(message.content["wildflower"]["json"])["orders"]
-    return found
+    return [order for order in found if order["local"] != ClassCounts().reference().model_dump()]
 
 
 @pytest.mark.parametrize(
-    ("transfer", "kinds"),
-    [("teacher", [["cross entropy", "taught"]]), ("both", [["cross entropy"] * 2]), ("none", [["cross entropy"]])],
+    ("transfer", "taught"), [("teacher", [False, True]), ("both", [False, False]), ("none", [False])]
 )
-def test_what_strong_and_weak_devices_train(transfer, kinds, tmp_path):
-    strategy, results, grid = run(tmp_path, 1, **{"recipfl.transfer": transfer, "devices-per-round": 6})
+def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
+    engine, results, grid = run(tmp_path, 1, **{"recipfl.transfer": transfer, "devices-per-round": 6})
     by_device = {}
     for order in sorted(orders(grid), key=lambda order: order["order"]):
         by_device.setdefault(order["device"], []).append(order)
-        assert order["keeps_statistics"]
     for device, mine in by_device.items():
-        found = [order["objective"]["kind"] for order in mine]
-        assert [found] == (kinds if device < 2 else [["cross entropy"]])
-        teachers = [order["teacher"] for order in mine]
+        halves = [TaughtTraining(taught=value, divergence="student || teacher") for value in taught]
+        found = [local_half(LocalHalf.model_validate(order["local"])) for order in mine]
+        assert found == (halves if device < 2 else halves[:1])
+        teachers = [order["after"] for order in mine]
         expected = [None, mine[0]["order"]] if transfer == "teacher" and device < 2 else [None] * len(mine)
         assert teachers == expected
     assert {line["outcome"] for line in results[0].devices} == {"trained"}
     # Both models of a strong device reached the hypernetwork's state.
-    assert len(strategy.current) == (6 if transfer == "none" else 8)
+    assert len(engine.method.current) == (6 if transfer == "none" else 8)
 
 
 @pytest.mark.parametrize(
@@ -317,52 +331,53 @@ def test_a_resumed_run_has_the_same_bits(changes, tmp_path):
     whole, results, _ = run(tmp_path / "whole", 4, **changes)
     first, _, grid = run(tmp_path / "half", 2, **changes)
     second, scorer = started(config(tmp_path / "half", **changes))
-    state = first.state_dict()
+    state = first.state()
     state.values = json.loads(json.dumps(state.values))
-    second.load_state_dict(state)
+    second.load(state)
     second.population.now_seconds = first.population.now_seconds
     resumed = [second.run_round(grid, number, scorer) for number in (3, 4)]
-    assert same_bits(whole.state_dict().tensors, second.state_dict().tensors)
-    assert whole.state_dict().values == second.state_dict().values
+    assert same_bits(whole.state().tensors, second.state().tensors)
+    assert whole.state().values == second.state().values
     assert [result.record["loss"] for result in results[2:]] == [result.record["loss"] for result in resumed]
 
 
 def test_nothing_generated_is_left_for_the_next_round(tmp_path):
     """A strong device is evaluated with its large model; its small one must not wait for the next round."""
-    strategy, scorer = started(config(tmp_path, **{"devices-per-round": 6, "evaluate-every": 1}))
-    strategy.run_round(simulated_grid(), 1, scorer)
-    assert {a.device for a in strategy.assignments if a.teacher is not None} == {0, 1}
-    assert not strategy.generated
+    engine, scorer = started(config(tmp_path, **{"devices-per-round": 6, "evaluate-every": 1}))
+    engine.run_round(simulated_grid(), 1, scorer)
+    assert {a.device for a in engine.assignments if a.earlier is not None} == {0, 1}
+    assert not engine.method.generated
 
 
 def test_what_a_round_did_not_send_is_not_sent_in_the_next(tmp_path):
-    strategy, _ = started(config(tmp_path, **{"devices-per-round": 6}))
-    grid = simulated_grid()
-    strategy._plan(grid)
-    a = strategy.assignments[0]
-    strategy.payload(Group(a.task.architecture, a.task.selection, None, None, ()))
+    engine, _ = started(config(tmp_path, **{"devices-per-round": 6}))
+    grid, strategy = simulated_grid(), engine.method
+    engine.begin(grid, 1)
+    a = engine.assignments[0]
+    strategy.payload(Group(a.task.architecture, a.task.selection, {}, {}, None))
     assert strategy.generated  # for the others of the round, whose messages never leave
-    strategy._plan(grid)
+    engine.begin(grid, 2)
     assert not strategy.generated
 
 
 def test_only_an_order_with_a_teacher_is_taught(tmp_path):
     """Also where, after its round, a strong device's budget falls and it is scored with its small model."""
-    strategy, scorer = started(config(tmp_path, **{"devices-per-round": 6, "test-fraction": 0.5}))
-    grid = simulated_grid()
-    strategy.run_round(grid, 1, scorer)
-    assert any(a.device == 0 and a.teacher is not None for a in strategy.assignments)
-    small = strategy.candidates[-1]
-    asked = strategy.ask(0, small, strategy.selection(0, small), strategy.budget(0))
-    assert strategy.scores(grid, [asked], "shard", strategy.settings.personal_training_in(1)).keys() == {0}
+    engine, scorer = started(config(tmp_path, **{"devices-per-round": 6, "test-fraction": 0.5}))
+    grid, strategy = simulated_grid(), engine.method
+    engine.run_round(grid, 1, scorer)
+    assert any(a.device == 0 and a.earlier is not None for a in engine.assignments)
+    order = Order(0, strategy.candidates[-1])
+    asked = engine.ask(order, strategy.selection(0, order.architecture), engine.budget(0, lambda budget: [order]))
+    assert not asked.task.local.taught
+    assert engine.scores(grid, [asked], "shard", strategy.settings.personal_training_in(1)).keys() == {0}
 
 
 def test_the_clock_counts_what_the_teacher_computes(tmp_path):
     seconds = {}
     for transfer in ("teacher", "both"):
-        strategy, _ = started(config(tmp_path, **{"devices-per-round": 6, "recipfl.transfer": transfer}))
-        strategy._plan(simulated_grid())
-        [large, small] = [a for a in strategy.assignments if a.device == 0]
+        engine, _ = started(config(tmp_path, **{"devices-per-round": 6, "recipfl.transfer": transfer}))
+        engine.begin(simulated_grid(), 1)
+        [large, small] = [a for a in engine.assignments if a.device == 0]
         taught = large.task.cost.training_flops / 3 if transfer == "teacher" else 0.0
         assert small.flops_per_example == small.task.cost.training_flops + taught
         assert large.flops_per_example == large.task.cost.training_flops
@@ -371,28 +386,28 @@ def test_the_clock_counts_what_the_teacher_computes(tmp_path):
 
 
 def test_personal_training_begins_with_statistics_of_this_round_or_new_ones(tmp_path, monkeypatch):
-    begun, fit = [], training._fit
-    monkeypatch.setattr(training, "_fit", lambda *a, **more: begun.append(more["new_statistics"]) or fit(*a, **more))
+    begun, fit = [], DeviceBench.fit
+    monkeypatch.setattr(DeviceBench, "fit", lambda *a, **more: begun.append(more["new_statistics"]) or fit(*a, **more))
     changes = {"devices-per-round": 2, "personal-every": 2, "personal-from": 2, "test-fraction": 0.5}
-    strategy, scorer = started(config(tmp_path, **changes))
+    engine, scorer = started(config(tmp_path, **changes))
     sampled = []
     for number in (1, 2):
         begun.clear()
-        strategy.run_round(simulated_grid(2), number, scorer)
-        sampled.append({a.device for a in strategy.assignments if a.outcome == "trained"})
+        engine.run_round(simulated_grid(2), number, scorer)
+        sampled.append({a.device for a in engine.assignments if a.outcome == "trained"})
     assert len(sampled[0] - sampled[1]) == 1  # trained before, but not in the round that is scored
-    scored = begun[len(strategy.assignments) :]
+    scored = begun[len(engine.assignments) :]
     assert (scored.count(False), scored.count(True)) == (2, 4)
 
 
 def test_a_checkpoint_of_another_hypernetwork_is_refused(recipfl):
-    state = recipfl().state_dict()
+    state = recipfl().state()
     with pytest.raises(ValueError, match="the checkpoint's hypernetwork is another"):
-        recipfl(hidden=12).load_state_dict(state)
+        recipfl(hidden=12).load(state)
 
 
 def test_devices_say_their_classes_and_get_weights_for_them(tmp_path):
-    strategy, _, _ = run(tmp_path, 1, **{"devices-per-round": 6})
+    strategy = run(tmp_path, 1, **{"devices-per-round": 6})[0].method
     assert set(strategy.class_counts) == set(range(6))
     assert {sum(counts) for counts in strategy.class_counts.values()} == {24}
     owner = (3, strategy.candidates[-1])
@@ -430,44 +445,63 @@ def filled_with(value):
 )
 def test_bad_weights_of_a_device_are_refused_and_teach_nothing(change, words, tmp_path):
     """In a whole round: of other shapes than sent, not finite, exploded. The other devices count."""
-    strategy, scorer = started(config(tmp_path, **{"devices-per-round": 6, "recipfl.transfer": "none"}))
-    grid = simulated_grid(2)
+    engine, scorer = started(config(tmp_path, **{"devices-per-round": 6, "recipfl.transfer": "none"}))
+    grid, strategy = simulated_grid(2), engine.method
     tampered = []
 
     def tamper(message):
-        if message.metadata.message_type != "train" or message.metadata.src_node_id != 1:
+        brings_weights = "weights" in message.content
+        if message.metadata.message_type != "train" or message.metadata.src_node_id != 1 or not brings_weights:
             return message
         tampered.append(1)
         return changed_reply(change)(message)
 
     grid.tamper = tamper
-    result = strategy.run_round(grid, 1, scorer)
+    result = engine.run_round(grid, 1, scorer)
     refused = [line for line in result.devices if line["outcome"] != "trained"]
     assert tampered
     assert len(refused) >= 1
     assert all(line["outcome"].startswith("refused: ") and words in line["outcome"] for line in refused)
-    assert {owner[0] for owner in strategy.current} == {
-        a.device for a in strategy.assignments if a.outcome == "trained"
-    }
+    assert {owner[0] for owner in strategy.current} == {a.device for a in engine.assignments if a.outcome == "trained"}
     assert len(strategy.current) == 6 - len(refused)
     assert all(bool(torch.isfinite(value).all()) for value in strategy.parameters.values())
 
 
-@pytest.mark.parametrize("counts", [[0] * 10, [24] * 9, [-1] + [3] * 9, [1.5] * 10, None])
-def test_classes_that_cannot_be_are_refused_and_change_nothing(counts, tmp_path):
+@pytest.mark.parametrize("when", ["registration", "first-upload"])
+@pytest.mark.parametrize("counts", [[0] * 10, [24] * 9, [-1] + [3] * 9, [1.5] * 10, [2**31] * 10, None])
+def test_classes_that_cannot_be_are_refused_and_change_nothing(counts, when, tmp_path):
     def tampered(reply, arrays):
         for update in reply["updates"]:
-            update["class_counts"] = counts
+            update["facts"]["class_counts"] = counts
 
-    strategy, scorer = started(config(tmp_path))
-    before = {n: v.clone() for n, v in strategy.state_dict().tensors.items()}
+    engine, scorer = started(config(tmp_path, **{"recipfl.class-counts": when}))
+    before = {n: v.clone() for n, v in engine.state().tensors.items()}
     grid = simulated_grid()
-    grid.tamper = lambda message: changed_reply(tampered)(message)
-    result = strategy.run_round(grid, 1, scorer)
+    grid.tamper = changed_reply(tampered)
+    result = engine.run_round(grid, 1, scorer)
+    assert len({line["device"] for line in result.devices}) == 4
     assert all(line["outcome"].startswith("refused: ") for line in result.devices)
     assert all("class_counts" in line["outcome"] for line in result.devices)
-    assert not strategy.class_counts
-    assert same_bits(before, strategy.state_dict().tensors)
+    assert not engine.method.class_counts
+    assert same_bits(before, engine.state().tensors)
+
+
+@pytest.mark.parametrize("when", ["registration", "first-upload"])
+def test_what_a_device_says_of_its_classes_once_holds(when, tmp_path):
+    """What later uploads say counts where the counts are those of uploads."""
+
+    def tampered(reply, arrays):
+        for update in reply["updates"]:
+            update["facts"]["class_counts"] = [1] * 10
+
+    engine, scorer = started(config(tmp_path, **{"recipfl.class-counts": when, "devices-per-round": 6}))
+    grid = simulated_grid()
+    engine.run_round(grid, 1, scorer)
+    first = dict(engine.method.class_counts)
+    assert set(first) == set(range(6))
+    grid.tamper = changed_reply(tampered)
+    engine.run_round(grid, 2, scorer)
+    assert engine.method.class_counts == (first if when == "registration" else dict.fromkeys(range(6), [1] * 10))
 
 
 def test_before_a_device_has_said_its_classes_they_count_as_equal(recipfl):
@@ -475,3 +509,76 @@ def test_before_a_device_has_said_its_classes_they_count_as_equal(recipfl):
     request = strategy._request((1, SMALL))
     assert request.distribution.tolist() == pytest.approx([1 / 3] * 3)
     assert math.isclose(float(request.distribution.sum()), 1.0, rel_tol=1e-6)
+
+
+# The device half, by hand
+
+
+class Reader(nn.Module):
+    """What its classifier reads is the same for every example; its logits are that, three times over."""
+
+    def __init__(self, *reads, times=1.0):
+        super().__init__()
+        self.reads = nn.Parameter(torch.tensor(reads))
+        self.classifier = nn.Linear(len(reads), 3, bias=False)
+        self.classifier.weight = nn.Parameter(times * torch.eye(3, len(reads)), requires_grad=False)
+
+    def forward(self, inputs):
+        return self.classifier(self.reads.expand(len(inputs), -1))
+
+
+def taught(student, teacher, divergence="student || teacher"):
+    local = TaughtTraining(taught=True, divergence=divergence)
+    return loss_of(local, student, earlier=teacher)(torch.zeros(2, 1), torch.tensor([0, 0]))
+
+
+def test_what_a_taught_model_minimizes_by_hand():
+    """Student: read and logits (ln 2, 0, 0), p = (1/2, 1/4, 1/4). Teacher: reads (0, 0, 0), uniform, in both."""
+    student, teacher = Reader(math.log(2), 0.0, 0.0), Reader(0.0, 0.0, 0.0)
+    own, soft = math.log(2), (math.log(2) + 2 * math.log(4)) / 3
+    printed = math.log(3 / 2) / 2 + math.log(3 / 4) / 2  # sum of p log(p / (1/3))
+    other = (math.log(2 / 3) + 2 * math.log(4 / 3)) / 3  # sum of (1/3) log((1/3) / p)
+    assert float(taught(student, teacher).detach()) == pytest.approx(own + soft + printed, rel=1e-5)
+    value = taught(student, teacher, "teacher || student")
+    assert float(value.detach()) == pytest.approx(own + soft + other, rel=1e-5)
+    value.backward()
+    assert student.reads.grad.abs().sum() > 0
+    assert teacher.reads.grad is None
+
+
+def test_what_classifiers_read_is_compared_only_where_it_has_the_same_size():
+    student, teacher = Reader(math.log(2), 0.0, 0.0), Reader(0.0, 0.0, 0.0, 0.0)
+    expected = math.log(2) + (math.log(2) + 2 * math.log(4)) / 3
+    for divergence in ("student || teacher", "teacher || student"):
+        assert float(taught(student, teacher, divergence).detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_taught_model_needs_a_teacher():
+    with pytest.raises(MessageError, match="needs a teacher, and the work order names none"):
+        taught(Reader(0.0, 0.0, 0.0), None)
+
+
+def test_who_is_not_taught_minimizes_the_tasks_loss():
+    local = TaughtTraining(taught=False, divergence="student || teacher")
+    value = loss_of(local, Reader(math.log(2), 0.0, 0.0))(torch.zeros(2, 1), torch.tensor([0, 0]))
+    assert float(value.detach()) == pytest.approx(math.log(2))
+
+
+# What is scored
+
+
+def test_the_devices_of_the_round_score_what_they_would_be_sent(recipfl):
+    strategy = recipfl()
+    assert strategy.scored_on_devices() == []
+    orders = [Order(2, LARGE), Order(2, SMALL, 1, after=0), Order(0, SMALL)]
+    strategy.finish_round([Trained(order, "a tier", 4, 1.0, {}) for order in sorted(orders, key=lambda o: o.device)])
+    assert strategy.scored_on_devices() == [
+        (0, SMALL, strategy.selection(0, SMALL)),
+        (2, LARGE, strategy.selection(2, LARGE)),
+    ]
+    assert strategy.models([LARGE, SMALL]) == {}
+
+
+def test_devices_are_asked_for_their_classes_before_they_train_or_never(recipfl):
+    assert recipfl().first_question == ClassCounts()
+    assert recipfl(class_counts="first-upload").first_question is None

@@ -1,0 +1,111 @@
+"""messages/parcels.py, and what it says of the models of families."""
+
+import pytest
+import torch
+
+from messages.orders import Merge
+from messages.packing import Layout, pack
+from messages.parcels import Parcel, digest, nbytes, parameters_of
+from models.base import Family
+from models.cnn import Cnn3, PflCnn
+from models.cost import cost
+from models.family import FAMILIES
+from models.lenet import LeNet5
+from models.resnet import ResNet18
+from models.vgg import Vgg
+from strategies.method import Training
+from strategies.statistics import TakeStatistics
+
+SMALL: list[Family] = [LeNet5(), LeNet5(norm="static", scaler=True), Cnn3(), PflCnn(), Vgg()]
+
+
+@pytest.mark.parametrize("family", SMALL, ids=lambda family: f"{family.name}-{family.norm}")
+@pytest.mark.parametrize("width", [1.0, 0.3])
+def test_packed_weights_are_exactly_parameters_and_buffers(family, width):
+    architecture = family.width(width)
+    model = family.build(architecture)
+    numbers = sum(p.numel() for p in model.parameters()) + sum(b.numel() for b in model.buffers())
+    sent = Training().sent(family, architecture)
+    layout = sent["weights"].layout
+    assert nbytes(sent) == layout.nbytes == 4 * numbers
+    assert len(pack(model.state_dict(), layout)) == 4 * numbers
+    returned = Training().returned(family, architecture)
+    assert sent.keys() == returned.keys() == {"weights"}
+    assert returned["weights"].layout == layout
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "choice"])  # whose cost is its members'
+def test_the_cost_of_a_payload_is_what_travels(name):
+    family = FAMILIES[name]()
+    for width in (1.0, 0.1):
+        architecture = family.width(width)
+        price = cost(family, architecture, batch_size=8, optimizer="sgd")
+        assert nbytes(Training().sent(family, architecture)) == price.payload_bytes
+
+
+def test_batch_norm_statistics_travel_by_themselves():
+    family = LeNet5()
+    returned = TakeStatistics().returned(family, family.full())
+    layout = returned["statistics"].layout
+    assert [entry.name for entry in layout.entries] == [
+        "block1.norm.running_mean",
+        "block1.norm.running_var",
+        "block2.norm.running_mean",
+        "block2.norm.running_var",
+    ]
+    assert nbytes(returned) == 4 * 2 * (6 + 16)
+    static = LeNet5(norm="static")
+    assert not TakeStatistics().returned(static, static.full())["statistics"].layout.entries
+    parameters = parameters_of(family.tensors(family.full()))
+    assert parameters.keys() | {entry.name for entry in layout.entries} == family.tensors(family.full()).keys()
+    assert parameters.keys() == {name for name, _ in family.build(family.full()).named_parameters()}
+
+
+@pytest.mark.parametrize("family", [LeNet5(classes=7), ResNet18(classes=7)], ids=lambda family: family.name)
+def test_class_spans_are_the_rows_of_the_classifier(family):
+    parcel = Parcel.of(family.tensors(family.width(0.1)))
+    marked = torch.zeros(parcel.layout.numel, dtype=torch.bool)
+    for start, stop in parcel.class_spans:
+        assert (stop - start) % 7 == 0
+        marked[start:stop] = True
+    start = 0
+    for entry in parcel.layout.entries:
+        assert bool(marked[start : start + entry.numel].all()) == entry.name.startswith("head.classifier.")
+        assert bool(marked[start : start + entry.numel].any()) == entry.name.startswith("head.classifier.")
+        start += entry.numel
+
+
+def parcel(merge=None, **shapes):
+    return Parcel(Layout.of({name: torch.zeros(shape) for name, shape in shapes.items()}), merge)
+
+
+ONE, OTHER = parcel(w=(2, 3)), parcel(w=(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("sent", "returned"),
+    [
+        ({"weights": OTHER}, {"weights": ONE}),
+        ({"weights": ONE}, {"weights": OTHER}),
+        ({"weights": ONE}, {"update": ONE}),
+        ({"weights": ONE}, {}),
+        ({}, {"weights": ONE}),
+        ({"weights": ONE, "control": ONE}, {"weights": ONE}),
+        ({"weights": ONE}, {"weights": parcel(Merge(), w=(2, 3))}),
+        ({"weights": ONE}, {"weights": parcel(Merge(weighting="uniform"), w=(2, 3))}),
+        ({"weights": ONE}, {"weights": parcel(Merge(present_classes=True), w=(2, 3))}),
+        ({"weights": ONE}, {"weights": parcel(v=(2, 3))}),
+        ({"weights": ONE}, {"weights": parcel(w=(2, 3), v=(1,))}),
+    ],
+)
+def test_the_digest_differs_where_both_sides_disagree(sent, returned):
+    agreed = digest({"weights": ONE}, {"weights": ONE})
+    assert len(bytes.fromhex(agreed)) == 8
+    assert digest(sent, returned) != agreed
+
+
+def test_the_digest_does_not_depend_on_the_order_of_parcels():
+    both = {"weights": ONE, "control": OTHER}
+    turned = {"control": OTHER, "weights": ONE}
+    assert digest(both, both) == digest(turned, turned)
+    assert nbytes(both) == 48
