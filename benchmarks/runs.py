@@ -6,28 +6,30 @@ from typing import Any
 
 from torch import Tensor
 
+from rounds.engine import Engine
 from server_app import checkpoint
 from server_app.app import build
 from server_app.config import RunConfig
 from server_app.journal import todays_names
-from strategies.submodel import SubModelStrategy
+from strategies.submodel import SubModelMethod
 from tasks.task import TaskSpec, load_task
 
 
-def trained_strategy(run: Path) -> tuple[SubModelStrategy, RunConfig]:
-    """The strategy of a run's folder in the state of its last round, and the run's configuration.
+def trained_method(run: Path) -> tuple[SubModelMethod, Engine, RunConfig]:
+    """The method of a run's folder in the state of its last round, its engine, and the run's configuration.
 
     Raises:
-        ValueError: the strategy has no global model.
+        ValueError: the method has no global model.
     """
     config = RunConfig.from_run_config(json.loads((run / "config.json").read_text())["config"])
-    strategy, _ = build(config)
-    if not isinstance(strategy, SubModelStrategy):
+    engine, _ = build(config)
+    method = engine.method
+    if not isinstance(method, SubModelMethod):
         raise ValueError(f"{run}: strategy {config.strategy} has no global model")
     saved = checkpoint.load(run)
-    strategy.load_state_dict(saved.state)
-    strategy.round = saved.round
-    return strategy, config
+    engine.load(saved.state)
+    method.round = saved.round
+    return method, engine, config
 
 
 def rounds_of(run: Path) -> list[dict[str, Any]]:
@@ -40,13 +42,13 @@ def summary_of(run: Path) -> dict[str, Any]:
     return todays_names(json.loads((run / "summary.json").read_text()))
 
 
-def from_test_set(strategy: SubModelStrategy, count: int) -> tuple[Tensor, Tensor]:
+def from_test_set(method: SubModelMethod, count: int) -> tuple[Tensor, Tensor]:
     """Inputs and labels of the first `count` examples of a run's test set, as a model takes them."""
-    task = load_task(TaskSpec.from_json(strategy.settings.task))
+    task = load_task(TaskSpec.from_json(method.settings.task))
     return task.prepare(task.test.inputs[:count], augment=None), task.test.labels[:count]
 
 
-def from_training_set(strategy: SubModelStrategy, count: int) -> Tensor:
+def from_training_set(method: SubModelMethod, count: int) -> Tensor:
     """Inputs of the first `count` examples of a run's training set, as a model takes them."""
-    task = load_task(TaskSpec.from_json(strategy.settings.task))
+    task = load_task(TaskSpec.from_json(method.settings.task))
     return task.prepare(task.train.inputs[:count], augment=None)

@@ -156,10 +156,10 @@ def _digest(path: Path) -> str:
 
 def _imported_from(name: str) -> Path | None:
     """The file, or the package folder, that a top-level module was imported from."""
-    module = sys.modules.get(name)
-    if module is None or not module.__file__:
+    origin = getattr(sys.modules.get(name), "__file__", None)
+    if origin is None:
         return None
-    file = Path(module.__file__)
+    file = Path(origin)
     return file.parent if file.name == "__init__.py" else file
 
 

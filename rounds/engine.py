@@ -93,13 +93,15 @@ class Engine:
             "introduced": sorted(self._introduced),
             **self.population.state_dict(),
         }
+        if both := own.values.keys() & engine.keys():
+            raise ValueError(f"the state of {self.method.name()} has {min(both)!r}, which is the engine's: rename it")
         return State(own.tensors, {**own.values, **engine})
 
     def load(self, state: State) -> None:
         """Restore `state`; ValueError where it is of another model."""
         values = state.values
         self.tier_architectures = {t: Architecture.from_json(a) for t, a in values["tiers"].items()}
-        # Checkpoints of earlier versions have neither.
+        # Checkpoints of earlier versions have no keepers, and nobody introduced.
         self._keepers, self._introduced = set(values.get("keepers", [])), set(values.get("introduced", []))
         self.population.load_state_dict(values)
         self.method.load(state)

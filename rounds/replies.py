@@ -23,8 +23,9 @@ from messages.packing import MessageError, int64_vector, pick, unpack
 from messages.parcels import Parcels
 from messages.sums import WeightedSum, device_weight, flatten, present_mask
 from messages.wire import from_records, reply_limits
+from models.family import Family
 from rounds.work import Assignment, Work
-from strategies.method import Contribution
+from strategies.method import Contribution, Local
 
 
 @dataclass
@@ -84,7 +85,7 @@ def read_reply(
         try:
             if update.report is not None:
                 checked.reports[number] = DeviceReport.from_json(update.report)
-            _check_facts(update.facts, asked[number].task.local.facts(work.family))
+            _check_facts(update, asked[number].task.local, work.family)
             if update.payloads:
                 contribution, far = own_contribution(work, asked[number], update, arrays)
                 checked.contributions.append(contribution)
@@ -140,14 +141,16 @@ def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[byt
     return Contribution(group, [a.number], [a.device], update.examples, sums, each), far
 
 
-def _check_facts(facts: dict[str, list[float]], wanted: dict[str, int]) -> None:
-    """MessageError where the facts are not those that the device half lists, each with as many finite numbers."""
+def _check_facts(update: Update, local: Local, family: Family) -> None:
+    """ValueError where the facts are not those that the device half lists, or cannot be right."""
+    facts, wanted = update.facts, local.facts(family)
     came = {name: len(values) for name, values in facts.items()}
     if came != wanted:
         raise MessageError(f"facts {shown(came)} came, not {wanted}")
     for name, values in facts.items():
         if not all(map(math.isfinite, values)):
             raise MessageError(f"the fact {name!r} holds numbers that are not finite")
+    local.check_facts(facts, update.examples)
 
 
 def _sums(

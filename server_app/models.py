@@ -21,9 +21,9 @@ from devices.validation import one_line
 from models.architecture import Architecture
 from models.base import with_weights
 from models.family import make_family
+from models.layers import MeanOfExits
 from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
-from strategies.depthfl import MeanOfExits
 from tasks.task import Task
 
 Which = Literal["best", "newest"]

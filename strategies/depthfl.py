@@ -23,7 +23,7 @@ from messages.parcels import STATISTICS
 from messages.sums import UNIT
 from models.architecture import Architecture
 from models.cost import Cost
-from models.layers import Network
+from models.layers import MeanOfExits, Network
 from strategies.losses import Loss, Regularizer, divergence
 from strategies.method import Answer, Bench, Local, Model, Order, Setup, State, Trained, Training, with_parameter_copies
 from strategies.params import CountOrZero, Params, Rate
@@ -84,18 +84,6 @@ class MutualLearningOfExits(Training):
     def scored(self, bench: Bench, model: Network) -> nn.Module:
         """What the device's exits say together, or its deepest."""
         return MeanOfExits(model) if self.ensemble else model
-
-
-class MeanOfExits(nn.Module):
-    """A network that says the mean of its exits' logits."""
-
-    def __init__(self, model: Network) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(batch, *input shape) -> (batch, classes)."""
-        return torch.stack(self.model.exits(inputs)).mean(dim=0)
 
 
 # The server half ------------------------------------------------------------------------------------------------------

@@ -24,14 +24,37 @@ from strategies.submodel import SubModelMethod, by_exit
 class OneModel(SubModelMethod):
     """All devices train one architecture, by default the whole model whatever their budget.
 
-    `everyone`: whether it is given to devices that cannot afford it.
+    Attributes:
+        everyone: whether it is given to devices that cannot afford it.
+        returns_changes: devices return changes, or more than weights: `both-models` and `norm-bound`, which are about
+            weights, do not go with the method.
+        only_sgd: the method counts the steps of SGD.
     """
 
     everyone = True
+    returns_changes: ClassVar[bool] = False
+    only_sgd: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, params: Params) -> None:
+        optimizer, bound = setup.settings.training.optimizer, setup.settings.norm_bound
+        if self.only_sgd and optimizer != "sgd":
+            raise ValueError(
+                f"optimizer = {optimizer!r}: {self.name()} counts the steps of SGD, with or without momentum: set "
+                "optimizer = 'sgd'"
+            )
+        if self.returns_changes and bound:
+            raise ValueError(
+                f"norm-bound = {bound:g}: it bounds how far weights move, and devices return more than weights under "
+                f"{self.name()}: set norm-bound = 0"
+            )
         super().__init__(setup, params, by_exit(setup.family) if len(setup.family.segments) > 1 else None)
         self.architecture = self.candidates[0]
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """All devices of a round train one model, where they return changes of it."""
+        if both_models and cls.returns_changes:
+            raise ValueError(f"both-models = True: {cls.name()} puts together changes of one model: leave it false")
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The one architecture, for every device or for those that can afford it."""

@@ -7,7 +7,7 @@ divided by its effective number of steps before the changes are averaged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import ClassVar
 
 import torch
 
@@ -17,7 +17,7 @@ from models.architecture import Architecture
 from models.base import Family
 from models.cost import Cost
 from strategies.fedavg import OneModel
-from strategies.method import Answer, Bench, Local, Order, Setup, Trained, Training, with_parameter_copies
+from strategies.method import Answer, Bench, Local, Order, Trained, Training, with_parameter_copies
 
 # The device half ------------------------------------------------------------------------------------------------------
 
@@ -48,6 +48,11 @@ class NormalizedTraining(Training):
         """`effective_steps`: a_i."""
         return {"effective_steps": 1}
 
+    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
+        """A device that trained took a step."""
+        if facts["effective_steps"][0] < 1:
+            raise ValueError(f"effective_steps must be at least 1, not {facts['effective_steps'][0]}")
+
     def train(self, bench: Bench) -> Answer:
         """Train, and divide the change by the effective number of steps."""
         model = self.model(bench)
@@ -70,19 +75,8 @@ class FedNova(OneModel):
     Every device trains the whole model, by plain SGD or SGD with momentum.
     """
 
-    def __init__(self, setup: Setup, params: Any) -> None:
-        super().__init__(setup, params)
-        if setup.settings.training.optimizer != "sgd":
-            raise ValueError(
-                f"optimizer = {setup.settings.training.optimizer!r}: fednova counts the steps of SGD, with or without "
-                "momentum: set optimizer = 'sgd'"
-            )
-
-    @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
-        """All devices of a round train one model."""
-        if both_models:
-            raise ValueError("both-models = True: fednova averages the changes of one model: leave it false")
+    returns_changes: ClassVar[bool] = True
+    only_sgd: ClassVar[bool] = True
 
     def local(self, order: Order) -> Local:
         """Training whose change is normalized."""
@@ -110,4 +104,4 @@ class FedNova(OneModel):
         """A device's a_i, no more than its examples allow: what a device says must not stretch the server's step."""
         training = self.settings.training
         most = training.steps or training.epochs * -(-done.examples // training.batch_size)
-        return min(max(done.facts["effective_steps"][0], 0.0), effective_steps(most, training.momentum))
+        return min(done.facts["effective_steps"][0], effective_steps(most, training.momentum))

@@ -51,5 +51,5 @@ class FedProx(OneModel):
         return ProximalTraining(mu=self.params.mu)
 
     def training_cost(self, architecture: Architecture) -> Cost:
-        """Plain training, which also holds what was received."""
-        return with_parameter_copies(super().training_cost(architecture), 1)
+        """Plain training beside what was received, and a gradient before there is one."""
+        return with_parameter_copies(super().training_cost(architecture), 2)

@@ -137,6 +137,7 @@ class FjORD(HeteroFL):
     def local(self, order: Order) -> Local:
         """Ordered dropout among the candidates up to the device's own."""
         widths = [w for w in self.widths if self.family.width(w).widths <= order.architecture.widths]
+        widths = widths or [self.widths[-1]]  # an architecture that is narrower than all candidates is priced alone
         return OrderedDropout(widths=tuple(widths[::-1]), distillation=self.params.distillation)
 
     def training_cost(self, architecture: Architecture) -> Cost:

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from devices.budget import Budget
+from devices.validation import shown
 from messages.error import MessageError
 from messages.orders import LocalHalf, LocalTraining, Merge
 from messages.parcels import Parcel, Parcels, Weights, nbytes
@@ -43,9 +44,6 @@ from strategies.params import Params
 from strategies.settings import RoundSettings
 from tasks.task import Task
 
-MOST_FACTS = 16  # that a device half may return beside its parcels
-
-
 # The device half ------------------------------------------------------------------------------------------------------
 
 
@@ -58,11 +56,10 @@ class Bench(Protocol):
         training: epochs or steps, batch size, optimizer and learning rate of this round.
         task: the task, with its loss.
         earlier: the model that this device trained in the order that `Method.after` named; None without one.
-        chance: the only source of chance that a loss may use, seeded by the order. A backend that traces the loss as
-            one graph for all batches finds out by it that the loss is another one for every batch.
+        chance: the only source of chance that a loss may use, seeded by the order. A backend that computes one graph
+            for all batches cannot take a loss that draws from it.
         device: where to compute.
         steps_taken: optimizer steps so far.
-        keeps: whether the device keeps anything of this order. False in evaluations.
     """
 
     family: Family
@@ -74,7 +71,6 @@ class Bench(Protocol):
     chance: random.Random
     device: torch.device
     steps_taken: int
-    keeps: bool
 
     @property
     def examples(self) -> int:
@@ -148,7 +144,7 @@ class Answer:
 class Local(BaseModel, ABC):
     """The device half of a method. Its fields are its settings, which travel with the work order.
 
-    A subclass needs a default or a bound for each field, as any pydantic model: what a device reads is validated.
+    What a device reads is validated by the fields' types and bounds. Values must be hashable: tuples in place of lists.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -171,6 +167,14 @@ class Local(BaseModel, ABC):
     def facts(self, family: Family) -> dict[str, int]:
         """The facts that the device returns: name -> how many numbers it has. None by default."""
         return {}
+
+    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
+        """Raise ValueError where a device's facts cannot be right: the server then refuses its whole update.
+
+        Args:
+            facts: as `facts` lists them, finite numbers.
+            examples: how many training examples the device says it has trained on.
+        """
 
     def model(self, bench: Bench) -> Network:
         """The model as training begins, and as it is scored where nothing is trained."""
@@ -237,9 +241,19 @@ class ClassCounts(Local):
         """`class_counts`, one number per class."""
         return {"class_counts": family.classes}
 
+    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
+        """Class counts are whole numbers, and not all of them 0."""
+        check_class_counts(facts["class_counts"])
+
     def train(self, bench: Bench) -> Answer:
         """Count."""
         return Answer(facts={"class_counts": bench.class_counts.tolist()})
+
+
+def check_class_counts(counts: Sequence[float]) -> None:
+    """Raise ValueError where these cannot be a device's numbers of examples per class."""
+    if not any(counts) or not all(0 <= count < 2**31 and float(count).is_integer() for count in counts):
+        raise ValueError(f"class_counts must be whole numbers from 0, not all of them 0, and not be {shown(counts)}")
 
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}", re.ASCII)

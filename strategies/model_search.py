@@ -153,7 +153,7 @@ class ModelSearch(HeteroFL):
         return state
 
     def load(self, state: State) -> None:
-        """Restore `state_dict`."""
+        """Restore `state`."""
         super().load(state)
         self.searcher.load_state_dict(state.values["search"])
 

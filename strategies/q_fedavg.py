@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -42,6 +42,11 @@ class FairTraining(Training):
     def facts(self, family: Family) -> dict[str, int]:
         """`h`, the bound of the local curvature."""
         return {"h": 1}
+
+    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
+        """h is above 0 wherever the loss is."""
+        if facts["h"][0] <= 0:
+            raise ValueError(f"h must be above 0, not {facts['h'][0]}")
 
     def train(self, bench: Bench) -> Answer:
         """Take the loss of what was received, train, and weigh the change."""
@@ -85,16 +90,11 @@ class QFedAvg(OneModel):
     """w <- w - sum_k Delta_k / sum_k h_k over the round's devices. Every device trains the whole model."""
 
     params_type: ClassVar[type[Params]] = QFedAvgParams
+    returns_changes: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: QFedAvgParams) -> None:
         super().__init__(setup, params)
         self.params = params
-
-    @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
-        """All devices of a round train one model."""
-        if both_models:
-            raise ValueError("both-models = True: q-fedavg adds up the changes of one model: leave it false")
 
     def local(self, order: Order) -> Local:
         """Training whose change is weighed by the loss."""
@@ -109,10 +109,10 @@ class QFedAvg(OneModel):
         """One step along the changes, divided by the curvatures; both sums are taken as means over devices."""
         if not trained:
             return {}
-        h = sum(max(done.facts["h"][0], 0.0) for done in trained) / len(trained)
+        h = sum(done.facts["h"][0] for done in trained) / len(trained)
         mean = self.mean.mean({name: torch.zeros_like(value) for name, value in self.weights.items()})
         self.weights = {
-            name: mean[name] if name.endswith(STATISTICS) else old - mean[name] / max(h, LEAST_LOSS)
+            name: mean[name] if name.endswith(STATISTICS) else old - mean[name] / h
             for name, old in self.weights.items()
         }
         return {"curvature": h}

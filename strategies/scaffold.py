@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -51,7 +51,7 @@ class ControlledTraining(Training):
     def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
         """The weights y and the change of the device's control variate; every device counts alike."""
         tensors, merge = family.tensors(architecture), Merge(weighting="uniform")
-        return {"weights": Parcel.of(tensors, merge), "control": Parcel.of(parameters_of(tensors), merge)}
+        return {"weights": Parcel.of(tensors, merge), "control_change": Parcel.of(parameters_of(tensors), merge)}
 
     def train(self, bench: Bench) -> Answer:
         """Train under the correction, and renew the device's control variate, which is 0 at first."""
@@ -66,7 +66,7 @@ class ControlledTraining(Training):
         new = {name: c_i[name] - c[name] + (x[name] - p.detach()) / length for name, p in model.named_parameters()}
         bench.keep("control", new)
         moved = {name: new[name] - c_i[name] for name in new}
-        return Answer(model, {"weights": dict(model.state_dict()), "control": moved}, loss)
+        return Answer(model, {"weights": dict(model.state_dict()), "control_change": moved}, loss)
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -85,32 +85,23 @@ class Scaffold(OneModel):
     """
 
     params_type: ClassVar[type[Params]] = ScaffoldParams
+    returns_changes: ClassVar[bool] = True
+    only_sgd: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: ScaffoldParams) -> None:
         super().__init__(setup, params)
         self.params = params
-        if setup.settings.training.optimizer != "sgd":
-            raise ValueError(
-                f"optimizer = {setup.settings.training.optimizer!r}: scaffold takes gradients from the steps of SGD: "
-                "set optimizer = 'sgd'"
-            )
         learned = [name for name in self.weights if not name.endswith(STATISTICS)]
         self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
         self.control_mean = CoordinateMean(self.control)
-
-    @classmethod
-    def check(cls, params: Any, *, both_models: bool) -> None:
-        """A device's control variate is that of one model."""
-        if both_models:
-            raise ValueError("both-models = True: scaffold corrects the training of one model: leave it false")
 
     def local(self, order: Order) -> Local:
         """Training under control variates."""
         return ControlledTraining()
 
     def training_cost(self, architecture: Architecture) -> Cost:
-        """Plain training beside x, c, c_i and their difference."""
-        return with_parameter_copies(super().training_cost(architecture), 4)
+        """Plain training beside x, c, c_i, their difference, and a gradient before there is one."""
+        return with_parameter_copies(super().training_cost(architecture), 5)
 
     def payload(self, group: Group) -> Parcels:
         """The weights and the control variate."""
@@ -118,9 +109,9 @@ class Scaffold(OneModel):
 
     def absorb(self, contribution: Contribution) -> None:
         """Add the devices' weights, and what their control variates changed by."""
-        self.control_mean.check(contribution.sum_of("control"))
+        self.control_mean.check(contribution.sum_of("control_change"))
         self.average(self.mean, contribution, ["weights"])
-        self.average(self.control_mean, contribution, ["control"])
+        self.average(self.control_mean, contribution, ["control_change"])
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """One step of the server; a round in which nobody answered changes nothing."""

@@ -5,7 +5,7 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -43,13 +43,14 @@ def resolve(experiment: Path | None, overrides: Sequence[str]) -> Settings:
     from_file = {} if experiment is None else read_experiment(experiment)
     usual = defaults()
     from_command = dict(parse_override(override, usual) for override in overrides)
-    try:
-        config = RunConfig.from_run_config(from_file | from_command)
-        if is_reference(config.strategy):  # only now is it known which of its settings are texts
-            usual = defaults(config.strategy)
+    strategy = (from_file | from_command).get("strategy", "")
+    if is_reference(strategy):
+        with suppress(ValueError):  # which is said below
+            usual = defaults(strategy)
             from_command = dict(parse_override(override, usual) for override in overrides)
-            config = RunConfig.from_run_config(from_file | from_command)
-        given = from_file | from_command
+    given = from_file | from_command
+    try:
+        config = RunConfig.from_run_config(given)
         sources = dict.fromkeys(usual, DEFAULT)
         sources |= dict.fromkeys(from_file, str(experiment)) | dict.fromkeys(from_command, SET)
         if given.get("strategy-settings"):

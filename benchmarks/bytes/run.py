@@ -27,6 +27,7 @@ from benchmarks.random_images import write_copy
 from benchmarks.tables import write_between
 from client_app.app import app
 from models.family import FAMILIES
+from rounds.engine import Scores
 from server_app.app import build
 from server_app.config import RunConfig
 from tests.grid import InProcessGrid
@@ -82,18 +83,23 @@ def measure(name: str, width: float, folder: Path) -> dict[str, Any]:
         content_bytes = object_bytes(message.content)
         sizes[direction] = content_bytes, object_bytes(message) - content_bytes
 
+    # Both at once: the client lets go of the arrays of a message, the server of those of a reply.
+    def ask(messages: list[Message]) -> list[Message]:
+        for message in messages:
+            weigh("down", message)  # the last one is what trains
+        return messages
+
     def keep(reply: Message) -> Message:
-        weigh("up", reply)  # at once: the arrays of a reply are let go as soon as it was absorbed
+        weigh("up", reply)
         return reply
 
-    grid.tamper = keep
-    strategy, _ = build(config)
-    record = strategy.run_round(grid, 1, lambda model: (0.0, 0.0)).record
+    grid.seen, grid.tamper = ask, keep
+    engine, _ = build(config)
+    record = engine.run_round(grid, 1, lambda model: Scores(0.0, 0.0)).record
     assert record["devices_replied"] == 1, record
-    tensors = strategy.family.tensors(strategy.family.width(width)).values()
+    tensors = engine.method.family.tensors(engine.method.family.width(width)).values()
     payload_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in tensors)
     result: dict[str, Any] = {"family": name, "width": width, "payload_bytes": payload_bytes}
-    weigh("down", grid.sent[-1])
     for direction in ("down", "up"):
         content_bytes, metadata_bytes = sizes[direction]
         result[direction] = {

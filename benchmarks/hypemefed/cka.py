@@ -17,16 +17,18 @@ from itertools import combinations, product
 from pathlib import Path
 
 import torch
-from strategies.work import seed_of
 from torch import Tensor
 
 from benchmarks.hypemefed.local import train_locally
-from benchmarks.runs import trained_strategy
+from benchmarks.runs import trained_method
 from benchmarks.tables import markdown, write_between
 from client_app.state import DeviceState
 from models.architecture import Architecture
 from models.layers import Network
-from strategies.submodel import SubModelStrategy
+from rounds.budgets import budget_in_round
+from rounds.work import seed_of
+from strategies.method import Order
+from strategies.submodel import SubModelMethod
 from tasks.task import Task, TaskSpec, load_task
 
 HERE = Path(__file__).resolve().parent
@@ -73,14 +75,14 @@ def activations(model: Network, inputs: Tensor, heads: set[str]) -> dict[str, Te
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 
-def train(strategy: SubModelStrategy, task: Task, device: int, architecture: Architecture, epochs: int) -> Network:
+def train(method: SubModelMethod, task: Task, device: int, architecture: Architecture, epochs: int) -> Network:
     """A device's model after so many epochs of local training from the global model, at the first learning rate."""
-    settings, number = strategy.settings, strategy.round + 1
+    settings, number = method.settings, method.round + 1
     return train_locally(
-        strategy.family,
+        method.family,
         architecture,
-        strategy.leading_cut(architecture).weights,
-        strategy.objective(device, architecture),
+        method.family.place(architecture).gather(method.weights),
+        method.local(Order(device, architecture)),
         settings.training_in(1).model_copy(update={"epochs": epochs, "steps": 0}),
         task,
         DeviceState(settings.state_dir, settings.run, device),
@@ -92,19 +94,20 @@ def train(strategy: SubModelStrategy, task: Task, device: int, architecture: Arc
 
 def grams_by_tier(run: Path, devices: int, images: int, epochs: int) -> dict[str, list[Grams]]:
     """Gram matrices of the models of some devices of every tier of a run, tiers from the shallowest on."""
-    strategy, config = trained_strategy(run)
-    task = load_task(TaskSpec.from_json(strategy.settings.task))
+    method, engine, config = trained_method(run)
+    task = load_task(TaskSpec.from_json(method.settings.task))
+    population = engine.population
     inputs = task.prepare(task.test.inputs[:images], augment=None)
     by_tier: dict[str, list[tuple[int, Architecture]]] = defaultdict(list)
     for device in range(config.devices):
-        architecture = strategy.assign(device, strategy.budget(device))
-        if architecture is not None and len(by_tier[strategy.population.tier(device)]) < devices:
-            by_tier[strategy.population.tier(device)].append((device, architecture))
-    ordered = sorted(by_tier.items(), key=lambda tier: strategy.family.exit_of(tier[1][0][1]))
-    heads = set(strategy.family.segments)
+        architecture = method.assign(device, budget_in_round(device, population, method.settings))
+        if architecture is not None and len(by_tier[population.tier(device)]) < devices:
+            by_tier[population.tier(device)].append((device, architecture))
+    ordered = sorted(by_tier.items(), key=lambda tier: method.family.exit_of(tier[1][0][1]))
+    heads = set(method.family.segments)
     return {
         tier: [
-            {name: gram(a) for name, a in activations(train(strategy, task, *member, epochs), inputs, heads).items()}
+            {name: gram(a) for name, a in activations(train(method, task, *member, epochs), inputs, heads).items()}
             for member in members
         ]
         for tier, members in ordered

@@ -17,12 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from strategies.work import Weights
 from torch import Tensor
 
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
 from messages.orders import LocalTraining
+from messages.parcels import Weights
 from models.cnn import Cnn3
 from strategies.hypemefed.hypemefed import HypeMeFedParams, follow
 from strategies.hypemefed.hypernetwork import (

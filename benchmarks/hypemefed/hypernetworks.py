@@ -22,11 +22,11 @@ from typing import Any, Literal
 import psutil
 import torch
 import torch.nn.functional as F
-from strategies.work import Weights
 
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
 from messages.orders import LocalTraining
+from messages.parcels import Weights
 from models.base import Family
 from models.resnet import ResNet18
 from models.vgg import Vgg

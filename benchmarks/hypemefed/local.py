@@ -3,17 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from client_app.training import train
-from messages.layouts import returned_layout, sent_layout
-from strategies.work import Weights
 from torch import Tensor
 
+from client_app.bench import DeviceBench, Workplace, do_order
 from client_app.state import DeviceState
-from messages.orders import EvaluationOrder, LocalTraining, Objective
+from messages.orders import EvaluationOrder, LocalTraining
 from messages.packing import pack
+from messages.parcels import Weights, digest
 from models.architecture import Architecture
 from models.base import Family
 from models.layers import Network
+from strategies.hypemefed.hypemefed import SumOfExits
+from strategies.method import Local
 from tasks.task import Task
 
 
@@ -21,7 +22,7 @@ def train_locally(
     family: Family,
     architecture: Architecture,
     weights: Mapping[str, Tensor],
-    objective: Objective,
+    local: Local,
     training: LocalTraining,
     task: Task,
     state: DeviceState,
@@ -31,18 +32,22 @@ def train_locally(
     seed: int,
 ) -> Network:
     """A device's model after local training from some weights; what the device keeps between rounds stays as it is."""
+    sent = local.sent(family, architecture)
     order = EvaluationOrder(
         device=device,
         architecture=architecture.to_json(),
-        payload=0,
-        digest=returned_layout(family, architecture, objective.kind).digest,
+        payloads={"weights": 0},
+        digest=digest(sent, local.returned(family, architecture)),
         data="test set",
-        objective=objective,
+        local=local.reference(),
         seed=seed,
     )
-    data = pack(dict(weights), sent_layout(family, architecture))
-    cpu = torch.device("cpu")
-    return train(order, round_number, training, family, task, data, state, cpu, None, keep=False).model
+    arrays = [pack(dict(weights), sent["weights"].layout)]
+    place = Workplace(torch.device("cpu"))
+    bench = DeviceBench(order, local, round_number, training, family, task, arrays, state, place, evaluated_round=0)
+    model = do_order(bench).answer.model
+    assert model is not None
+    return model
 
 
 def train_all_exits(
@@ -61,7 +66,7 @@ def train_all_exits(
                 family,
                 family.full(),
                 weights,
-                Objective(kind="sum of exits"),
+                SumOfExits(all_exits=True),
                 training,
                 task,
                 DeviceState(folder, "all exits", device),

@@ -10,17 +10,18 @@ from benchmarks.method_table import Study, main
 
 HERE = Path(__file__).resolve().parent
 ONE_EXIT = "family-arguments="
+CHANGES = ["strategy=hypemefed", "hypemefed.guess=change", "hypemefed.epochs=5"]  # ours: of changes from changes
 WEIGHTS = ("hypemefed.guess=weight", "hypemefed.epochs=25")  # of weights from weights for 25 epochs, as in the paper
 PRELIMINARY = {
     "all-large": ["strategy=fedavg", ONE_EXIT],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=exclusive", ONE_EXIT],
-    "exits and hypernetworks": ["strategy=hypemefed"],
+    "exits and hypernetworks": CHANGES,
     # Norms, biases and heads as well, the paper's Figure 10.
-    "exits and hypernetworks, all": ["strategy=hypemefed", "hypemefed.generate=all"],
+    "exits and hypernetworks, all": [*CHANGES, "hypemefed.generate=all"],
     "exits and hypernetworks, weights": ["strategy=hypemefed", *WEIGHTS],
     "exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
-    "hypernetworks": ["strategy=hypemefed", "hypemefed.exits=false"],
+    "hypernetworks": [*CHANGES, "hypemefed.exits=false"],
     "hypernetworks, weights": ["strategy=hypemefed", "hypemefed.exits=false", *WEIGHTS],
     "neither": ["strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"],
     "exits, stale layers": ["strategy=hypemefed", "hypemefed.fill=stale"],
@@ -40,22 +41,23 @@ TEN = {
     "one exit, exclusive": ["strategy=fedavg", "fedavg.use=exclusive", ONE_EXIT],
     # Those of tier "exit 10" alone, as if nine heads that nobody trains had to be paid for.
     "one exit, five devices": ["strategy=fedavg", "fedavg.use=exclusive"],
-    "ten exits and hypernetworks": ["strategy=hypemefed"],
+    "ten exits and hypernetworks": CHANGES,
     "ten exits": ["strategy=hypemefed", "hypemefed.fill=owners"],
-    "ten exits, every device trains all": ["strategy=hypemefed", "fleet=" + str(HERE / "all-fleet.toml")],
+    "ten exits, every device trains all": [*CHANGES, "fleet=" + str(HERE / "all-fleet.toml")],
 }
 # The whole network without early heads.
 VGG = "family-arguments=block_channels = [64, 128, 256, 512]"
 ON_HAPT = {
-    "hypemefed": ["strategy=hypemefed"],
-    "hypemefed, all": ["strategy=hypemefed", "hypemefed.generate=all"],
+    "hypemefed": CHANGES,
+    "hypemefed, all": [*CHANGES, "hypemefed.generate=all"],
     "hypemefed without hypernetworks": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "fedavg-s": ["strategy=fedavg", "fedavg.use=all-small"],
     "fedavg-l": ["strategy=fedavg", VGG],
     "heterofl": ["strategy=heterofl", VGG],
     "fedrolex": ["strategy=fedrolex", VGG],
-    "depthfl": ["strategy=depthfl", "depthfl.ramp-rounds=60"],
-    "scalefl": ["strategy=scalefl"],
+    # Both as they were before the papers' settings became the defaults.
+    "depthfl": ["strategy=depthfl", "depthfl.ramp-rounds=60", "depthfl.alpha=0", "depthfl.scored=deepest"],
+    "scalefl": ["strategy=scalefl", "scalefl.gamma=0"],
 }
 PARTITIONS = {"dirichlet": "dirichlet", "by user": "natural"}
 HAPT = {

@@ -19,14 +19,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from strategies.work import Weights
 from torch import Tensor, nn
 
-from benchmarks.runs import from_test_set, from_training_set, trained_strategy
+from benchmarks.runs import from_test_set, from_training_set, trained_method
 from benchmarks.tables import markdown, write_between
+from messages.parcels import Weights
 from models.base import Family, with_weights
 from models.placement import Placement
-from strategies.distillation import Cut, Distillation, Noise, distill, told_apart_nats
+from strategies.distillation import Distillation, Noise, distill, told_apart_nats
+from strategies.heterofl import HeteroFL
+from strategies.submodel import Cut
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "distillation.json"
@@ -57,6 +59,14 @@ class TrainingInputs(Noise):
         return model
 
 
+def distilled_method(run: Path) -> HeteroFL:
+    """The method of a run's folder in the state of its last round; ValueError where it is none that is distilled."""
+    method, _, config = trained_method(run)
+    if not isinstance(method, HeteroFL):
+        raise ValueError(f"{run}: strategy {config.strategy} has no sub-models to distill")
+    return method
+
+
 @torch.no_grad()
 def says(family: Family, weights: Weights, cut: Cut, inputs: Tensor, noise: Noise | None = None) -> Tensor:
     """Log-probabilities (examples, classes) of a sub-model in evaluation mode."""
@@ -73,14 +83,14 @@ def divergence(target: Tensor, found: Tensor) -> float:
 
 def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
     """The figures of every case, from the checkpoint of a run."""
-    strategy, _ = trained_strategy(run)
-    family, before = strategy.family, strategy.weights
-    inputs, labels = from_test_set(strategy, examples)
-    training = from_training_set(strategy, 5000)
+    method = distilled_method(run)
+    family, before = method.family, method.weights
+    inputs, labels = from_test_set(method, examples)
+    training = from_training_set(method, 5000)
     normal = Noise(family, before)
     noise = normal.draw(examples, torch.Generator().manual_seed(1))
-    students = strategy.students(strategy.rng(5))
-    whole = strategy.scored_cut(strategy.scored_architecture)
+    students = method.students(method.rng(5))
+    whole = method.scored_cut(method.scored_architecture)
     on_inputs = says(family, before, whole, inputs)
     on_noises = says(family, before, whole, noise, normal)
 
@@ -110,15 +120,15 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
 
 def seconds(run: Path) -> dict[str, float]:
     """Of a round without evaluation and distillation, and of distilling ten sub-models by 100 steps of 64 inputs."""
-    strategy, _ = trained_strategy(run)
-    whole, students = strategy.scored_cut(strategy.scored_architecture), strategy.students(strategy.rng(5))
+    method = distilled_method(run)
+    whole, students = method.scored_cut(method.scored_architecture), method.students(method.rng(5))
     tenth = Distillation(steps=10, batch_size=64)
     started = time.perf_counter()
-    distill(strategy.family, strategy.weights, whole, students, tenth, seed=1)
+    distill(method.family, method.weights, whole, students, tenth, seed=1)
     distilling = 10 * (time.perf_counter() - started)
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     server = [r["server_seconds"] for r in rounds]
-    bare = [r["wall_seconds"] - s["evaluate"] - s["distill"] for r, s in zip(rounds, server, strict=True)]
+    bare = [r["wall_seconds"] - s["evaluate"] - s.get("distill", 0.0) for r, s in zip(rounds, server, strict=True)]
     return {
         "distillation": distilling,
         "round": statistics.median(bare),

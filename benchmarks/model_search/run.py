@@ -26,7 +26,7 @@ METHODS = {
     "heterofl": ["strategy=heterofl"],
     "fedrolex": ["strategy=fedrolex"],
     "federated-dropout": ["strategy=federated-dropout"],
-    "fjord": ["strategy=fjord"],
+    "fjord": ["strategy=fjord", "fjord.distillation=false"],
     "anycostfl": ["strategy=anycostfl"],
     "search": ["strategy=model-search"],
     "search-distilled": ["strategy=model-search", *DISTILLED],

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.model_search.distillation import says
-from benchmarks.runs import from_test_set, trained_strategy
+from benchmarks.runs import from_test_set, trained_method
 from benchmarks.tables import markdown, write_between
 from models.architecture import Architecture
 
@@ -28,28 +28,28 @@ LAST = 30
 
 def measure(run: Path, examples: int) -> dict[str, Any]:
     """The figures of one run."""
-    strategy, _ = trained_strategy(run)
-    family = strategy.family
-    inputs, labels = from_test_set(strategy, examples)
+    method, _, _ = trained_method(run)
+    family = method.family
+    inputs, labels = from_test_set(method, examples)
     lines = (json.loads(line) for line in (run / "devices.jsonl").read_text().splitlines())
     trained = [Architecture.from_json(line["architecture"]) for line in lines if line["outcome"] == "trained"]
     known: dict[Architecture, float] = {}
 
     def accuracy(architecture: Architecture) -> float:
         if architecture not in known:
-            found = says(family, strategy.weights, strategy.scored_cut(architecture), inputs).argmax(dim=1)
+            found = says(family, method.weights, method.scored_cut(architecture), inputs).argmax(dim=1)
             known[architecture] = float((found == labels).double().mean())
         return known[architecture]
 
-    candidates = [accuracy(architecture) for architecture in strategy.candidates]
+    candidates = [accuracy(architecture) for architecture in method.candidates]
     own = [accuracy(architecture) for architecture in trained[-LAST:]]
     best = max(range(len(candidates)), key=lambda number: candidates[number])
     return {
-        "scored": accuracy(strategy.scored_architecture),
-        "trained_the_scored": sum(a == strategy.scored_architecture for a in trained),
+        "scored": accuracy(method.scored_architecture),
+        "trained_the_scored": sum(a == method.scored_architecture for a in trained),
         "trained": len(trained),
         "best_candidate": candidates[best],
-        "its_parameters": strategy.cost(strategy.candidates[best]).parameters,
+        "its_parameters": method.cost(method.candidates[best]).parameters,
         "devices_mean": statistics.mean(own),
         "devices_best": max(own),
     }

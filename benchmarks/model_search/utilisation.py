@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from strategies.work import fits
 
 from benchmarks.tables import markdown, write_between
 from devices.budget import Budget, budget_of
@@ -21,6 +20,7 @@ from models.architecture import Architecture
 from models.cost import Cost, cost
 from models.space import Space
 from models.vit import VitTiny
+from strategies.method import fits
 from strategies.search import ExactSearch, PoolSearch
 
 HERE = Path(__file__).resolve().parent

@@ -9,7 +9,11 @@ from benchmarks.method_table import Study, main
 
 HERE = Path(__file__).resolve().parent
 SMALL = "family-arguments=conv_channels = [6, 3], hidden = [84]"
+# Without FedDyn's correction, which is of one model: strong devices train two. Scored by the deepest exit.
 DEPTHFL = ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", "both-models=true"]
+DEPTHFL += ["depthfl.alpha=0", "depthfl.scored=deepest"]
+# The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper.
+RECIPFL = ["strategy=recipfl", "recipfl.class-counts=first-upload"]
 METHODS = {
     "all-small": ["strategy=fedavg", "family=lenet5", SMALL, "widths=1"],
     # A federation of the large model and one of the small model.
@@ -20,14 +24,14 @@ METHODS = {
     "depthfl": [*DEPTHFL, "family-arguments=exits = [1, 2]"],
     # DepthFL's weak model has 8,818 parameters and its strong one 53,120, with both heads; here 5,882 and 49,384.
     "depthfl-narrow": [*DEPTHFL, "family-arguments=conv_channels = [4, 16], exits = [1, 2]"],
-    # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs (docs/methods/recipfl.md).
-    "recipfl": ["strategy=recipfl", "recipfl.tile=0"],
+    # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs.
+    "recipfl": [*RECIPFL, "recipfl.tile=0"],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.
-    "recipfl-no-transfer": ["strategy=recipfl", "recipfl.tile=0", "recipfl.transfer=both"],
+    "recipfl-no-transfer": [*RECIPFL, "recipfl.tile=0", "recipfl.transfer=both"],
     # The last term of Eq. 9 in the direction of the published code.
-    "recipfl-divergence": ["strategy=recipfl", "recipfl.tile=0", "recipfl.divergence=teacher || student"],
-    "recipfl-large-only": ["strategy=recipfl", "recipfl.tile=0", "recipfl.transfer=none"],
-    "recipfl-tiled": ["strategy=recipfl", "recipfl.tile=64"],
+    "recipfl-divergence": [*RECIPFL, "recipfl.tile=0", "recipfl.divergence=teacher || student"],
+    "recipfl-large-only": [*RECIPFL, "recipfl.tile=0", "recipfl.transfer=none"],
+    "recipfl-tiled": [*RECIPFL, "recipfl.tile=64"],
 }
 
 if __name__ == "__main__":

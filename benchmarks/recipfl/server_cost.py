@@ -2,7 +2,7 @@
 
 One device of the ten is strong and has two models.
 
-It is the strategy's own work, `RecipFL.generate`, `absorb` and `finish_round`, with devices that return what they were
+It is the method's own work, `RecipFL.generate`, `absorb` and `finish_round`, with devices that return what they were
 sent and a little more. Every case runs in a process of its own, on one thread, best on a machine that does nothing
 else: python -m benchmarks.recipfl.server_cost [CASE ...]
 
@@ -18,15 +18,14 @@ import time
 from pathlib import Path
 
 import torch
-from messages.layouts import returned_layout
-from strategies.base import Setup
-from strategies.records import peak_rss_bytes
-from strategies.work import Contribution, Group
 
 from benchmarks.tables import markdown, write_between
 from models.family import make_family
+from rounds.records import peak_rss_bytes
+from rounds.work import parcels_of
 from server_app.app import build
 from server_app.config import RunConfig
+from strategies.method import Contribution, Group, Order, Setup, Trained
 from strategies.recipfl import RecipFL, RecipFLParams
 
 FILE = Path(__file__).resolve().parent / "server_cost.json"
@@ -54,34 +53,38 @@ CASES = {
 }
 
 
-def strategy_of(case: str) -> RecipFL:
-    """The strategy of a case; of its population and its settings only the seed is used here."""
+def method_of(case: str) -> RecipFL:
+    """The method of a case; of the run's settings only the seed is used here."""
     spec, tile = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         values = {"task": "digits", "strategy": "fedavg", "widths": 1.0, "output-dir": folder, "run-name": "cost"}
         other, _ = build(RunConfig.from_run_config(values))
-    return RecipFL(Setup(make_family(spec), other.population, other.settings, (1.0,)), RecipFLParams(tile=tile))
+    return RecipFL(Setup(make_family(spec), other.settings, (1.0,)), RecipFLParams(tile=tile))
 
 
 def measure(case: str) -> dict:
     """One round's work, after a first generation that imports what it needs."""
     torch.set_num_threads(1)
-    strategy = strategy_of(case)
-    parameters = sum(p.numel() for p in strategy.parameters.values())
+    method = method_of(case)
+    parameters = sum(p.numel() for p in method.parameters.values())
     before = peak_rss_bytes() - 4 * parameters
-    large, small = strategy.candidates
+    large, small = method.candidates
     owners = [(device, small) for device in range(DEVICES)] + [(device, large) for device in range(STRONG)]
-    strategy.generate(owners)
+    method.generate(owners)
     started = time.perf_counter()
-    sent = strategy.generate(owners)
+    sent = method.generate(owners)
     generated = time.perf_counter()
-    for device, architecture in owners:
-        layout = returned_layout(strategy.family, architecture, "cross entropy")
-        placement = strategy.family.place(architecture)
-        group = Group(architecture, strategy.selection(device, architecture), layout, placement, ())
+    trained: list[Trained] = []
+    counts = {"class_counts": [10] * method.family.classes}
+    for number, (device, architecture) in enumerate(owners):
+        order = Order(device, architecture)
+        sent_parcels, returned_parcels = parcels_of(method.local(order), method.family, architecture)
+        selection, placement = method.selection(device, architecture), method.family.place(architecture)
+        group = Group(architecture, selection, sent_parcels, returned_parcels, placement)
         returned = {name: value + 1e-3 for name, value in sent.pop((device, architecture)).items()}
-        strategy.absorb(Contribution(group, [device], [device], 100, None, returned))
-    strategy.finish_round()
+        method.absorb(Contribution(group, [number], [device], 100, {}, {"weights": returned}))
+        trained.append(Trained(order, "all", 100, 1.0, counts))
+    method.finish_round(trained)
     updated = time.perf_counter()
     return {
         "hypernetwork_parameters": parameters,

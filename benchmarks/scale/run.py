@@ -100,13 +100,13 @@ def sampling(rounds: int) -> list[Row]:
                 "output-dir": folder,
                 "run-name": f"{devices}",
             }
-            strategy, scorer = build(RunConfig.from_run_config(values))
-            runs[devices] = (strategy, scorer, InProcessGrid(app, 2))
+            engine, scorer = build(RunConfig.from_run_config(values))
+            runs[devices] = (engine, scorer, InProcessGrid(app, 2))
         for number in range(1, rounds + 1):
             # Whoever goes first goes second the next time.
             for devices in DEVICES if number % 2 else DEVICES[::-1]:
-                strategy, scorer, grid = runs[devices]
-                record = strategy.run_round(grid, number, scorer).record
+                engine, scorer, grid = runs[devices]
+                record = engine.run_round(grid, number, scorer).record
                 grid.sent.clear()
                 if number > 2:  # the first rounds fill caches
                     server = record["server_seconds"]

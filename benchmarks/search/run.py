@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from strategies.work import fits
 
 from benchmarks.tables import write_between
 from devices.budget import Budget, budget_of
@@ -31,6 +30,7 @@ from models.cost import FLOAT_BYTES, Cost, _cost, cost
 from models.family import make_family
 from models.frontier import BUFFERS, PARAMETERS, Frontier
 from models.space import Space
+from strategies.method import fits
 from strategies.search import ExactSearch, PoolSearch
 
 HERE = Path(__file__).resolve().parent

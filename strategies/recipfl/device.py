@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from models.architecture import Architecture
 from models.base import Family
 from models.layers import Network
 from strategies.losses import Loss, divergence
-from strategies.method import Answer, Bench, Training
+from strategies.method import Answer, Bench, Training, check_class_counts
 
 
 class TaughtTraining(Training):
@@ -44,6 +45,10 @@ class TaughtTraining(Training):
     def facts(self, family: Family) -> dict[str, int]:
         """`class_counts`, one number per class."""
         return {"class_counts": family.classes}
+
+    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
+        """Class counts are whole numbers, and not all of them 0."""
+        check_class_counts(facts["class_counts"])
 
     def model(self, bench: Bench) -> Network:
         """What was sent, with the device's own statistics."""

@@ -163,7 +163,7 @@ class RecipFL(CandidateMethod):
 
     def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
         """The device's class counts."""
-        self.class_counts[device] = _counts(device, facts)
+        self.class_counts[device] = _counts(facts)
 
     def begin_round(self, orders: Sequence[Order]) -> None:
         """Devices of a round are generated many at a time; those of evaluations, which may be all, one by one."""
@@ -237,7 +237,8 @@ class RecipFL(CandidateMethod):
         found = torch.autograd.grad(product, list(self.parameters.values()), allow_unused=True)
         weight = contribution.examples / EXAMPLES if self.params.weighting == "examples" else 1.0
         gradients = {n: gradient for n, gradient in zip(self.parameters, found, strict=True) if gradient is not None}
-        most = weight * max(float(gradient.abs().max()) for gradient in gradients.values())
+        largest = torch.stack([gradient.abs().max() for gradient in gradients.values()])  # whose maximum keeps a NaN
+        most = weight * float(largest.max())
         if not most <= MOST_GRADIENT:
             raise MessageError(f"device {owner[0]}: its weights went too far from what it was sent (gradient {most:g})")
         for name, gradient in gradients.items():
@@ -257,7 +258,7 @@ class RecipFL(CandidateMethod):
         self.initial = {owner: current for owner, current in self.initial.items() if owner not in self.current}
         for done in trained:
             if self.params.class_counts == "first-upload":
-                self.class_counts[done.device] = _counts(done.device, done.facts)
+                self.class_counts[done.device] = _counts(done.facts)
         first = {done.device: done.order for done in reversed(trained)}
         self.scorers = [(d, o.architecture, self.selection(d, o.architecture)) for d, o in sorted(first.items())]
         self.gradient, self.weight, self.uploaded = {}, 0.0, {}
@@ -340,10 +341,6 @@ def _of_one_device(device: int) -> Select:
     return leading
 
 
-def _counts(device: int, facts: Mapping[str, Sequence[float]]) -> list[int]:
-    """A device's class counts; where it says nothing that can be, all classes alike."""
-    counts = facts.get("class_counts", ())
-    if not any(counts) or not all(0 <= count < 2**31 and float(count).is_integer() for count in counts):
-        log.warning("Device %s: class counts must be whole numbers, not all of them 0: taken as all alike", device)
-        return [1] * len(counts)
-    return [int(count) for count in counts]
+def _counts(facts: Mapping[str, Sequence[float]]) -> list[int]:
+    """A device's class counts, which its device half has checked."""
+    return [int(count) for count in facts["class_counts"]]

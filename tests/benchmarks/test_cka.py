@@ -3,6 +3,7 @@ import torch
 
 from benchmarks.hypemefed.cka import activations, compare, gram, linear_cka, train
 from models.cnn import Cnn3
+from rounds.budgets import budget_in_round
 from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 
@@ -59,17 +60,19 @@ def test_layers_that_both_have_are_compared_over_all_pairs_of_devices():
 def test_a_device_trains_its_part_as_in_a_round_and_keeps_nothing(tmp_path):
     """What the client returns for the order of the next round, bit for bit; a round is an epoch at the first rate."""
     keys = METHODS["hypemefed"] | {"hypemefed.fill": "owners", "local-epochs": 1, "local-steps": 0}
-    strategy, scorer = started(small_config(tmp_path, **keys))
-    strategy.run_round(simulated_grid(2), 1, scorer)
-    task = load_task(TaskSpec.from_json(strategy.settings.task))
+    engine, scorer = started(small_config(tmp_path, **keys))
+    engine.run_round(simulated_grid(2), 1, scorer)
+    method, population = engine.method, engine.population
+    task = load_task(TaskSpec.from_json(method.settings.task))
+    budgets = [budget_in_round(device, population, method.settings) for device in range(population.fleet.size)]
     found = {
-        device: train(strategy, task, device, strategy.assign(device, strategy.budget(device)), epochs=1)
-        for device in range(strategy.population.fleet.size)
+        device: train(method, task, device, method.assign(device, budget), epochs=1)
+        for device, budget in enumerate(budgets)
     }
     returned = {}
-    absorb = strategy.absorb
-    strategy.absorb = lambda c: (returned.update({c.devices[0]: c.weights}), absorb(c))
-    strategy.run_round(simulated_grid(2), 2, scorer)
+    absorb = method.absorb
+    method.absorb = lambda c: (returned.update({c.devices[0]: c.own("weights")}), absorb(c))
+    engine.run_round(simulated_grid(2), 2, scorer)
     assert returned
     for device, weights in returned.items():
         assert same_bits(weights, dict(found[device].state_dict()))

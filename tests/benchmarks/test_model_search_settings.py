@@ -2,13 +2,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from strategies.work import fits
 
 from devices.budget import budget_of
 from devices.fleet import Fleet
 from models.cost import cost
 from models.family import make_family
 from models.space import Space
+from strategies.method import fits
 from wildflower.settings import resolve
 
 SETTINGS = sorted(Path("benchmarks/model_search/settings").glob("*.toml"))
@@ -41,9 +41,11 @@ def test_a_setting_is_the_papers(path):
         config.optimizer,
         config.learning_rate,
         config.decay_rounds,
-        config.model_search__shares,
+        config.params.shares,
     )
-    assert (config.batch_size, config.distillation__steps, config.distillation__learning_rate) == (64, 100, 1e-3)
+    distillation = config.shared["distillation"]
+    assert (config.strategy, config.batch_size) == ("model-search", 64)
+    assert (distillation.steps, distillation.learning_rate) == (100, 1e-3)
     if config.optimizer == "sgd":
         assert (config.momentum, config.weight_decay, config.schedule) == (0.9, 5e-4, "steps")
     else:
@@ -66,7 +68,7 @@ def test_the_budgets_of_a_setting_are_those_of_its_space(path):
     family = make_family(
         {"name": config.family, "input_shape": shape, "classes": classes, "norm": "static"} | arguments
     )
-    space = Space.of(family, config.model_search__shares, least_blocks=config.model_search__least_blocks)
+    space = Space.of(family, config.params.shares, least_blocks=config.params.least_blocks)
     fleet = Fleet.load(f"devices/fleets/{config.fleet}.toml", devices=config.devices, seed=1, requirement=None)
     budgets = [
         budget_of(

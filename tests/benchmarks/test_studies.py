@@ -1,13 +1,16 @@
 """Every run of every table: its settings are ones that a run takes, its fleet has its devices, its family is one."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fashion_mnist import run as fashion_mnist
 from benchmarks.hypemefed import run as hypemefed
+from benchmarks.method_table import Study
 from benchmarks.model_search import run as model_search
+from benchmarks.recipfl import explorations
 from benchmarks.recipfl import run as recipfl
 from devices.fleet import Fleet
 from models.cost import cost
@@ -32,6 +35,14 @@ STUDIES = {
 }
 
 
+def study_of(experiment: Path, methods: dict[str, list[str]]) -> Study:
+    """As the command of the study makes it: every row names the fleet."""
+    fleet = experiment.with_name("fleet.toml" if experiment.stem == "table" else f"{experiment.stem}-fleet.toml")
+    sets = [f"fleet={fleet}"] if fleet.exists() else []
+    return Study(experiment, {name.replace(" ", "-").replace(",", ""): [*sets, *m] for name, m in methods.items()})
+
+
+RECORDED = [explorations.STUDY, *(study_of(experiment, methods) for experiment, (methods, _) in STUDIES.items())]
 # The exit that a device of each group of the fleet can train up to.
 EXITS = {
     "preliminary": {"small": 1, "medium": 2, "large": 3},
@@ -57,6 +68,40 @@ def test_the_groups_of_a_fleet_reach_the_exits_that_they_are_there_for(study):
         limit_bytes = fleet.report(device, 0.0).memory_limit_bytes
         found.setdefault(fleet.tier(device), set()).add(sum(need <= limit_bytes for need in needs))
     assert found == {group: {exit} for group, exit in EXITS[study].items()}
+
+
+@pytest.mark.parametrize("study", RECORDED, ids=lambda study: study.name)
+def test_recorded_figures_are_of_the_settings_that_are_run(study):
+    """Else they would be taken out of the table when it is written anew. Defaults are no part of this: a study states
+    the values on which its figures depend and which are not the defaults any more.
+    """
+    written = json.loads(study.results.read_text())["results"]
+    assert {method: list(seeds) for method, seeds in study.known().items() if seeds} == {
+        method: list(seeds) for method, seeds in written.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("strategy", "old"),
+    [
+        ("hypemefed", {"guess": "change", "epochs": 5}),
+        ("depthfl", {"alpha": 0.0, "scored": "deepest"}),
+        ("scalefl", {"gamma": 0.0}),
+        ("recipfl", {"class_counts": "first-upload"}),
+        ("fjord", {"distillation": False}),
+    ],
+)
+def test_figures_that_were_recorded_under_earlier_defaults_name_them(strategy, old):
+    """Rows that are about such a setting itself name another value of it."""
+    found = 0
+    for study in RECORDED:
+        for sets in study.methods.values():
+            config = resolve(study.experiment, sets).config
+            if config.strategy == strategy and getattr(config.params, "fill", "hypernetwork") == "hypernetwork":
+                named = {setting.partition("=")[0] for setting in sets}
+                assert {f"{strategy}.{name.replace('_', '-')}" for name in old} <= named
+                found += all(getattr(config.params, name) == value for name, value in old.items())
+    assert found
 
 
 @pytest.mark.parametrize("experiment", STUDIES, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -14,7 +14,8 @@ from messages.error import MessageError
 from messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining
 from messages.parcels import digest
 from models.cnn import Cnn3
-from strategies.depthfl import MeanOfExits, MutualLearningOfExits
+from models.layers import MeanOfExits
+from strategies.depthfl import MutualLearningOfExits
 from strategies.heterofl import Masked, MaskedTraining
 from strategies.local import TrainingAlone
 from strategies.method import ClassCounts, Training

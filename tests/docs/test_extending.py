@@ -79,7 +79,7 @@ assert Path(strategies.__file__).is_relative_to(Path.cwd()), strategies.__file__
 wanted = {"task": "stripes", "family": "", "rounds": 1, "local-steps": 20, "below-smallest": "smallest"}
 strategy, scorer = started(small_config(Path(), **METHODS["damped"], **wanted))
 record = strategy.run_round(simulated_grid(), 1, scorer).record
-print(strategy.name, strategy.family.name, record["task"], record["devices_replied"], record["accuracy"] > 0.4)
+print(strategy.name, strategy.family.name, record["task"], record["devices_replied"], record["score"] > 0.4)
 """
 
 

@@ -4,6 +4,7 @@ import torch
 from models.resnet import ResNet18
 from models.vit import VitTiny
 from strategies.anycostfl import AnycostFL, AnycostFLParams, channel_norms, strongest
+from strategies.method import Training, local_half
 from strategies.submodel import initial_weights
 from tests.strategies.by_hand import (
     CLASSIFIER,
@@ -12,6 +13,7 @@ from tests.strategies.by_hand import (
     FC_BIAS,
     Devices,
     OneHidden,
+    engine_of,
     filled,
     no_scores,
     setup,
@@ -30,7 +32,7 @@ def make(folder):
 def test_devices_get_the_channels_whose_filters_are_strongest(tmp_path):
     strategy = make(tmp_path)
     devices = Devices(OneHidden(), lambda order, w: w)
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     assert {d: w[FC].flatten().tolist() for d, w in devices.received.items()} == {
         0: [3.0, -1.0, 0.5, -2.0],
         1: [3.0, -2.0],
@@ -38,7 +40,7 @@ def test_devices_get_the_channels_whose_filters_are_strongest(tmp_path):
     }
     assert devices.received[1][FC_BIAS].tolist() == [0, 0]
     assert devices.received[1][CLASSIFIER].tolist() == [[1, 4]] * 3
-    assert {order.objective.kind for order in devices.orders.values()} == {"cross entropy"}
+    assert {local_half(order.local) for order in devices.orders.values()} == {Training(weighting="examples")}
 
 
 def test_every_coordinate_is_the_mean_over_its_owners_by_examples(tmp_path):
@@ -47,7 +49,7 @@ def test_every_coordinate_is_the_mean_over_its_owners_by_examples(tmp_path):
     strategy = make(tmp_path)
     values = {0: 1.0, 1: 3.0, 2: 8.0}
     devices = Devices(OneHidden(), lambda order, w: filled(w, values[order.device]), examples={0: 1, 1: 1, 2: 2})
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     assert strategy.weights[FC].flatten().tolist() == [5, 1, 1, 2]
     assert strategy.weights[FC_BIAS].tolist() == [5, 1, 1, 2]
     assert strategy.weights[CLASSIFIER].tolist() == [[5, 1, 1, 2]] * 3
@@ -58,7 +60,7 @@ def test_what_nobody_trained_keeps_its_value(tmp_path):
     strategy = make(tmp_path)
     strategy.assign = lambda device, budget, give=strategy.assign: give(device, budget) if device == 1 else None
     devices = Devices(OneHidden(), lambda order, w: filled(w, 9.0))
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     assert strategy.weights[FC].flatten().tolist() == [9, -1, 0.5, 9]
     assert strategy.weights[FC_BIAS].tolist() == [9, 0, 100, 9]
 
@@ -69,10 +71,10 @@ def test_the_next_round_and_the_score_follow_the_new_weights(tmp_path):
     strategy.assign = lambda device, budget: half if device == 1 else None
     # The two strongest, 0 and 3, come back as 0.1 each: now 1 and 2 are.
     devices = Devices(OneHidden(), lambda order, w: filled(w, 0.1))
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     scored = strategy.family.place(half, strategy.scored_selection(half).select).gather(strategy.weights)
     assert scored[FC].flatten().tolist() == [-1, 0.5]
-    strategy.run_round(devices.grid, 2, no_scores)
+    engine_of(strategy, tmp_path).run_round(devices.grid, 2, no_scores)
     assert devices.received[1][FC].flatten().tolist() == [-1, 0.5]
 
 
@@ -87,7 +89,7 @@ def test_restored_weights_bring_their_own_selection(tmp_path):
     strategy, other = make(tmp_path), make(tmp_path)
     other.weights[FC] = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
     assert strategy.selection(0, strategy.candidates[1]).select("hidden", 4, 2).tolist() == [0, 3]
-    strategy.load_state_dict(other.state_dict())
+    strategy.load(other.state())
     assert strategy.selection(0, strategy.candidates[1]).select("hidden", 4, 2).tolist() == [2, 3]
 
 

@@ -8,8 +8,9 @@ from client_app.state import DeviceState
 from devices.budget import Budget
 from messages.orders import LocalTraining
 from models.cnn import Cnn3
+from models.layers import MeanOfExits
 from models.vgg import Vgg
-from strategies.depthfl import DepthFL, DepthFLParams, MeanOfExits, MutualLearningOfExits, ramp
+from strategies.depthfl import DepthFL, DepthFLParams, MutualLearningOfExits, ramp
 from strategies.method import Model, Order, local_half
 from tasks.task import TaskSpec, load_task
 from tests.client_app.work_orders import bench_of, cut, do, work_order

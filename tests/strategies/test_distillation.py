@@ -93,7 +93,7 @@ def test_coordinates_that_no_student_has_keep_their_value():
     before = {name: value.clone() for name, value in weights.items()}
     quarter = family.width(0.25)
     result, steps_per_second, _ = distill(
-        family, weights, whole(family), students(family, quarter), Distillation(2, 8), seed=1
+        family, weights, whole(family), students(family, quarter), Distillation(steps=2, batch_size=8), seed=1
     )
     assert steps_per_second > 0
     assert all(torch.equal(weights[name], before[name]) for name in weights)
@@ -117,7 +117,14 @@ def test_students_come_nearer_to_the_teacher(family):
     weights = {name: value + 0.05 * torch.randn_like(value) for name, value in initial_weights(family, 2).items()}
     half = family.architecture({g: math.ceil(w / 2) for g, w in family.groups.items()})
     inputs = torch.randn(64, *family.input_shape)
-    result, *_ = distill(family, weights, whole(family), students(family, half), Distillation(30, 32, 1e-3), seed=5)
+    result, *_ = distill(
+        family,
+        weights,
+        whole(family),
+        students(family, half),
+        Distillation(steps=30, batch_size=32, learning_rate=1e-3),
+        seed=5,
+    )
     # Measured against the old teacher: only the student's coordinates of the result are the student.
     student = family.build(half)
     student.load_state_dict(family.place(half).gather(result))
@@ -133,7 +140,7 @@ def test_running_statistics_stay_as_they_are():
     weights = initial_weights(family, 1)
     weights |= {name: value + 0.5 for name, value in weights.items() if name.endswith(("running_mean", "running_var"))}
     result, *_ = distill(
-        family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 8), seed=1
+        family, weights, whole(family), students(family, family.width(0.5)), Distillation(steps=2, batch_size=8), seed=1
     )
     for name in weights:
         if name.endswith(("running_mean", "running_var")):
@@ -144,7 +151,14 @@ def test_the_same_seed_gives_the_same_bits():
     family = LeNet5(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
     runs = [
-        distill(family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 8), seed=9)[0]
+        distill(
+            family,
+            weights,
+            whole(family),
+            students(family, family.width(0.5)),
+            Distillation(steps=2, batch_size=8),
+            seed=9,
+        )[0]
         for _ in "ab"
     ]
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in weights)
@@ -154,14 +168,21 @@ def test_a_distillation_that_diverges_says_so():
     family = LeNet5(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
     with pytest.raises(FloatingPointError, match="diverged in block1"):
-        distill(family, weights, whole(family), students(family, family.width(0.5)), Distillation(3, 8, 1e30), seed=9)
+        distill(
+            family,
+            weights,
+            whole(family),
+            students(family, family.width(0.5)),
+            Distillation(steps=3, batch_size=8, learning_rate=1e30),
+            seed=9,
+        )
 
 
 def test_the_whole_as_a_student_stays_as_it_is_and_counts_in_the_mean():
     """Of (1, 2) a student has the 1 and moves it; with the whole beside it the mean moves half as far."""
     family = LeNet5(input_shape=(1, 8, 8))
     weights = initial_weights(family, 1)
-    full, half, settings = family.full(), family.width(0.5), Distillation(2, 8)
+    full, half, settings = family.full(), family.width(0.5), Distillation(steps=2, batch_size=8)
     alone, *measured = distill(family, weights, whole(family), students(family, full), settings, seed=9)
     assert measured == [None, None]
     assert all(torch.equal(alone[name], weights[name]) for name in weights)
@@ -184,7 +205,7 @@ def test_noise_takes_the_place_of_token_embeddings():
         torch.testing.assert_close(feed(model.embedding.tokens.weight[tokens]), model(tokens))
     weights = initial_weights(family, 1)
     result, *_ = distill(
-        family, weights, whole(family), students(family, family.width(0.5)), Distillation(2, 4), seed=1
+        family, weights, whole(family), students(family, family.width(0.5)), Distillation(steps=2, batch_size=4), seed=1
     )
     assert torch.equal(result["embedding.tokens.weight"], weights["embedding.tokens.weight"])
     assert not torch.equal(result["head.classifier.bias"], weights["head.classifier.bias"])

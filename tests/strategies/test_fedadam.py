@@ -2,7 +2,7 @@ import torch
 
 from models.lenet import LeNet5
 from strategies.fedadam import FedAdam, FedAdamParams
-from tests.strategies.by_hand import Devices, filled, no_scores, setup
+from tests.strategies.by_hand import Devices, engine_of, filled, no_scores, setup
 
 
 def test_two_steps_by_hand(tmp_path):
@@ -24,7 +24,7 @@ def test_two_steps_by_hand(tmp_path):
 
     devices = Devices(family, answer)
     for number, expected in ((1, 1.125), (2, 1.4375)):
-        strategy.run_round(devices.grid, number, no_scores)
+        engine_of(strategy, tmp_path).run_round(devices.grid, number, no_scores)
         for name, value in strategy.weights.items():
             assert torch.allclose(value, torch.tensor(2.0 if "running" in name else expected), atol=1e-7, rtol=0), name
     assert strategy.m["head.fc1.bias"].unique().tolist() == [3.75]
@@ -37,19 +37,19 @@ def test_a_round_without_answers_moves_nothing(tmp_path):
     family = LeNet5(input_shape=(1, 8, 8))
     strategy = FedAdam(setup(tmp_path, family), FedAdamParams())
     devices = Devices(family, lambda order, w: {name: value + 1 for name, value in w.items()})
-    strategy.run_round(devices.grid, 1, no_scores)
-    before = {name: value.clone() for name, value in strategy.state_dict().tensors.items()}
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
+    before = {name: value.clone() for name, value in strategy.state().tensors.items()}
     devices.grid.broken = {1: 5}
-    strategy.run_round(devices.grid, 2, no_scores)
-    assert all(torch.equal(before[name], value) for name, value in strategy.state_dict().tensors.items())
+    engine_of(strategy, tmp_path).run_round(devices.grid, 2, no_scores)
+    assert all(torch.equal(before[name], value) for name, value in strategy.state().tensors.items())
 
 
 def test_the_state_holds_both_moments(tmp_path):
     family = LeNet5(input_shape=(1, 8, 8))
     first, second = (FedAdam(setup(tmp_path, family), FedAdamParams()) for _ in range(2))
     devices = Devices(family, lambda order, w: {name: value + 1 for name, value in w.items()})
-    first.run_round(devices.grid, 1, no_scores)
-    second.load_state_dict(first.state_dict())
+    engine_of(first, tmp_path).run_round(devices.grid, 1, no_scores)
+    second.load(first.state())
     for strategy in (first, second):
-        strategy.run_round(devices.grid, 2, no_scores)
+        engine_of(strategy, tmp_path).run_round(devices.grid, 2, no_scores)
     assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)

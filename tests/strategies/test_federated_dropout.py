@@ -2,7 +2,7 @@ import torch
 
 from models.resnet import ResNet18
 from strategies.federated_dropout import FederatedDropout, FederatedDropoutParams
-from tests.strategies.by_hand import CLASSIFIER, FC, Devices, OneHidden, no_scores, setup
+from tests.strategies.by_hand import CLASSIFIER, FC, Devices, OneHidden, engine_of, no_scores, setup
 
 
 def received_channels(folder, rounds, seed=1):
@@ -13,7 +13,7 @@ def received_channels(folder, rounds, seed=1):
         strategy.weights[FC] = torch.arange(4.0).view(4, 1)
         strategy.weights[CLASSIFIER] = torch.arange(12.0).view(3, 4)
         devices = Devices(family, lambda order, w: w)
-        strategy.run_round(devices.grid, number, no_scores)
+        engine_of(strategy, folder).run_round(devices.grid, number, no_scores)
         for device, weights in devices.received.items():
             channels = [int(value) for value in weights[FC].flatten()]
             assert weights[CLASSIFIER].tolist() == [[row * 4 + c for c in channels] for row in range(3)]

@@ -78,3 +78,8 @@ def test_what_a_device_sends_is_as_large_as_the_model():
     returned = method.local(Order(0, method.scored_architecture)).returned(method.family, method.scored_architecture)
     whole = method.family.tensors(method.scored_architecture)
     assert {e.name for parcel in returned.values() for e in parcel.layout.entries} == set(whole)
+
+
+def test_a_device_that_took_no_step_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        NormalizedTraining().check_facts({"effective_steps": [0.0]}, examples=10)

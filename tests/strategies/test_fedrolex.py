@@ -1,7 +1,7 @@
 import torch
 
 from strategies.fedrolex import FedRolex, FedRolexParams
-from tests.strategies.by_hand import CLASSIFIER, FC, FC_BIAS, Devices, OneHidden, no_scores, setup
+from tests.strategies.by_hand import CLASSIFIER, FC, FC_BIAS, Devices, OneHidden, engine_of, no_scores, setup
 
 
 def test_the_window_rolls_by_one_channel_a_round_and_wraps_on_both_sides_of_a_layer(tmp_path):
@@ -14,7 +14,7 @@ def test_the_window_rolls_by_one_channel_a_round_and_wraps_on_both_sides_of_a_la
         strategy.weights[CLASSIFIER] = torch.arange(12.0).view(3, 4)
         devices = Devices(family, lambda order, w: {name: value + 100 for name, value in w.items()})
         strategy.assign = lambda device, budget, give=strategy.assign: give(device, budget) if device else None
-        strategy.run_round(devices.grid, number, no_scores)
+        engine_of(strategy, tmp_path).run_round(devices.grid, number, no_scores)
         for device, window in ((1, half), (2, quarter)):
             received = devices.received[device]
             assert received[FC].flatten().tolist() == window
@@ -31,5 +31,5 @@ def test_who_has_the_whole_model_gets_it_in_its_own_order(tmp_path):
     strategy = FedRolex(setup(tmp_path, family), FedRolexParams())
     strategy.weights[FC] = torch.arange(4.0).view(4, 1)
     devices = Devices(family, lambda order, w: w)
-    strategy.run_round(devices.grid, 3, no_scores)
+    engine_of(strategy, tmp_path).run_round(devices.grid, 3, no_scores)
     assert devices.received[0][FC].flatten().tolist() == [0, 1, 2, 3]

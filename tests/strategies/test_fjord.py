@@ -1,11 +1,31 @@
-import pytest
+import math
+import random
 
+import pytest
+import torch
+import torch.nn.functional as F
+
+from messages.error import MessageError
 from models.cnn import Cnn3
 from models.cost import _Step, cost, distinct_convolutions
+from models.lenet import LeNet5
 from models.resnet import ResNet18
-from strategies.fjord import FjORD, FjORDParams, training_cost
+from strategies.fjord import FjORD, FjORDParams, OrderedDropout, training_cost
+from strategies.method import local_half
 from tests.small_run import METHODS, simulated_grid, small_config, started
-from tests.strategies.by_hand import CLASSIFIER, CLASSIFIER_BIAS, FC, Devices, OneHidden, filled, no_scores, setup
+from tests.strategies.by_hand import (
+    CLASSIFIER,
+    CLASSIFIER_BIAS,
+    FC,
+    FC_BIAS,
+    Devices,
+    OneHidden,
+    engine_of,
+    filled,
+    loss_of,
+    no_scores,
+    setup,
+)
 
 WIDTHS = (1.0, 0.5, 0.25)
 
@@ -17,17 +37,22 @@ def after_a_round(folder, params=FjORDParams(), silent=()):
     strategy.assign = lambda device, budget: None if device in silent else strategy.candidates[device]
     values = {0: 1.0, 1: 3.0, 2: 8.0}
     devices = Devices(OneHidden(), lambda order, w: filled(w, values[order.device]), examples={0: 1, 1: 1, 2: 2})
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine_of(strategy, folder).run_round(devices.grid, 1, no_scores)
     return strategy, devices
 
 
 @pytest.mark.parametrize("distillation", [False, True])
 def test_a_device_draws_among_the_widths_up_to_its_own(distillation, tmp_path):
     _, devices = after_a_round(tmp_path, FjORDParams(distillation=distillation))
-    objectives = {device: order.objective for device, order in devices.orders.items()}
-    assert {o.kind for o in objectives.values()} == {"ordered dropout"}
-    assert {o.distillation for o in objectives.values()} == {distillation}
-    assert {device: o.widths for device, o in objectives.items()} == {0: (0.25, 0.5, 1.0), 1: (0.25, 0.5), 2: (0.25,)}
+    halves = {device: local_half(order.local) for device, order in devices.orders.items()}
+    assert {type(local) for local in halves.values()} == {OrderedDropout}
+    assert {local.distillation for local in halves.values()} == {distillation}
+    assert {local.weighting for local in halves.values()} == {"examples"}
+    assert {device: local.widths for device, local in halves.items()} == {
+        0: (0.25, 0.5, 1.0),
+        1: (0.25, 0.5),
+        2: (0.25,),
+    }
     assert {device: len(w[FC]) for device, w in devices.received.items()} == {0: 4, 1: 2, 2: 1}
 
 
@@ -91,10 +116,11 @@ def test_the_compiled_convolutions_of_all_widths_are_charged():
     assert more == 300_000 * len(counted[half])
 
 
-@pytest.mark.parametrize("method", ["fjord", "fjord with distillation"])
+@pytest.mark.parametrize("method", ["fjord", "fjord without distillation"])
 def test_devices_of_a_width_afford_what_the_method_needs_for_it(method, tmp_path):
-    strategy, scorer = started(small_config(tmp_path, **METHODS[method]))
-    result = strategy.run_round(simulated_grid(), 1, scorer)
+    engine, scorer = started(small_config(tmp_path, **METHODS[method]))
+    strategy = engine.method
+    result = engine.run_round(simulated_grid(), 1, scorer)
     widths = dict(zip(("whole", "half", "quarter"), strategy.candidates, strict=True))
     trained = [d for d in result.devices if d["outcome"] == "trained"]
     assert len(trained) == 4
@@ -110,3 +136,131 @@ def test_convolutions_behind_an_early_exit_are_found():
     conv2 = ((32, 4, 4), (64, 4, 4), 3)
     assert distinct_convolutions(family, family.up_to(2)) == {conv1, conv2}
     assert distinct_convolutions(family, family.full()) == {conv1, conv2, ((64, 2, 2), (128, 2, 2), 3)}
+
+
+# The device half, by hand: one input of 1, four hidden channels of value 1, three classes. The logits of the first
+# class add ln 2 for each of channels 0, 1 and 3; the other classes' are 0. Of width 1/4 the softmax is (2, 1, 1) / 4,
+# of width 1 it is (8, 1, 1) / 10.
+LN2 = math.log(2)
+
+
+def one_hidden(width=1.0):
+    family = OneHidden()
+    model = family.build(family.width(width))
+    kept = round(4 * width)
+    model.load_state_dict(
+        {
+            FC: torch.ones(kept, 1),
+            FC_BIAS: torch.zeros(kept),
+            CLASSIFIER: torch.tensor([[LN2, LN2, 0.0, LN2], [0.0] * 4, [0.0] * 4])[:, :kept],
+            CLASSIFIER_BIAS: torch.zeros(3),
+        }
+    )
+    return family, model.train()
+
+
+def ordered_step(distillation, wanted):
+    """Gradients and loss of the first seed that draws the wanted width; label 0."""
+    for seed in range(20):
+        family, model = one_hidden()
+        local = OrderedDropout(widths=(0.25, 1.0), distillation=distillation)
+        loss = loss_of(local, model, family=family, chance=random.Random(seed))
+        value = loss(torch.ones(2, 1, 1, 1), torch.tensor([0, 0]))
+        value.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        drawn_narrow = not bool(torch.equal(gradients[CLASSIFIER][:, 0], gradients[CLASSIFIER][:, 1]))
+        if drawn_narrow == (wanted < 1):
+            return float(value.detach()), gradients
+    raise AssertionError("no seed draws it")
+
+
+def columns(*values):
+    return [pytest.approx([column[row] for column in values], abs=1e-6) for row in range(3)]
+
+
+def test_a_cut_of_ordered_dropout_trains_the_leading_channels_alone():
+    # p - onehot = (-1/2, 1/4, 1/4) in the first column and the bias; channel 0's own weight gets ln 2 * -1/2.
+    value, gradients = ordered_step(False, 0.25)
+    assert value == pytest.approx(math.log(2))
+    nothing = (0.0, 0.0, 0.0)
+    assert gradients[CLASSIFIER].tolist() == columns((-0.5, 0.25, 0.25), nothing, nothing, nothing)
+    assert gradients[CLASSIFIER_BIAS].tolist() == pytest.approx([-0.5, 0.25, 0.25])
+    assert gradients[FC].flatten().tolist() == pytest.approx([-0.5 * math.log(2), 0, 0, 0])
+    assert gradients[FC].flatten()[1:].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("distillation", [False, True])
+def test_the_whole_of_ordered_dropout_trains_everything_and_has_nothing_to_learn_from_itself(distillation):
+    value, gradients = ordered_step(distillation, 1.0)
+    assert value == pytest.approx(math.log(10 / 8))
+    assert gradients[CLASSIFIER].tolist() == columns(*[(-0.2, 0.1, 0.1)] * 4)
+    assert gradients[FC].flatten().tolist() == pytest.approx([-0.2 * math.log(2)] * 2 + [0, -0.2 * math.log(2)])
+
+
+def test_with_distillation_the_cut_learns_what_the_whole_says():
+    # ln(10/8) of the whole, and -(8 ln(1/2) + 2 ln(1/4)) / 10 = 1.2 ln 2 of the cut to the whole's softmax q.
+    # Gradients: (-0.2, 0.1, 0.1) everywhere, and p - q = (-0.3, 0.15, 0.15) in the cut; q itself is constant.
+    value, gradients = ordered_step(True, 0.25)
+    assert value == pytest.approx(math.log(10 / 8) + 1.2 * math.log(2))
+    beyond = (-0.2, 0.1, 0.1)
+    assert gradients[CLASSIFIER].tolist() == columns((-0.5, 0.25, 0.25), beyond, beyond, beyond)
+    assert gradients[CLASSIFIER_BIAS].tolist() == pytest.approx([-0.5, 0.25, 0.25])
+    expected = [-0.5 * math.log(2), -0.2 * math.log(2), 0, -0.2 * math.log(2)]
+    assert gradients[FC].flatten().tolist() == pytest.approx(expected)
+
+
+def drawn_losses(seed, batches):
+    family, model = one_hidden()
+    local = OrderedDropout(widths=(0.25, 0.5, 1.0), distillation=False)
+    loss = loss_of(local, model, family=family, chance=random.Random(seed))
+    return [round(float(loss(torch.ones(1, 1, 1, 1), torch.tensor([0])).detach()), 4) for _ in range(batches)]
+
+
+def test_widths_are_drawn_alike_for_every_batch_and_follow_from_the_seed():
+    losses = drawn_losses(3, 600)
+    # Softmaxes (2, 1, 1) / 4, (4, 1, 1) / 6 and (8, 1, 1) / 10.
+    counts = [losses.count(round(math.log(x), 4)) for x in (2, 6 / 4, 10 / 8)]
+    assert sum(counts) == 600
+    assert all(150 < count < 250 for count in counts)
+    assert drawn_losses(3, 600) == losses
+    assert drawn_losses(4, 600) != losses
+
+
+def test_a_cut_computes_what_a_sub_model_of_its_own_does():
+    family = LeNet5(input_shape=(1, 8, 8), norm="static")
+    widths = (0.5, 1.0)
+    half = family.width(0.5)
+    torch.manual_seed(0)
+    model = family.build(family.full()).train()
+    own = family.build(half).train()
+    own.load_state_dict(family.place(half).gather(model.state_dict()))
+    inputs, labels = torch.rand(6, 1, 8, 8), torch.arange(6)
+    wanted = F.cross_entropy(own(inputs), labels)
+    wanted.backward()
+    for seed in range(20):
+        model.zero_grad()
+        local = OrderedDropout(widths=widths, distillation=False)
+        loss = loss_of(local, model, family=family, chance=random.Random(seed))(inputs, labels)
+        if torch.equal(loss.detach(), wanted.detach()):
+            break
+    else:
+        raise AssertionError("no seed draws the half")
+    loss.backward()
+    gradients = family.place(half).gather({name: p.grad for name, p in model.named_parameters()})
+    for name, parameter in own.named_parameters():
+        assert torch.allclose(gradients[name], parameter.grad, atol=1e-6), name
+    inside = sum(float(g.abs().sum()) for g in gradients.values())
+    assert sum(float(p.grad.abs().sum()) for p in model.parameters()) == pytest.approx(inside)
+
+
+def test_ordered_dropout_of_another_architecture_is_refused():
+    family, model = one_hidden(0.5)
+    local = OrderedDropout(widths=(0.25, 1.0), distillation=False)
+    with pytest.raises(MessageError, match=r"ordered dropout up to width 1.0 is not training of Architecture"):
+        loss_of(local, model, family=family, architecture=family.width(0.5))
+
+
+def test_running_statistics_are_not_mixed_by_ordered_dropout():
+    family = LeNet5(input_shape=(1, 8, 8))
+    with pytest.raises(MessageError, match="use norm = 'static'"):
+        loss_of(OrderedDropout(widths=(0.5, 1.0), distillation=False), family.build(family.full()), family=family)

@@ -1,21 +1,29 @@
+import math
+
 import pytest
 import torch
-from strategies.base import Scores
 
 from models.lenet import LeNet5
-from strategies.heterofl import HeteroFL, HeteroFLParams
+from rounds.engine import Scores
+from strategies.heterofl import HeteroFL, HeteroFLParams, MaskedTraining
+from strategies.method import local_half
+from strategies.statistics import TakeStatistics
 from tests.strategies.by_hand import (
     CLASSIFIER,
     CLASSIFIER_BIAS,
     FC,
     FC_BIAS,
     Devices,
+    Logits,
     OneHidden,
+    engine_of,
     filled,
+    loss_of,
     no_scores,
     setup,
 )
 
+STATISTICS = TakeStatistics().reference()
 VALUES = {0: 1.0, 1: 3.0, 2: 8.0}  # what the devices of width 4, 2 and 1 answer everywhere
 
 
@@ -28,7 +36,7 @@ def after_a_round(folder, classes=None, silent=(), examples=None):
         strategy.assign = lambda device, budget, give=strategy.assign: (
             None if device in silent else give(device, budget)
         )
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine_of(strategy, folder).run_round(devices.grid, 1, no_scores)
     return strategy.weights, devices
 
 
@@ -68,18 +76,20 @@ def test_devices_get_the_leading_channels_that_fit_and_the_masked_objective(tmp_
     strategy = HeteroFL(setup(tmp_path, family), HeteroFLParams())
     strategy.weights[FC] = torch.arange(4.0).view(4, 1)
     devices = Devices(family, lambda order, w: w)
-    strategy.run_round(devices.grid, 1, no_scores)
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     assert {d: w[FC].flatten().tolist() for d, w in devices.received.items()} == {0: [0, 1, 2, 3], 1: [0, 1], 2: [0]}
-    assert {order.objective.kind for order in devices.orders.values()} == {"masked cross entropy"}
+    for order in devices.orders.values():
+        assert local_half(order.local) == MaskedTraining(weighting="uniform")
 
 
 def test_dynamic_devices_draw_among_the_widths_they_afford(tmp_path):
     family = OneHidden()
     strategy = HeteroFL(setup(tmp_path, family), HeteroFLParams(dynamic=True))
     devices = Devices(family, lambda order, w: w)
+    engine = engine_of(strategy, tmp_path)
     seen = {0: set(), 1: set(), 2: set()}
     for number in range(1, 10):
-        strategy.run_round(devices.grid, number, no_scores)
+        engine.run_round(devices.grid, number, no_scores)
         for device, order in devices.orders.items():
             seen[device].add(order.architecture["widths"][0])
     assert seen == {0: {4, 2, 1}, 1: {2, 1}, 2: {1}}
@@ -91,14 +101,15 @@ def test_a_scored_model_has_the_mean_statistics_of_devices(tmp_path):
     changes = {"evaluate_every": 1}
     strategy = HeteroFL(setup(tmp_path, family, devices_per_round=2, **changes), HeteroFLParams())
     strategy.assign = lambda device, budget: family.full() if device < 2 else None
-    strategy.budget = lambda device, wanted, of=strategy.budget: of(0, wanted)
+    engine = engine_of(strategy, tmp_path)
+    engine.budget = lambda device, wanted, of=engine.budget: of(0, wanted)
     scored = []
 
     def answer(order, weights):
-        if order.objective.kind != "batch norm statistics":
+        if order.local != STATISTICS:
             return weights
         value = {0: 1.0, 1: 5.0, 2: 5.0}[order.device]
-        return {name: torch.full_like(v, value) for name, v in weights.items() if "running" in name}
+        return {"statistics": {name: torch.full_like(v, value) for name, v in weights.items() if "running" in name}}
 
     def scorer(model):
         scored.append(model)
@@ -110,16 +121,27 @@ def test_a_scored_model_has_the_mean_statistics_of_devices(tmp_path):
         """Orders of training are of the static family, those of statistics of the one that keeps them."""
 
         def _handle(self, message, context):
-            self.family = both if "batch norm statistics" in str(message.content) else family
+            self.family = both if STATISTICS.name in str(message.content) else family
             return super()._handle(message, context)
 
     devices = Both(family, answer, examples={0: 1, 1: 3, 2: 3})
-    result = strategy.run_round(devices.grid, 1, scorer)
+    result = engine.run_round(devices.grid, 1, scorer)
     assert result.record["score"] == 0.5
     [model] = scored
     assert model.family == both
     assert set(model.weights) == set(both.tensors(both.full()))
     statistics = torch.cat([value for name, value in model.weights.items() if "running" in name])
-    asked = sorted(d for d, o in devices.orders.items() if o.objective.kind == "batch norm statistics")
+    asked = sorted(d for d, o in devices.orders.items() if o.local == STATISTICS)
     expected = {(0, 1): 4.0, (0, 2): 4.0, (1, 2): 5.0}[tuple(asked)]
     assert statistics.unique().tolist() == [pytest.approx(expected, abs=1e-6)]
+
+
+def test_masked_cross_entropy_sets_absent_logits_to_zero_and_keeps_them_in_the_softmax():
+    # Logits (ln 2, ln 9, 0) without class 1 are (ln 2, 0, 0): p = (1/2, 1/4, 1/4), not (2/3, 0, 1/3).
+    model = Logits(math.log(2), math.log(9), 0.0)
+    loss = loss_of(MaskedTraining(), model, class_counts=torch.tensor([4, 0, 1]))
+    value = loss(torch.zeros(1, 1), torch.tensor([0]))
+    assert float(value.detach()) == pytest.approx(math.log(2))
+    value.backward()
+    # Gradient p - onehot on what is present, nothing on what is absent.
+    assert model.values.grad.tolist() == pytest.approx([-0.5, 0.0, 0.25])

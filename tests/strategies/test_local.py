@@ -11,11 +11,11 @@ LOCAL = METHODS["local"]
 
 
 def test_nothing_travels_and_every_device_goes_on_with_its_own_model(tmp_path):
-    strategy, scorer = started(small_config(tmp_path, **LOCAL | {"evaluate-every": 1, "devices-per-round": 6}))
+    engine, scorer = started(small_config(tmp_path, **LOCAL | {"evaluate-every": 1, "devices-per-round": 6}))
     grid = simulated_grid(2)
     losses = []
     for number in (1, 2, 3):
-        result = strategy.run_round(grid, number, scorer)
+        result = engine.run_round(grid, number, scorer)
         assert result.record["bytes_down"] == result.record["bytes_up"] == 0
         assert [d["outcome"] for d in result.devices] == ["trained"] * 6
         losses.append(sum(d["loss"] for d in result.devices))
@@ -27,7 +27,7 @@ def test_nothing_travels_and_every_device_goes_on_with_its_own_model(tmp_path):
 
 
 def test_accuracy_is_the_mean_over_devices_and_over_tiers(tmp_path):
-    strategy, scorer = started(small_config(tmp_path, **LOCAL | {"devices-per-round": 6, "evaluate-every": 1}))
+    engine, scorer = started(small_config(tmp_path, **LOCAL | {"devices-per-round": 6, "evaluate-every": 1}))
     grid = simulated_grid(2)
     # Devices 0 to 5, of tiers whole, whole, half, half, quarter, quarter. Device 1 cannot be scored, and 3's score is
     # refused: its loss is NaN.
@@ -49,14 +49,14 @@ def test_accuracy_is_the_mean_over_devices_and_over_tiers(tmp_path):
 
     grid.tamper = scores
     grid.turn = lambda messages: messages[::-1]  # the mean of floats is taken in the order of devices all the same
-    record = strategy.run_round(grid, 1, scorer).record
+    record = engine.run_round(grid, 1, scorer).record
     assert record["score"] == (0.1 + 0.2 + 0.5 + 0.6) / 4
     assert record["score_by_tier"] == {"whole": 0.1, "half": 0.2, "quarter": 0.55}
     assert record["loss"] == 1.0
 
 
 def test_scores_that_cannot_be_read_are_left_out(tmp_path):
-    strategy, scorer = started(small_config(tmp_path, **LOCAL | {"devices-per-round": 6, "evaluate-every": 1}))
+    engine, scorer = started(small_config(tmp_path, **LOCAL | {"devices-per-round": 6, "evaluate-every": 1}))
     grid = simulated_grid(2)
 
     def garble(message):
@@ -65,17 +65,17 @@ def test_scores_that_cannot_be_read_are_left_out(tmp_path):
         return message
 
     grid.tamper = garble
-    record = strategy.run_round(grid, 1, scorer).record
+    record = engine.run_round(grid, 1, scorer).record
     assert 0 < record["score"] < 1
 
 
 def test_devices_that_are_gone_are_not_scored(tmp_path):
     config = small_config(tmp_path, **LOCAL | {"fleet": "", "devices": 3, "devices-per-round": 3, "evaluate-every": 1})
-    strategy, scorer = started(config)
+    engine, scorer = started(config)
     grid = connected_grid(3, tmp_path)
-    strategy.run_round(grid, 1, scorer)
+    engine.run_round(grid, 1, scorer)
     del grid.contexts[2]
-    assert strategy.run_round(grid, 2, scorer).record["score"] is not None
+    assert engine.run_round(grid, 2, scorer).record["score"] is not None
     asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
     assert asked == [1, 2, 3, 1, 3]
 
@@ -99,9 +99,9 @@ def test_devices_that_are_gone_are_not_scored(tmp_path):
     ids=["run", "round", "twice", "more than all correct", "more than the test set", "errors"],
 )
 def test_scores_that_cannot_be_true_are_left_out(tmp_path, change):
-    strategy, scorer = started(small_config(tmp_path, **LOCAL))
+    engine, scorer = started(small_config(tmp_path, **LOCAL))
     grid = simulated_grid(2)
-    strategy.run_round(grid, 1, scorer)
+    engine.run_round(grid, 1, scorer)
 
     def tamper(message):
         if message.metadata.message_type != "evaluate":
@@ -110,6 +110,6 @@ def test_scores_that_cannot_be_true_are_left_out(tmp_path, change):
         message.content = to_records(change(reply))
         return message
 
-    assert strategy.evaluate(grid, scorer) is not None
+    assert engine.evaluate(grid, scorer) is not None
     grid.tamper = tamper
-    assert strategy.evaluate(grid, scorer) is None
+    assert engine.evaluate(grid, scorer) is None

@@ -1,18 +1,20 @@
 import pytest
 import torch
-from messages.layouts import returned_layout
 
 from client_app import work as client_module
 from devices.budget import Budget
 from devices.report import DeviceReport
+from messages.orders import Merge
+from messages.packing import Layout
 from messages.sums import WeightedSum, flatten
 from models.cnn import Cnn3
 from models.cost import cost
 from models.resnet import ResNet18
 from server_app.config import ConfigError
-from strategies import STRATEGIES
+from strategies import METHODS
 from strategies.aggregation import CoordinateMean
-from strategies.heterofl import HeteroFL
+from strategies.heterofl import HeteroFL, MaskedTraining
+from strategies.method import Order, Training
 from strategies.model_search import ModelSearch, ModelSearchParams, layer_shares
 from tests.small_run import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import setup
@@ -23,7 +25,7 @@ SMALL_RESNET = {"family-arguments": "first_channels = 4"}
 
 def add(mean, family, arch, value, weight=1):
     """One device's update: `value` everywhere."""
-    layout = returned_layout(family, arch, "cross entropy")
+    layout = Layout.of(family.tensors(arch))
     weights = {name: torch.full(spec.shape, value) for name, spec in family.tensors(arch).items()}
     total = WeightedSum.zeros(layout)
     total.add(flatten(weights, layout), weight, None, ())
@@ -65,15 +67,21 @@ def search(folder, **changes):
 
 
 def test_the_mean_is_over_devices_or_over_examples(tmp_path):
-    assert search(tmp_path).merge.weighting == "uniform"
-    assert search(tmp_path, weighting="examples").merge.weighting == "examples"
-    assert not search(tmp_path, masked_loss=False).merge.present_classes
+    def merge(**changes):
+        strategy = search(tmp_path, **changes)
+        smallest = strategy.space.smallest()
+        return strategy.local(Order(0, smallest)).returned(strategy.family, smallest)["weights"].merge
+
+    assert merge() == Merge(weighting="uniform", present_classes=True)
+    assert merge(weighting="examples") == Merge(weighting="examples", present_classes=True)
+    assert merge(masked_loss=False) == Merge(weighting="uniform", present_classes=False)
 
 
 def test_only_heterofl_and_those_that_compare_as_it_does_divide_by_the_width(tmp_path):
-    kin = [name for name, (kind, _) in STRATEGIES.items() if issubclass(kind, HeteroFL)]
+    kin = [name for name, kind in METHODS.items() if issubclass(kind, HeteroFL)]
     families = {
-        method: started(small_config(tmp_path, strategy=method, **{"run-name": method}))[0].family for method in kin
+        method: started(small_config(tmp_path, strategy=method, **{"run-name": method}))[0].method.family
+        for method in kin
     }
     assert {method: family.scaler for method, family in families.items()} == {
         "heterofl": True,
@@ -85,7 +93,7 @@ def test_only_heterofl_and_those_that_compare_as_it_does_divide_by_the_width(tmp
     }
     assert {family.norm for family in families.values()} == {"static"}
     without = {"strategy": "heterofl", "family-arguments": "scaler = false", "run-name": "without"}
-    assert not started(small_config(tmp_path, **without))[0].family.scaler
+    assert not started(small_config(tmp_path, **without))[0].method.family.scaler
 
 
 def priced(strategy, arch):
@@ -119,7 +127,7 @@ def test_a_device_below_the_smallest_is_left_out_or_gets_it(tmp_path):
 
 def test_a_space_that_breaks_the_shape_is_refused(tmp_path):
     config = small_config(tmp_path, **{"strategy": "model-search", "model-search.shares": "0, 1"})
-    strategy, _ = started(config)  # nothing of lenet5 may be left out: the share 0 stands for nothing there
+    strategy = started(config)[0].method  # nothing of lenet5 may be left out: the share 0 stands for nothing there
     assert strategy.space.size == 1
     with pytest.raises(
         ValueError, match=r"model-search.shares = '0': every share lies in \[0, 1\], and one is above 0"
@@ -180,7 +188,7 @@ def test_shares_of_single_layers():
 
 def test_the_space_is_the_configurations(tmp_path):
     keys = {"model-search.layer-shares": "'stage2_*' = [1], stage3_1 = [0.25]", "model-search.least-blocks": 2}
-    strategy, _ = started(small_config(tmp_path, **SEARCH | SMALL_RESNET | keys))
+    strategy = started(small_config(tmp_path, **SEARCH | SMALL_RESNET | keys))[0].method
     own = {choice.name: choice.shares for choice in strategy.space.choices}
     assert own["stage2_1"] == own["stage2_0.inner1"] == (1.0,)
     assert own["stage3_1"] == (0.25,)
@@ -204,12 +212,12 @@ def test_the_space_is_the_configurations(tmp_path):
     ],
 )
 def test_what_passes_where_layers_may_be_missing_is_bounded_unless_the_user_says_no(keys, activation, tmp_path):
-    strategy, _ = started(small_config(tmp_path, **SEARCH | keys))
+    strategy = started(small_config(tmp_path, **SEARCH | keys))[0].method
     assert strategy.family.activation == activation
 
 
 def test_families_without_an_activation_to_choose_are_left_alone(tmp_path):
-    strategy, _ = started(small_config(tmp_path, **SEARCH | {"family": "cnn3"}))
+    strategy = started(small_config(tmp_path, **SEARCH | {"family": "cnn3"}))[0].method
     assert "activation" not in strategy.family.spec()
 
 
@@ -218,8 +226,8 @@ def test_devices_without_a_link_are_skipped_and_counted(tmp_path):
     (tmp_path / "none.csv").write_text("seconds,mbit_per_s\n0,0\n1,0\n")
     fleet = tmp_path / "six.toml"
     fleet.write_text(fleet.read_text().replace('link = "20 Mbit/s"', 'down_trace = "none.csv"\nup_trace = "none.csv"'))
-    strategy, scorer = started(config)
-    result = strategy.run_round(simulated_grid(), 1, scorer)
+    engine, scorer = started(config)
+    result = engine.run_round(simulated_grid(), 1, scorer)
     outcomes = {d["tier"]: d["outcome"] for d in result.devices}
     assert outcomes["half"].startswith("skipped: ")
     assert outcomes["whole"] == "trained"
@@ -232,7 +240,8 @@ def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_nex
 ):
     hardware = {"fleet": "", "devices": 1, "devices-per-round": 1, "batch-size": 2, "memory-fraction": 1.0}
     hardware["model-search.tolerance"] = 0.0
-    strategy, scorer = started(small_config(tmp_path, **SEARCH | SMALL_RESNET | hardware))
+    engine, scorer = started(small_config(tmp_path, **SEARCH | SMALL_RESNET | hardware))
+    strategy = engine.method
     large = strategy.cost(strategy.space.largest()).peak_training_memory_bytes
     high, low = 3 * large, large - 1
     free, reported = [high], []
@@ -252,11 +261,11 @@ def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_nex
         return send(messages)
 
     grid.push_messages = memory_is_low_while_training
-    [first] = strategy.run_round(grid, 1, scorer).devices
+    [first] = engine.run_round(grid, 1, scorer).devices
     assert first["outcome"].startswith(f"refused: training needs about {large} bytes, this device has free {low}")
     assert first["predicted_memory_bytes"] <= first["budget"]["memory_bytes"]
     reported.clear()
-    [second] = strategy.run_round(grid, 2, scorer).devices
+    [second] = engine.run_round(grid, 2, scorer).devices
     assert reported[0] == high  # what the second budget was made of
     assert second["predicted_memory_bytes"] <= second["budget"]["memory_bytes"] <= low
 
@@ -264,9 +273,8 @@ def test_a_device_whose_memory_shrinks_after_its_report_gets_less_though_its_nex
 @pytest.mark.parametrize("masked", [True, False])
 def test_the_loss_is_masked_or_plain(masked, tmp_path):
     strategy = search(tmp_path, masked_loss=masked)
-    kind = strategy.objective(0, strategy.space.smallest()).kind
-    assert kind == ("masked cross entropy" if masked else "cross entropy")
-    assert strategy.merge.present_classes == masked
+    local = strategy.local(Order(0, strategy.space.smallest()))
+    assert local == (MaskedTraining if masked else Training)(weighting="uniform")
 
 
 @pytest.mark.parametrize("strategy_name", ["model-search", "fedavg", "heterofl"])
@@ -274,14 +282,14 @@ def test_without_tiers_the_global_model_alone_is_scored(strategy_name, tmp_path)
     keys = SEARCH | SMALL_RESNET | {"strategy": strategy_name, "evaluate-every": 1}
     bytes_down, scored = {}, {}
     for tiers in (True, False):
-        strategy, scorer = started(small_config(tmp_path, **keys, **{"evaluate-tiers": tiers}))
+        engine, scorer = started(small_config(tmp_path, **keys, **{"evaluate-tiers": tiers}))
         count = []
 
         def counted(model, scorer=scorer, count=count):
             count.append(model)
             return scorer(model)
 
-        record = strategy.run_round(simulated_grid(), 1, counted).record
+        record = engine.run_round(simulated_grid(), 1, counted).record
         assert record["score"] is not None
         assert bool(record["score_by_tier"]) == tiers
         bytes_down[tiers], scored[tiers] = record["bytes_down"], len(count)
@@ -294,8 +302,8 @@ def test_without_tiers_the_global_model_alone_is_scored(strategy_name, tmp_path)
 def test_a_space_without_a_choice_is_told(tmp_path, caplog):
     for shares, told in (("1", True), ("0.5, 1", False)):
         config = small_config(tmp_path, **{**SEARCH, "family": "lenet5", "model-search.shares": shares})
-        strategy, _ = started(config)
+        strategy = started(config)[0].method
         caplog.clear()
         with caplog.at_level("WARNING", "flwr"):
-            strategy.summary()
+            strategy.start()
         assert ("There is one architecture to choose from" in caplog.text) == told

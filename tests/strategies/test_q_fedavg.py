@@ -44,11 +44,7 @@ def test_without_fairness_it_is_the_mean_of_the_devices():
     assert method.weights["head.fc1.bias"].unique().tolist() == pytest.approx([0.85], abs=1e-6)
 
 
-def test_a_negative_curvature_is_none():
-    method = QFedAvg(setup(), QFedAvgParams(q=1.0))
-    filled(method, 1.0)
-    trained = [
-        came_back(method, 10, {"changes": 1.0, "statistics": 1.0}, device=0, h=[10.0]),
-        came_back(method, 10, {"changes": 1.0, "statistics": 1.0}, device=1, h=[-10.0]),
-    ]
-    assert method.finish_round(trained) == {"curvature": 5.0}
+@pytest.mark.parametrize("h", [0.0, -1.0])
+def test_a_curvature_that_cannot_be_is_refused(h):
+    with pytest.raises(ValueError, match="h must be above 0"):
+        FairTraining(q=1.0).check_facts({"h": [h]}, examples=10)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def test_a_devices_steps_and_control_variate_by_hand():
     answer = ControlledTraining().train(bench)
     assert answer.parcels["weights"]["w"].tolist() == pytest.approx([0.867])
     assert bench.kept_tensors["control"]["w"].tolist() == pytest.approx([0.965])
-    assert answer.parcels["control"]["w"].tolist() == pytest.approx([0.465])
+    assert answer.parcels["control_change"]["w"].tolist() == pytest.approx([0.465])
 
 
 def test_with_momentum_the_control_variate_is_still_a_mean_of_gradients():
@@ -45,8 +47,8 @@ def test_one_step_of_the_server_by_hand():
     filled(method, 1.0)
     method.control = {name: torch.full_like(value, 0.2) for name, value in method.control.items()}
     trained = [
-        came_back(method, 30, {"weights": 0.867, "control": 0.465}, device=0),
-        came_back(method, 10, {"weights": 1.1, "control": -0.265}, device=1),
+        came_back(method, 30, {"weights": 0.867, "control_change": 0.465}, device=0),
+        came_back(method, 10, {"weights": 1.1, "control_change": -0.265}, device=1),
     ]
     method.finish_round(trained)
     for name, value in method.weights.items():
@@ -63,14 +65,15 @@ def test_both_parcels_travel_both_ways():
     local = method.local(Order(0, whole))
     sent, returned = local.sent(FAMILY, whole), local.returned(FAMILY, whole)
     group = Group(whole, method.selection(0, whole), sent, returned, FAMILY.place(whole))
-    assert method.payload(group).keys() == sent.keys() == returned.keys() == {"weights", "control"}
+    assert method.payload(group).keys() == sent.keys() == {"weights", "control"}
+    assert returned.keys() == {"weights", "control_change"}
     parameters = sum(value.numel() for value in method.control.values())
     assert method.cost(whole).payload_bytes == sent["weights"].layout.nbytes + 4 * parameters
 
 
 def test_the_control_variate_is_part_of_the_state():
     first, second = (Scaffold(setup(), ScaffoldParams()) for _ in range(2))
-    first.finish_round([came_back(first, 10, {"weights": 0.6, "control": 0.3})])
+    first.finish_round([came_back(first, 10, {"weights": 0.6, "control_change": 0.3})])
     second.load(first.state())
     assert all((first.control[name] == second.control[name]).all() for name in first.control)
     assert first.control["head.fc1.bias"].unique().tolist() == pytest.approx([0.075], abs=1e-6)
@@ -79,3 +82,13 @@ def test_the_control_variate_is_part_of_the_state():
 def test_steps_of_adam_hold_no_gradients():
     with pytest.raises(ValueError, match="set optimizer = 'sgd'"):
         Scaffold(setup(optimizer="adam"), ScaffoldParams())
+
+
+def test_a_bound_on_weights_is_refused():
+    """What devices return beside weights has no distance from what they were sent."""
+    bounded = setup()
+    bounded = replace(bounded, settings=replace(bounded.settings, norm_bound=1.0))
+    with pytest.raises(ValueError, match="set norm-bound = 0"):
+        Scaffold(bounded, ScaffoldParams())
+    with pytest.raises(ValueError, match="both-models"):
+        Scaffold.check(ScaffoldParams(), both_models=True)

@@ -1,9 +1,14 @@
-import pytest
+import math
 
+import pytest
+import torch
+
+from devices.budget import Budget
 from models.cnn import Cnn10
 from models.vgg import Vgg
-from strategies.scalefl import ScaleFL, ScaleFLParams, levels
-from tests.strategies.by_hand import Devices, filled, no_scores, setup
+from strategies.method import local_half
+from strategies.scalefl import ScaleFL, ScaleFLParams, WeightedExits, levels
+from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(4, 4, 4), exits=(0, 1, 2))
 HALVES = ScaleFLParams(widths=(0.5, 0.5, 1.0))
@@ -16,7 +21,7 @@ def after_a_round(folder, params=HALVES, number=1, silent=()):
     strategy.assign = lambda device, budget: None if device in silent else strategy.candidates[device]
     values = {0: 1.0, 1: 4.0, 2: 10.0}
     devices = Devices(VGG, lambda order, w: filled(w, values[order.device]), examples={0: 1, 1: 2, 2: 3})
-    strategy.run_round(devices.grid, number, no_scores)
+    engine_of(strategy, folder).run_round(devices.grid, number, no_scores)
     return strategy.weights, devices
 
 
@@ -44,10 +49,9 @@ def test_early_exits_learn_from_the_last_one_after_a_quarter_of_the_rounds(tmp_p
     gammas = {}
     for number in (1, 3, 4, 9):  # of 10 rounds, of which 2.5 are a quarter
         _, devices = after_a_round(tmp_path, params, number)
-        [(kind, gammas[number], temperature)] = {
-            (o.kind, o.gamma, o.temperature) for o in (order.objective for order in devices.orders.values())
-        }
-        assert (kind, temperature) == ("weighted exits", 2.0)
+        [local] = {local_half(order.local) for order in devices.orders.values()}
+        gammas[number] = local.gamma
+        assert local == WeightedExits(gamma=gammas[number], temperature=2.0, weighting="examples")
     assert gammas == {1: 0.0, 3: 0.0, 4: 0.3, 9: 0.3}
 
 
@@ -92,12 +96,42 @@ def test_a_family_of_more_exits_than_the_paper_needs_widths():
 
 def test_a_device_gets_the_deepest_level_that_fits(tmp_path):
     strategy = ScaleFL(setup(tmp_path, VGG), HALVES)
-    budget = strategy.budget(0)
     for level in levels(VGG, HALVES.widths):
         price = strategy.cost(level)
-        assert strategy.assign(0, type(budget)(price.peak_training_memory_bytes, price.payload_bytes, None)) == level
+        assert strategy.assign(0, Budget(price.peak_training_memory_bytes, price.payload_bytes, None)) == level
 
 
 def test_a_family_of_one_exit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="scalefl needs a family with several exits, vgg has one: set family-argum"):
         ScaleFL(setup(tmp_path, Vgg(input_shape=(1, 8, 8), block_channels=(2, 3))), ScaleFLParams())
+
+
+# The device half
+
+
+def test_weighted_exits_count_by_their_number():
+    # (1 ln 2 + 2 ln(10/8)) / 3, with gradients 1/3 and 2/3 of p - onehot.
+    model = TwoExits([math.log(2), 0.0, 0.0], [math.log(8), 0.0, 0.0])
+    value = loss_of(WeightedExits(gamma=0.0, temperature=3.0), model)(torch.zeros(1, 1), torch.tensor([0]))
+    assert float(value.detach()) == pytest.approx((math.log(2) + 2 * math.log(10 / 8)) / 3)
+    value.backward()
+    assert model.shallow.grad.tolist() == pytest.approx([-0.5 / 3, 0.25 / 3, 0.25 / 3])
+    assert model.deep.grad.tolist() == pytest.approx([-0.4 / 3, 0.2 / 3, 0.2 / 3])
+
+
+def test_early_weighted_exits_learn_from_the_last_one_which_learns_from_that():
+    # At T = 3 logits (3 ln 2, 0, 0) and (3 ln 8, 0, 0) are p = (2, 1, 1) / 4 and q = (8, 1, 1) / 10, without it
+    # (8, 1, 1) / 10 and (512, 1, 1) / 514. The first exit learns gamma 9 KL(q || p).
+    model = TwoExits([3 * math.log(2), 0.0, 0.0], [3 * math.log(8), 0.0, 0.0])
+    value = loss_of(WeightedExits(gamma=2.0, temperature=3.0), model)(torch.zeros(1, 1), torch.tensor([0]))
+    divergence = 0.8 * math.log(8 / 5) + 0.2 * math.log(2 / 5)
+    expected = (math.log(10 / 8) + 18 * divergence + 2 * math.log(514 / 512)) / 3
+    assert float(value.detach()) == pytest.approx(expected)
+    # d KL / d first logits = (p - q) / T, d KL / d last logits = q (ln(q / p) - KL) / T.
+    value.backward()
+    first = [(-0.2 + 6 * -0.3) / 3, (0.1 + 6 * 0.15) / 3, (0.1 + 6 * 0.15) / 3]
+    assert model.shallow.grad.tolist() == pytest.approx(first)
+    pulls = [0.8 * (math.log(8 / 5) - divergence), 0.1 * (math.log(2 / 5) - divergence)]
+    own = [-4 / 514, 2 / 514]
+    last = [(6 * pulls[0] + own[0]) / 3, (6 * pulls[1] + own[1]) / 3]
+    assert model.deep.grad.tolist() == pytest.approx([last[0], last[1], last[1]], rel=1e-5)

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies.work import fits
 
 from devices.budget import Budget
 from models.cost import cost
 from models.family import make_family
 from models.space import Space
+from strategies.method import fits
 from strategies.search import ExactSearch, PoolSearch
 
 torch.set_num_threads(1)

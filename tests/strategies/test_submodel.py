@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies import submodel
+from strategies import distillation
 from strategies.distillation import Distilled
 from tests.small_run import simulated_grid, small_config, started
 
@@ -28,17 +28,20 @@ def test_what_is_distilled_takes_the_place_of_the_mean(method, widths, tmp_path,
             assert all(torch.equal(expected[name], value) for name, value in found.items())
         return Distilled({name: value + 1 for name, value in weights.items()}, 7.0, 0.5)
 
-    strategy, scorer = started(small_config(tmp_path, strategy=method, widths=widths, **DISTILLED))
-    monkeypatch.setattr(submodel, "distill", distill)
+    engine, scorer = started(small_config(tmp_path, strategy=method, widths=widths, **DISTILLED))
+    strategy = engine.method
+    monkeypatch.setattr(distillation, "distill", distill)
     grid = simulated_grid()
     for number in (1, 2):
-        strategy.run_round(grid, number, scorer)
+        record = engine.run_round(grid, number, scorer).record
         mean, whole, students, settings = asked[-1]
         assert all(torch.equal(strategy.weights[name], value + 1) for name, value in mean.items())
         assert whole == strategy.scored_architecture
         assert len(students) == strategy.settings.devices_per_round
-        assert students[0] == strategy.smallest
+        assert students[0] == strategy.smallest_architecture
         assert settings.learning_rate == pytest.approx(0.5 if number == 1 else 0.05)
+        assert record["metrics"] == {"distillation_steps_per_second": 7.0, "distillation_told_apart_nats": 0.5}
+        assert record["server_seconds"]["distill"] > 0
 
 
 def test_a_distillation_that_diverges_leaves_the_mean(tmp_path, monkeypatch, caplog):
@@ -48,10 +51,11 @@ def test_a_distillation_that_diverges_leaves_the_mean(tmp_path, monkeypatch, cap
         means.append(weights)
         raise FloatingPointError("in-place distillation diverged in fc: lower its learning rate")
 
-    strategy, scorer = started(small_config(tmp_path, strategy="heterofl", **DISTILLED))
-    monkeypatch.setattr(submodel, "distill", distill)
+    engine, scorer = started(small_config(tmp_path, strategy="heterofl", **DISTILLED))
+    monkeypatch.setattr(distillation, "distill", distill)
     with caplog.at_level("WARNING", "flwr"):
-        strategy.run_round(simulated_grid(), 1, scorer)
-    assert strategy.weights is means[0]
+        record = engine.run_round(simulated_grid(), 1, scorer).record
+    assert engine.method.weights is means[0]
+    assert record["metrics"] == {}
     assert "Round 1: in-place distillation diverged in fc: lower its learning rate" in caplog.text
     assert "the round's weights stay undistilled" in caplog.text

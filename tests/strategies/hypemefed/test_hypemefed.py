@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from messages.layouts import returned_layout
-from strategies.work import Contribution, Group
 
+from messages.error import MessageError
+from messages.sums import WeightedSum
 from models.base import ExitFamily
 from models.cnn import Cnn3, Cnn10
 from models.layers import Block, Flatten, Linear, Relu
@@ -16,9 +16,10 @@ from models.vgg import Vgg
 from strategies.aggregation import CoordinateMean
 from strategies.hypemefed import HypeMeFed, HypeMeFedParams
 from strategies.hypemefed import hypemefed as hypemefed_module
-from strategies.hypemefed.hypemefed import follow
+from strategies.hypemefed.hypemefed import SumOfExits, follow
 from strategies.hypemefed.hypernetwork import LowRankHypernetwork
-from tests.strategies.by_hand import Devices, filled, no_scores, setup
+from strategies.method import LEADING, Contribution, Group, Order, local_half
+from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
 
@@ -54,15 +55,15 @@ class Mlp(ExitFamily):
 
 
 def group(family, arch):
-    layout = returned_layout(family, arch, "sum of exits")
-    return Group(arch, None, layout, family.place(arch), ())
+    local = SumOfExits(all_exits=True)
+    return Group(arch, LEADING, local.sent(family, arch), local.returned(family, arch), family.place(arch))
 
 
 def update(family, exit, value, examples=1, device=0):
     """One device's update of the network up to an exit: `value` everywhere."""
     arch = family.up_to(exit)
     weights = {name: torch.full(spec.shape, value) for name, spec in family.tensors(arch).items()}
-    return Contribution(group(family, arch), [0], [device], examples, None, weights)
+    return Contribution(group(family, arch), [0], [device], examples, {}, {"weights": weights})
 
 
 def hypemefed(folder, family=VGG, **params):
@@ -83,7 +84,7 @@ def as_weight_value(factors):
 def after(strategy, *updates):
     for contribution in updates:
         strategy.absorb(contribution)
-    strategy.finish_round()
+    strategy.finish_round([])
     return {name: value.unique().tolist() for name, value in strategy.weights.items()}
 
 
@@ -226,7 +227,7 @@ def test_before_their_first_training_hypernetworks_guess_nothing(tmp_path):
     assert len(weights["block1.conv1.weight"]) > 1  # one real, one guessed
     assert weights["block2.conv1.weight"] == [-7.0]
     again = hypemefed(tmp_path)
-    again.load_state_dict(strategy.state_dict())
+    again.load(strategy.state())
     assert again.trained == {"block1.conv1.weight", "block1.conv2.weight"}
 
 
@@ -240,7 +241,7 @@ CHANGED = {
 def changed(family, exit, share, device, examples=1):
     """A device's update that adds `share` of CHANGED to the global -7 of every segment that it has."""
     contribution = update(family, exit, -7.0, examples, device)
-    for name, value in contribution.weights.items():
+    for name, value in contribution.own("weights").items():
         value += share * CHANGED[1 + ("block1" in name) + 2 * ("block2" in name)]
     return contribution
 
@@ -332,7 +333,7 @@ def test_devices_that_change_nothing_teach_nothing(tmp_path):
 def test_units_of_the_last_round_with_a_deep_device_hold_also_after_a_restart(tmp_path):
     first, second = (hypemefed(tmp_path, guess="change") for _ in range(2))
     after(first, changed(VGG, 3, 1.0, 0), changed(VGG, 3, 0.5, 1))
-    second.load_state_dict(first.state_dict())
+    second.load(first.state())
     states = []
     for strategy in (first, second):
         states.append(after(strategy, changed(VGG, 1, 0.25, 2)))
@@ -367,10 +368,11 @@ def test_what_is_kept_of_an_update_is_no_more_than_what_is_read(tmp_path):
     strategy = hypemefed(tmp_path)
     contribution = update(VGG, 1, 0.5)
     # As a message brings them: views of one vector.
-    flat = torch.cat([value.flatten() for value in contribution.weights.values()])
-    parts = flat.split([value.numel() for value in contribution.weights.values()])
-    views = {n: part.view_as(v) for (n, v), part in zip(contribution.weights.items(), parts, strict=True)}
-    strategy.absorb(replace(contribution, weights=views))
+    weights = contribution.own("weights")
+    flat = torch.cat([value.flatten() for value in weights.values()])
+    parts = flat.split([value.numel() for value in weights.values()])
+    views = {n: part.view_as(v) for (n, v), part in zip(weights.items(), parts, strict=True)}
+    strategy.absorb(replace(contribution, each={"weights": views}))
     [upload] = strategy.uploads
     assert set(upload.tensors) == set(strategy.sources[2].values()) < set(views)
     for value in upload.tensors.values():
@@ -381,9 +383,9 @@ def test_without_a_deep_device_the_hypernetworks_stay_and_go_on_guessing(tmp_pat
     strategy = hypemefed(tmp_path)
     after(strategy, update(VGG, 3, 0.25))
     strategy.weights = {name: torch.full_like(value, -7.0) for name, value in strategy.weights.items()}
-    before = {k: v.clone() for k, v in strategy.state_dict().tensors.items() if k.startswith("hypernetwork/")}
+    before = {k: v.clone() for k, v in strategy.state().tensors.items() if k.startswith("hypernetwork/")}
     weights = after(strategy, update(VGG, 1, 0.5))
-    now = strategy.state_dict().tensors
+    now = strategy.state().tensors
     assert all(torch.equal(now[name], value) for name, value in before.items())
     assert weights["block1.conv1.weight"] != [-7.0]
     assert weights["block1.norm1.weight"] == [-7.0]
@@ -391,7 +393,7 @@ def test_without_a_deep_device_the_hypernetworks_stay_and_go_on_guessing(tmp_pat
 
 def test_without_exits_early_heads_are_those_of_the_devices_that_stop_there(tmp_path):
     strategy = hypemefed(tmp_path, fill="owners", exits=False)
-    assert strategy.objective(0, VGG.full()).kind == "cross entropy"
+    assert strategy.local(Order(0, VGG.full())) == SumOfExits(all_exits=False)
     weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 1, 10.0, 3))
     assert weights["exit0.classifier.weight"] == [10.0]
     assert weights["exit1.classifier.weight"] == [-7.0]
@@ -406,13 +408,13 @@ def test_a_family_of_one_exit_is_refused(tmp_path):
 def test_the_hypernetworks_come_back(tmp_path):
     first, second = hypemefed(tmp_path), hypemefed(tmp_path)
     after(first, update(VGG, 3, 0.5), update(VGG, 1, 0.25))
-    second.load_state_dict(first.state_dict())
+    second.load(first.state())
     name = "block1.conv1.weight"
     states = [s.hypernetworks[name].state_dict() for s in (first, second)]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     other = hypemefed(tmp_path, hidden=9)
     with pytest.raises(ValueError, match=f"the checkpoint's hypernetwork of {name} is another one"):
-        other.load_state_dict(first.state_dict())
+        other.load(first.state())
 
 
 def test_linear_layers_are_guessed_by_hand(tmp_path, monkeypatch):
@@ -481,7 +483,7 @@ def test_an_upload_with_nan_is_refused_and_nothing_learns_from_it(tmp_path):
     strategy.assign = lambda device, budget: strategy.candidates[0]
     values = {0: 0.25, 1: math.nan, 2: 0.25}
     devices = Devices(VGG, lambda order, w: filled(w, values[order.device]))
-    result = strategy.run_round(devices.grid, 1, no_scores)
+    result = engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
     outcomes = {d["device"]: d["outcome"] for d in result.devices}
     assert outcomes[0] == outcomes[2] == "trained"
     assert outcomes[1].startswith("refused: ")
@@ -525,7 +527,7 @@ def test_the_seconds_of_hypernetworks_are_their_own(tmp_path, monkeypatch):
 
         return spend
 
-    monkeypatch.setattr("strategies.base.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("strategies.method.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(hypemefed_module, "fit", spending(5.0, hypemefed_module.fit))
     monkeypatch.setattr(hypemefed_module, "generate", spending(3.0, hypemefed_module.generate))
     monkeypatch.setattr(CoordinateMean, "mean", spending(2.0, CoordinateMean.mean))
@@ -533,10 +535,57 @@ def test_the_seconds_of_hypernetworks_are_their_own(tmp_path, monkeypatch):
         strategy = hypemefed(tmp_path, fill=fill)
         strategy.assign = lambda device, budget, strategy=strategy: strategy.candidates[device]
         devices = Devices(VGG, lambda order, w: filled(w, 0.25))
-        seconds = strategy.run_round(devices.grid, 1, no_scores).record["server_seconds"]
+        seconds = engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores).record["server_seconds"]
         assert (seconds["hypernetworks"], seconds["finish"]) == (expected, 2.0)
 
 
 def test_without_hypernetworks_none_are_kept(tmp_path):
     strategy = hypemefed(tmp_path, fill="owners")
-    assert not [name for name in strategy.state_dict().tensors if name.startswith("hypernetwork/")]
+    assert not [name for name in strategy.state().tensors if name.startswith("hypernetwork/")]
+
+
+# The device half
+
+
+def test_the_sum_of_exits_adds_the_cross_entropies_of_all_exits():
+    # softmax(ln 2, 0, 0) = (1/2, 1/4, 1/4) and softmax(ln 8, 0, 0) = (8, 1, 1) / 10. Labels 0 and 1 cost ln 2 and ln 4
+    # at the first exit, ln(10/8) and ln 10 at the second.
+    model = TwoExits([math.log(2), 0.0, 0.0], [math.log(8), 0.0, 0.0])
+    value = loss_of(SumOfExits(all_exits=True), model)(torch.zeros(2, 1), torch.tensor([0, 1]))
+    shallow, deep = (math.log(2) + math.log(4)) / 2, (math.log(10 / 8) + math.log(10)) / 2
+    assert float(value.detach()) == pytest.approx(shallow + deep)
+    # Each exit's gradient is its own mean of p - onehot, with weight 1.
+    value.backward()
+    assert model.shallow.grad.tolist() == pytest.approx([0.5 - 0.5, 0.25 - 0.5, 0.25])
+    assert model.deep.grad.tolist() == pytest.approx([0.8 - 0.5, 0.1 - 0.5, 0.1])
+
+
+class OnlyDeepest(TwoExits):
+    def forward(self, inputs):
+        return self.exits(inputs)[-1]
+
+
+def test_without_exits_the_deepest_is_trained_alone():
+    model = OnlyDeepest([math.log(2), 0.0, 0.0], [math.log(8), 0.0, 0.0])
+    value = loss_of(SumOfExits(all_exits=False), model)(torch.zeros(2, 1), torch.tensor([0, 1]))
+    assert float(value.detach()) == pytest.approx((math.log(10 / 8) + math.log(10)) / 2)
+    value.backward()
+    assert model.shallow.grad is None
+
+
+def test_devices_train_all_exits_and_their_weights_are_not_added_up(tmp_path):
+    strategy = hypemefed(tmp_path)
+    strategy.assign = lambda device, budget: strategy.candidates[device]
+    devices = Devices(VGG, lambda order, w: w)
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
+    assert {local_half(order.local) for order in devices.orders.values()} == {SumOfExits(all_exits=True)}
+    assert all(p.merge is None for p in SumOfExits(all_exits=True).returned(VGG, VGG.full()).values())
+
+
+def test_a_sum_in_place_of_a_devices_weights_is_refused(tmp_path):
+    strategy = hypemefed(tmp_path)
+    mine = group(VGG, VGG.full())
+    total = WeightedSum.zeros(mine.returned["weights"].layout)
+    with pytest.raises(MessageError, match="the update holds a sum, and not one device's 'weights'"):
+        strategy.absorb(Contribution(mine, [0, 1], [0, 1], 8, {"weights": total}, {}))
+    assert strategy.uploads == []
