@@ -56,7 +56,7 @@ class TrainingAlone(Training):
 
 
 class LocalOnly(CandidateMethod):
-    """Nothing is aggregated. Accuracy is the mean over all devices that have trained, each on the task's test set."""
+    """Nothing is aggregated. A score is the mean over all devices that have trained, each on the task's test set."""
 
     def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)

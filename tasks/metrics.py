@@ -101,7 +101,7 @@ class Accuracy(Metric):
     def _check(self, sums: Sequence[float], examples: int) -> None:
         _check_counts(sums)
         if sums[0] > examples:
-            raise ValueError(f"{sums[0]:.0f} correct answers to {examples} examples cannot be right")
+            raise ValueError(f"{sums[0]:g} correct answers to {examples} examples cannot be right")
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TokenAccuracy(Metric):
     def _check(self, sums: Sequence[float], examples: int) -> None:
         _check_counts(sums)
         if not sums[0] <= sums[1]:
-            raise ValueError(f"{sums[0]:.0f} correct answers to {sums[1]:.0f} tokens cannot be right")
+            raise ValueError(f"{sums[0]:g} correct answers to {sums[1]:g} tokens cannot be right")
         if not sums[1]:
             raise ValueError(f"no token of {examples} examples has a label")
 
@@ -165,10 +165,10 @@ class Matthews(Metric):
         _check_counts(sums)
         answered, right = _halves(sums)
         if sum(answered) != examples or sum(right) != examples:
-            raise ValueError(f"{sum(answered):.0f} answers and {sum(right):.0f} labels are not of {examples} examples")
+            raise ValueError(f"{sum(answered):g} answers and {sum(right):g} labels are not of {examples} examples")
         most = sum(map(min, answered, right))
         if sums[0] > most:
-            raise ValueError(f"{sums[0]:.0f} correct answers cannot be right, at most {most:.0f} can be")
+            raise ValueError(f"{sums[0]:g} correct answers cannot be right, at most {most:g} can be")
 
 
 def _halves(sums: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
@@ -207,6 +207,8 @@ class Pearson(Metric):
 
     def _check(self, sums: Sequence[float], examples: int) -> None:
         of_x, of_y, covariance = _moments(sums, examples)
+        if not all(map(math.isfinite, (of_x, of_y, covariance))):
+            raise ValueError("the sums are too large")
         slack_x, slack_y = SLACK * examples * sums[2], SLACK * examples * sums[3]
         if min(sums[2], sums[3]) < 0 or of_x < -slack_x or of_y < -slack_y:
             raise ValueError("a sum of squares is smaller than its numbers allow")

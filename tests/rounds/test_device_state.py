@@ -107,4 +107,4 @@ def test_methods_go_on_without_what_a_device_kept(method, lose, tmp_path):
     record = run(engine, scorer, simulated_grid(2), 2)
     assert record["devices_state_lost"] == 1
     assert lost == [3]
-    assert record["accuracy"] is not None
+    assert record["score"] is not None

@@ -120,6 +120,7 @@ def test_honest_sums_pass_the_check(name: str) -> None:
         (Pearson(), [0, 60, 1, 30, 0], "a sum of squares is smaller than its numbers allow"),
         (Pearson(), [0, 0, 4, 4, 5], "the sum of products is larger than the sums of squares allow"),
         (Pearson(), [0, 0, 4, 4, -5], "the sum of products is larger than the sums of squares allow"),
+        (Pearson(), [1e308, 0, 1e308, 1, 0], "the sums are too large"),
         (MeanAbsoluteError(), [-0.1], "a sum of distances of -0.1 cannot be right"),
         (MeanAbsoluteError(), [float("nan")], "a sum of mean absolute error is not finite"),
     ],
