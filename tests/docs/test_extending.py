@@ -91,7 +91,7 @@ with beside(Path(experiment)) as modules:
     config = resolve(Path(experiment), [*small, *more]).config
     [record] = read_rounds(run(simulated_grid(), config))
     print(record.strategy, record.task, record.devices_replied, *sorted(record.metrics), *modules)
-    print(record.accuracy)
+    print(record.score)
 """
 
 
