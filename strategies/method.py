@@ -11,6 +11,7 @@ so that server and device derive the same layouts; bytes, budgets and lateness f
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import random
 import re
@@ -258,7 +259,7 @@ def _local_half(name: str, settings: str) -> Local:
         kind = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise MessageError(f"this device has no {name}: {error}. Is its app the server's?") from None
-    if not (isinstance(kind, type) and issubclass(kind, Local)):
+    if not (isinstance(kind, type) and issubclass(kind, Local)) or inspect.isabstract(kind):
         raise MessageError(f"{name} is no device half of a method (strategies.method.Local)")
     try:
         return kind.model_validate_json(settings)
