@@ -503,7 +503,11 @@ class Method(ABC):
 
     @abstractmethod
     def payload(self, group: Group) -> Parcels:
-        """The contents of the parcels that the devices of a group are sent (never asked where nothing is sent)."""
+        """The contents of the parcels that the devices of a group are sent (never asked where nothing is sent).
+
+        Before the first round they are asked for once and dropped (`rounds.rehearsal`), after `start` and before any
+        `begin_round`: what later rounds do must not depend on that.
+        """
 
     def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
         """Take in a device's answer to `first_question`."""
