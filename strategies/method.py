@@ -11,6 +11,7 @@ so that server and device derive the same layouts; bytes, budgets and lateness f
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import random
 import re
@@ -273,7 +274,7 @@ def _local_half(name: str, settings: str) -> Local:
         kind = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise MessageError(f"this device has no {name}: {error}. Is its app the server's?") from None
-    if not (isinstance(kind, type) and issubclass(kind, Local)):
+    if not (isinstance(kind, type) and issubclass(kind, Local)) or inspect.isabstract(kind):
         raise MessageError(f"{name} is no device half of a method (strategies.method.Local)")
     try:
         return kind.model_validate_json(settings)
@@ -523,7 +524,11 @@ class Method(ABC):
 
     @abstractmethod
     def payload(self, group: Group) -> Parcels:
-        """The contents of the parcels that the devices of a group are sent (never asked where nothing is sent)."""
+        """The contents of the parcels that the devices of a group are sent (never asked where nothing is sent).
+
+        Before the first round they are asked for once and dropped (`rounds.rehearsal`), after `start` and before any
+        `begin_round`: what later rounds do must not depend on that.
+        """
 
     def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
         """Take in a device's answer to `first_question`."""

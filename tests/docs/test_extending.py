@@ -86,10 +86,10 @@ from tests.small_run import simulated_grid
 from wildflower.settings import beside, resolve
 assert Path(strategies.__file__).is_relative_to(Path.cwd()), strategies.__file__
 experiment, *more = sys.argv[1:]
-small = ["rounds=1", "devices-per-round=3", "local-steps=20", "below-smallest=smallest"]
+small = ["rounds=3", "devices-per-round=5", "local-steps=20", "below-smallest=smallest"]
 with beside(Path(experiment)) as modules:
     config = resolve(Path(experiment), [*small, *more]).config
-    [record] = read_rounds(run(simulated_grid(), config))
+    *_, record = read_rounds(run(simulated_grid(), config))
     print(record.strategy, record.task, record.devices_replied, *sorted(record.metrics), *modules)
     print(record.score)
 """
@@ -98,15 +98,15 @@ with beside(Path(experiment)) as modules:
 @pytest.mark.parametrize(
     ("settings", "said", "least"),
     [
-        (["run-name=one"], "damped digits 3 distance damped", 0.0),
+        (["run-name=one"], "damped digits 5 distance damped", 0.0),
         (
             ["run-name=two", "task=stripes:TASK", "damped.damping=1"],
-            "damped stripes:TASK 3 distance damped stripes perceptron",
-            0.4,
+            "damped stripes:TASK 5 distance damped stripes perceptron",
+            0.6,
         ),
         (
             ["run-name=three", "family=perceptron:Perceptron", "family-arguments=hidden = 8"],
-            "damped digits 3 distance damped perceptron",
+            "damped digits 5 distance damped perceptron",
             0.0,
         ),
     ],
@@ -159,8 +159,8 @@ def test_what_the_page_adds_to_the_project_passes_the_tests_that_it_names(inside
 def test_a_round_of_what_has_become_the_projects_own(inside):
     settings = "strategy=damped", "task=stripes", "damped.damping=1", "run-name=four"
     *_, found, accuracy = done(inside, sys.executable, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
-    assert found == "damped stripes 3 distance"
-    assert float(accuracy) > 0.4
+    assert found == "damped stripes 5 distance"
+    assert float(accuracy) > 0.6
 
 
 def test_an_edit_of_lines_that_are_gone_is_told(tmp_path):

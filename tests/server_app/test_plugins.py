@@ -19,7 +19,7 @@ from rounds.rehearsal import RehearsalError
 from server_app import checkpoint
 from server_app.app import build, run, start
 from server_app.config import ConfigError, RunConfig, all_settings, defaults, description, unread
-from server_app.journal import JournalError, read_config, read_rounds, read_summary
+from server_app.journal import Journal, JournalError, check_resumable, read_config, read_rounds, read_summary
 from strategies.fedprox import FedProx
 from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
@@ -277,6 +277,23 @@ def test_parts_that_a_method_from_outside_shares_and_brings(beside, tmp_path):
     settings = {"strategy": f"{name}:Sharing", "my-part.depth": 3, "distillation.steps": 1}
     method = build(small_config(tmp_path, **settings))[0].method
     assert (method.depth, method.steps) == (3, 1)
+
+
+def test_a_run_is_read_where_its_method_is_not_imported():
+    values = RunConfig().to_dict() | {"strategy": "nowhere_at_all:Mine", "nowhere-at-all.damping": 0.3}
+    assert description("nowhere-at-all.damping", values["strategy"]) == ""
+    assert description("rounds", values["strategy"])
+    assert "fedprox.mu" in unread(values)
+    assert not {"nowhere-at-all.damping", "distillation.steps", "rounds"} & set(unread(values))
+
+
+def test_of_a_task_from_outside_the_folder_is_taken_for_the_data(beside, tmp_path):
+    name = beside.module(FAMILY, TASK)
+    config = small_config(tmp_path, task=f"{name}:TASK")
+    run_dir = tmp_path / "runs/small"
+    Journal.open(run_dir, config.to_dict(), False)
+    with pytest.raises(JournalError, match="data-dir was '' and is '/elsewhere'"):
+        check_resumable(run_dir, config.to_dict() | {"data-dir": "/elsewhere"})
 
 
 # What must not change ------------------------------------------------------------------------------------------------

@@ -3,11 +3,63 @@ import math
 import pytest
 from flwr.app import ConfigRecord
 
+from devices.budget import Budget
+from messages.error import MessageError
 from messages.orders import EvaluationReply, Score
 from messages.wire import from_records, to_records
+from server_app.config import ConfigError
+from strategies.local import LocalOnly, TrainingAlone
+from strategies.method import LEADING, Contribution, Group, Order, Trained
+from strategies.params import Params
 from tests.small_run import METHODS, connected_grid, simulated_grid, small_config, started
+from tests.strategies.by_hand import OneHidden, setup
 
 LOCAL = METHODS["local"]
+
+
+def local_only(folder):
+    return LocalOnly(setup(folder, OneHidden()), Params())
+
+
+def test_what_a_link_can_carry_does_not_bind_a_device_of_which_nothing_travels(tmp_path):
+    method = local_only(tmp_path)
+    whole, half, quarter = method.candidates
+    assert {method.cost(architecture).payload_bytes for architecture in method.candidates} == {0}
+    for architecture in method.candidates:
+        memory_bytes = method.cost(architecture).peak_training_memory_bytes
+        assert method.assign(0, Budget(memory_bytes, 0, None)) == architecture
+    below = Budget(method.cost(quarter).peak_training_memory_bytes - 1, None, None)
+    assert method.assign(0, below) is None
+    local = method.local(Order(0, whole))
+    assert local == TrainingAlone()
+    assert local.sent(method.family, whole) == local.returned(method.family, half) == {}
+
+
+def test_who_has_trained_scores_its_own_model_also_after_a_restart(tmp_path):
+    method, again = local_only(tmp_path), local_only(tmp_path)
+    whole, half, _ = method.candidates
+    assert method.scored_on_devices() == []
+    method.finish_round(
+        [Trained(Order(2, whole), "a tier", 4, 1.0, {}), Trained(Order(0, whole), "a tier", 4, 1.0, {})]
+    )
+    method.finish_round([Trained(Order(2, half), "a tier", 4, 1.0, {})])
+    assert method.scored_on_devices() == [(0, whole, LEADING), (2, half, LEADING)]
+    assert method.models(method.candidates) == {}
+    again.load(method.state())
+    assert again.scored_on_devices() == method.scored_on_devices()
+
+
+def test_weights_that_a_device_sends_all_the_same_are_refused(tmp_path):
+    method = local_only(tmp_path)
+    whole = method.scored_architecture
+    group = Group(whole, LEADING, {}, {}, method.family.place(whole))
+    with pytest.raises(MessageError, match="a device that trains alone sent weights"):
+        method.absorb(Contribution(group, [0], [0], 4, {}, {"weights": {}}))
+
+
+def test_nobody_trains_two_models_of_which_none_travels(tmp_path):
+    with pytest.raises(ConfigError, match="both-models = True: with strategy = 'local' no model travels"):
+        small_config(tmp_path, **LOCAL | {"both-models": True})
 
 
 def test_nothing_travels_and_every_device_goes_on_with_its_own_model(tmp_path):

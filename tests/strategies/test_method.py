@@ -1,0 +1,225 @@
+"""What all device halves share: the plain loss, and how a work order names one with its settings."""
+
+import math
+import re
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from messages.error import MessageError
+from messages.orders import LocalHalf
+from models.lenet import LeNet5
+from strategies.depthfl import MutualLearningOfExits
+from strategies.fedprox import ProximalTraining
+from strategies.fjord import OrderedDropout
+from strategies.heterofl import MaskedTraining
+from strategies.hypemefed.hypemefed import SumOfExits
+from strategies.local import TrainingAlone
+from strategies.method import ClassCounts, Local, Training, local_half
+from strategies.recipfl.device import TaughtTraining
+from strategies.scalefl import WeightedExits
+from strategies.statistics import TakeStatistics
+from tests.strategies.by_hand import Logits, loss_of
+
+HALVES = [
+    Training(),
+    Training(weighting="uniform"),
+    MaskedTraining(weighting="uniform"),
+    ProximalTraining(mu=0.5),
+    OrderedDropout(widths=(0.25, 0.5, 1.0), distillation=True),
+    MutualLearningOfExits(weight=0.5, alpha=0.1, ensemble=True),
+    WeightedExits(gamma=0.0, temperature=3.0),
+    SumOfExits(all_exits=False),
+    TaughtTraining(taught=True, divergence="teacher || student"),
+    TrainingAlone(),
+    TakeStatistics(),
+    ClassCounts(),
+]
+
+
+def test_cross_entropy_is_the_mean_over_the_batch():
+    # softmax(ln 2, 0, 0) = (1/2, 1/4, 1/4): the losses of labels 0 and 1 are ln 2 and ln 4.
+    loss = loss_of(Training(), Logits(math.log(2), 0.0, 0.0))
+    value = loss(torch.zeros(2, 1), torch.tensor([0, 1])).detach()
+    assert float(value) == pytest.approx((math.log(2) + math.log(4)) / 2)
+
+
+def test_the_loss_is_the_tasks():
+    """A task may have another one than cross-entropy."""
+    model = Logits(1.0, 2.0, 3.0)
+
+    class Task:
+        def loss(self, outputs, labels):
+            return (outputs.sum(dim=1) - labels).square().mean()
+
+    loss = loss_of(Training(), model, task=Task())
+    assert float(loss(torch.zeros(2, 1), torch.tensor([5, 4])).detach()) == pytest.approx((1 + 4) / 2)
+
+
+# How a device half travels
+
+
+@pytest.mark.parametrize("local", HALVES, ids=repr)
+def test_a_device_half_comes_back_with_its_settings(local):
+    sent = LocalHalf.model_validate_json(local.reference().model_dump_json())
+    back = local_half(sent)
+    assert type(back) is type(local)
+    assert back == local
+    assert hash(back) == hash(local)  # parcels and prices are kept by it
+    assert local_half(sent) is back  # every order of a round names the same
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "Training",
+        "strategies.method",
+        "strategies.method:",
+        ":Training",
+        ".method:Training",
+        "../strategies/method:Training",
+        "strategies/method:Training",
+        "strategies.method:Training.sent",
+        "strategies.method:Training:sent",
+        "strategies.method:Training()",
+        "strategies.method:Training\n",
+        " strategies.method:Training",
+        "strategies.m\u00e9thode:Training",
+        "os.system('true'):Training",
+        "1strategies:Training",
+        "strategies.method:" + 101 * "T",
+    ],
+    ids=repr,
+)
+def test_a_name_that_is_no_reference_is_refused(name):
+    words = f"a device half is named 'package.module:Class', not {name!r}"
+    with pytest.raises(MessageError, match=re.escape(words)):
+        local_half(LocalHalf(name=name))
+
+
+def test_a_name_is_bounded_before_anything_reads_it():
+    with pytest.raises(ValidationError, match="at most 300 characters"):
+        LocalHalf(name="strategies.method:" + 300 * "T")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_such_package:Training", "No module named 'no_such_package'"),
+        ("strategies.no_such:Training", "No module named 'strategies.no_such'"),
+        ("strategies..method:Training", "No module named 'strategies."),
+        ("strategies.:Training", "No module named 'strategies.'"),
+        (
+            "strategies.method.Training:sent",
+            "No module named 'strategies.method.Training'; 'strategies.method' is not a",
+        ),
+        ("strategies.method:NoSuch", "module 'strategies.method' has no attribute 'NoSuch'"),
+    ],
+)
+def test_what_this_device_has_not_is_said(name, why):
+    with pytest.raises(MessageError, match=re.escape(f"this device has no {name}: {why}")) as error:
+        local_half(LocalHalf(name=name))
+    assert str(error.value).endswith("Is its app the server's?")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os:system",
+        "os:path",
+        "json:loads",
+        "builtins:dict",
+        "strategies.method:Method",
+        "strategies.method:LEADING",
+        "strategies.fedprox:FedProx",
+        "strategies.fedprox:FedProxParams",
+        "messages.orders:LocalTraining",
+        "strategies.method:Local",
+    ],
+)
+def test_what_is_no_device_half_is_refused_and_not_called(name):
+    with pytest.raises(MessageError, match=re.escape(f"{name} is no device half of a method")):
+        local_half(LocalHalf(name=name, settings={"command": "true"}))
+
+
+FINITE = "Input should be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("local", "change", "words"),
+    [
+        (ProximalTraining, {"mu": math.inf}, f"mu: {FINITE}"),
+        (ProximalTraining, {"mu": math.nan}, f"mu: {FINITE}"),
+        (ProximalTraining, {"mu": -0.5}, "mu: Input should be greater than or equal to 0"),
+        (ProximalTraining, {"mu": "0.5"}, "mu: Input should be a valid number"),
+        (ProximalTraining, {"mu": None}, "mu: Input should be a valid number"),
+        (ProximalTraining, {"mu": KeyError}, "mu: Field required"),
+        (ProximalTraining, {"nu": 0.5}, "nu: Extra inputs are not permitted"),
+        (ProximalTraining, {"weighting": "loss"}, "weighting: Input should be 'examples' or 'uniform'"),
+        (Training, {"mu": 0.5}, "mu: Extra inputs are not permitted"),
+        (TrainingAlone, {"weighting": 1}, "weighting: Input should be 'examples' or 'uniform'"),
+        (ClassCounts, {"weighting": "examples"}, "weighting: Extra inputs are not permitted"),
+        (TakeStatistics, {"once": True}, "once: Extra inputs are not permitted"),
+        (OrderedDropout, {"widths": []}, "widths: Value error, widths must ascend in (0, 1], such as [0.25, 0.5, 1.0]"),
+        (OrderedDropout, {"widths": [0.5, 0.25]}, "widths: Value error, widths must ascend"),
+        (OrderedDropout, {"widths": [0.5, 0.5]}, "widths: Value error, widths must ascend"),
+        (OrderedDropout, {"widths": [0.0, 0.5]}, "widths: Value error, widths must ascend in (0, 1]"),
+        (OrderedDropout, {"widths": [0.5, 1.5]}, "widths: Value error, widths must ascend in (0, 1]"),
+        (OrderedDropout, {"widths": [math.nan]}, "widths: Value error, widths must ascend in (0, 1]"),
+        (OrderedDropout, {"widths": ["0.5"]}, "widths.0: Input should be a valid number"),
+        (OrderedDropout, {"distillation": 1}, "distillation: Input should be a valid boolean"),
+        (OrderedDropout, {"distillation": KeyError}, "distillation: Field required"),
+        (MutualLearningOfExits, {"weight": -0.5}, "weight: Input should be greater than or equal to 0"),
+        (MutualLearningOfExits, {"weight": "1"}, "weight: Input should be a valid number"),
+        (MutualLearningOfExits, {"weight": math.inf}, f"weight: {FINITE}"),
+        (MutualLearningOfExits, {"alpha": math.nan}, f"alpha: {FINITE}"),
+        (MutualLearningOfExits, {"alpha": -1.0}, "alpha: Input should be greater than or equal to 0"),
+        (MutualLearningOfExits, {"ensemble": "yes"}, "ensemble: Input should be a valid boolean"),
+        (MutualLearningOfExits, {"gamma": 1.0}, "gamma: Extra inputs are not permitted"),
+        (WeightedExits, {"gamma": -1.0}, "gamma: Input should be greater than or equal to 0"),
+        (WeightedExits, {"gamma": math.nan}, f"gamma: {FINITE}"),
+        (WeightedExits, {"temperature": 0.0}, "temperature: Input should be greater than 0"),
+        (WeightedExits, {"temperature": math.inf}, f"temperature: {FINITE}"),
+        (WeightedExits, {"weight": 1.0}, "weight: Extra inputs are not permitted"),
+        (SumOfExits, {"all_exits": 1}, "all_exits: Input should be a valid boolean"),
+        (SumOfExits, {"alpha": 1.0}, "alpha: Extra inputs are not permitted"),
+        (TaughtTraining, {"taught": None}, "taught: Input should be a valid boolean"),
+        (TaughtTraining, {"divergence": "student"}, "divergence: Input should be 'student || teacher' or 'teacher || "),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value)[:40],
+)
+def test_a_setting_out_of_its_bounds_is_refused_by_its_name(local, change, words):
+    reference = next(half for half in HALVES if type(half) is local).reference()
+    settings = reference.settings | change
+    settings = {key: value for key, value in settings.items() if value is not KeyError}
+    # As it comes out of a message: JSON of the device's own reading.
+    sent = LocalHalf.model_construct(name=reference.name, settings=settings)
+    with pytest.raises(MessageError, match=re.escape(f"{reference.name}: setting {words}")):
+        local_half(sent)
+
+
+# What travels
+
+
+@pytest.mark.parametrize("local", HALVES, ids=repr)
+def test_parcels_follow_from_the_settings_and_the_architecture_alone(local):
+    """Server and device derive them, each by itself."""
+    family = LeNet5(input_shape=(1, 8, 8))
+    back = local_half(local.reference())
+    for architecture in (family.full(), family.width(0.5)):
+        assert back.sent(family, architecture) == local.sent(family, architecture)
+        assert back.returned(family, architecture) == local.returned(family, architecture)
+        assert back.facts(family) == local.facts(family)
+
+
+def test_only_what_trains_costs_training_memory():
+    assert [type(local) for local in HALVES if not local.trains] == [TakeStatistics, ClassCounts]
+
+
+def test_a_device_half_is_constant():
+    with pytest.raises(ValidationError, match="frozen"):
+        ProximalTraining(mu=0.5).mu = 1.0
+    with pytest.raises(TypeError, match="abstract"):
+        Local()
