@@ -74,8 +74,6 @@ def test_epochs_go_through_all_examples_and_steps_are_counted(how, batches):
     assert found.examples == 36
     assert found.answer.loss == pytest.approx(wanted, abs=1e-6)
     assert all(close(weights(found)[name], value) for name, value in expected.items())
-    labels = digits().train.labels[digits().shard(2).train]
-    assert found.present.nonzero().flatten().tolist() == labels.unique().tolist()
 
 
 def test_batches_of_one_example_are_trained_on_where_they_were_asked_for():
@@ -159,7 +157,8 @@ def test_masked_training_leaves_the_rows_of_absent_classes_alone():
     device = next(d for d in range(4) if len(task_labels[task.shard(d).train].unique()) < 10)
     found = do(work_order(device, static, local=MaskedTraining()), family=static)
     start, row = cut(static, static.width(0.5)), "head.classifier.weight"
-    absent = ~found.present
+    held = task_labels[task.shard(device).train].bincount(minlength=10)
+    absent = held == 0
     assert bool(absent.any())
     assert torch.equal(weights(found)[row][absent], start[row][absent])
     assert not torch.equal(weights(found)[row][~absent], start[row][~absent])
