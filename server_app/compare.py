@@ -1,6 +1,7 @@
 """Several runs side by side: figures, and how far they are after the same rounds, simulated time and bytes."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -97,8 +98,8 @@ def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison
     runs = [_load(run_dir) for run_dir in run_dirs]
     scale = _scale_of_all(runs)
     if target is None:
-        finals = [run.summary.final_score for run in runs if run.summary.final_score is not None]
-        target = min(finals, key=scale.rank, default=None)
+        finals = [run.summary.final_score for run in runs]
+        target = min((f for f in finals if f is not None and not math.isnan(f)), key=scale.rank, default=None)
     elif scale.is_share and not 0 <= target <= 1:
         raise JournalError(f"a target of {target:g} is no {scale.label}, which is between 0 and 1")
     groups = _group(runs)

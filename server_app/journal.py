@@ -71,18 +71,10 @@ def todays_names(record: Mapping[str, Any]) -> dict[str, Any]:
 class ScoreRecord(Record):
     """A record with scores, which are values of its metric; older files have accuracies."""
 
-    metric: str | None
-    higher_is_better: bool
-
     @model_validator(mode="before")
     @classmethod
     def _todays_names(cls, record: Any) -> Any:
         return todays_names(record) if isinstance(record, dict) else record
-
-    @property
-    def scale(self) -> Scale:
-        """What the scores mean."""
-        return scale_of(self.metric, self.higher_is_better)
 
 
 class RoundRecord(ScoreRecord):
@@ -118,6 +110,11 @@ class RoundRecord(ScoreRecord):
     server_seconds: dict[str, Seconds]  # assign, payload, absorb, finish (aggregation), evaluate, and a method's own
     metrics: dict[str, float | None]  # of the method's own
     server_peak_rss_bytes: Bytes
+
+    @property
+    def scale(self) -> Scale:
+        """What the scores mean."""
+        return scale_of(self.metric, self.higher_is_better)
 
     @model_validator(mode="before")
     @classmethod
@@ -191,6 +188,11 @@ class Summary(ScoreRecord):
     simulated_seconds: Seconds
     wall_seconds: Seconds
     error: str | None
+
+    @property
+    def scale(self) -> Scale:
+        """What the scores mean."""
+        return scale_of(self.metric, self.higher_is_better)
 
 
 AnyRecord = TypeVar("AnyRecord", RoundRecord, DeviceRecord)

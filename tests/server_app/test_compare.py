@@ -101,6 +101,19 @@ def test_a_target_that_none_reached(tmp_path):
     assert cost["bytes"] == "never"
 
 
+def test_a_run_that_ends_in_nan_sets_no_target(tmp_path):
+    runs = [a_run(tmp_path / "lost", [0.2, float("nan")]), a_run(tmp_path / "good", [0.4, 0.7], rounds=2)]
+    comparison = compare(runs)
+    assert comparison.target == 0.7
+    assert [row["rounds to reach 70 %"] for row in rows_of(comparison, "What it took")] == ["never", "2"]
+
+
+@pytest.mark.parametrize("target", [-0.1, 90])
+def test_a_target_that_is_no_accuracy_is_refused(target, tmp_path):
+    with pytest.raises(JournalError, match=f"a target of {target} is no accuracy, which is between 0 and 1"):
+        compare([a_run(tmp_path / "run", [0.4])], target)
+
+
 def test_runs_without_any_accuracy(tmp_path):
     comparison = compare([a_run(tmp_path / "one", [None]), a_run(tmp_path / "two", [], alpha=1.0)])
     assert comparison.target is None

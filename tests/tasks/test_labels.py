@@ -94,6 +94,12 @@ def test_devices_may_draw_examples_without_classes(monkeypatch: pytest.MonkeyPat
     assert len(task.shard(999).train) == 5
 
 
+def test_class_counts_are_of_all_classes_also_of_those_that_are_absent() -> None:
+    task = load_task(TaskSpec(name="digits", devices=2))
+    examples = torch.cat([(task.train.labels == label).nonzero().flatten()[: label + 1] for label in (0, 3, 7)])
+    assert task.class_counts(examples).tolist() == [1, 0, 0, 4, 0, 0, 0, 8, 0, 0]
+
+
 def test_there_are_no_class_counts_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     made_tasks.regression(monkeypatch)
     task = load_task(TaskSpec(name="brightness", devices=4))
