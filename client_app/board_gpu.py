@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from client_app.board_link import BoardError, connection, take, told
+from client_app.board_link import BoardError, as_board_error, connection, take
 from client_app.worker import send
 from messages.orders import LocalTraining
 from models.layers import BatchNorm, Network
@@ -225,7 +225,7 @@ def fit(
         "training": training.model_dump(mode="json"),
         "seed": seed,
         "pull": regularizer.strength,
-        "pull_is_told": regularizer.reported,
+        "pull_is_reported": regularizer.reported,
         "new_statistics": new_statistics,
         "memory_bytes": limit_bytes,
     }
@@ -254,7 +254,7 @@ def fit(
 def _send(link: socket.socket, header: Mapping[str, Any], tensors: list[Tensor]) -> None:
     described = [{"shape": list(tensor.shape), "type": TYPES[tensor.dtype]} for tensor in tensors]
     arrays = [tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in tensors]
-    with told():
+    with as_board_error():
         try:
             send(link, {**header, "tensors": described}, arrays)
         except ConnectionError:

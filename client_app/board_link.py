@@ -22,13 +22,13 @@ def connection(path: Path) -> Iterator[socket.socket]:
     """A connection to the trainer that listens at `path`. Raises BoardError."""
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(SILENCE_SECONDS)
-        with told(f" at {path}"):
+        with as_board_error(f" at {path}"):
             link.connect(str(path))
         yield link
 
 
 @contextmanager
-def told(where: str = "") -> Iterator[None]:
+def as_board_error(where: str = "") -> Iterator[None]:
     """What goes wrong with the connection is a BoardError."""
     try:
         yield
@@ -40,7 +40,7 @@ def told(where: str = "") -> Iterator[None]:
 
 def take(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
     """The trainer's answer and its arrays; BoardError, or MemoryError, where it says that it failed."""
-    with told():
+    with as_board_error():
         answer, arrays = receive(link)
     if "error" not in answer:
         return answer, arrays
@@ -52,6 +52,6 @@ def take(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
 def about(path: Path) -> dict[str, Any]:
     """What the trainer says of itself: `device`, `memory_total_bytes`, `torch`, `python`. Raises BoardError."""
     with connection(path) as link:
-        with told():
+        with as_board_error():
             send(link, {"do": "hello", "tensors": []}, [])
         return take(link)[0]

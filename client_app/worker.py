@@ -40,8 +40,8 @@ from devices.validation import one_line
 ROOT = Path(__file__).parents[1]  # of the app's code: every version of a bundle has its own, and its own worker
 IDLE_SECONDS = 900.0
 LOOK_SECONDS = 1.0
-MOST_HEADER_BYTES = 2**26
-MOST_ARRAYS_BYTES = 2**33
+MAX_HEADER_BYTES = 2**26
+MAX_ARRAYS_BYTES = 2**33
 LEAVE_SECONDS = 10.0  # that another version's worker has to end
 END = "end"  # the kind of a message that asks a worker to
 PR_SET_PDEATHSIG = 1
@@ -69,14 +69,14 @@ def send(link: socket.socket, header: Mapping[str, Any], arrays: list[bytes]) ->
 def receive(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
     """Read a message. Raises EOFError where it breaks off, ValueError where it is none of ours."""
     (length,) = LENGTH.unpack(_read(link, LENGTH.size))
-    if length > MOST_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes: at most {MOST_HEADER_BYTES}")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes: at most {MAX_HEADER_BYTES}")
     header = json.loads(_read(link, length))
     sizes = header.pop("sizes", None) if isinstance(header, dict) else None
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("the header is not a JSON object with the sizes of the arrays")
-    if sum(sizes) > MOST_ARRAYS_BYTES:
-        raise ValueError(f"arrays of {sum(sizes)} bytes: at most {MOST_ARRAYS_BYTES}")
+    if sum(sizes) > MAX_ARRAYS_BYTES:
+        raise ValueError(f"arrays of {sum(sizes)} bytes: at most {MAX_ARRAYS_BYTES}")
     return header, [bytes(_read(link, size)) for size in sizes]
 
 
@@ -276,10 +276,10 @@ def _answer(link: socket.socket, listener: socket.socket) -> bool:
     if not answered and not alone:
         now = oom_kills()
         meanwhile = None if now is None or kills is None else now - kills
-        why, overrun = epitaph(os.waitstatus_to_exitcode(status), meanwhile, limited)
-        told = {"text": lost(text, why, overrun=overrun)} if kind == "train" else {"error": why}
+        why, overrun = cause_of_end(os.waitstatus_to_exitcode(status), meanwhile, limited)
+        answer = {"text": lost(text, why, overrun=overrun)} if kind == "train" else {"error": why}
         try:
-            send(link, told, [])
+            send(link, answer, [])
         except OSError as error:
             print(f"Nobody waits for this any more: {why} ({error})", file=sys.stderr, flush=True)
     return True
@@ -341,7 +341,7 @@ def _end_with(worker: int) -> None:
         os._exit(1)
 
 
-def epitaph(code: int, kills: int | None, limited: bool) -> tuple[str, bool]:
+def cause_of_end(code: int, kills: int | None, limited: bool) -> tuple[str, bool]:
     """Why a child ended without an answer, and whether it was for memory.
 
     Args:

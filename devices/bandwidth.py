@@ -21,16 +21,16 @@ from typing import Any
 
 import grpc
 
-from devices.links import LEAST_PROBE_BYTES
+from devices.links import MIN_PROBE_BYTES
 from devices.validation import check_number, check_whole, json_object
 
 CHUNK_BYTES = 16 * 1024  # the most; 16 chunks of the smallest stream that is used are enough to see a slow link
 CHUNKS = 16
-LEAST_BYTES, MOST_BYTES = LEAST_PROBE_BYTES, 8 * 2**20  # of one stream
-MOST_SECONDS = 5.0  # of one stream
-MOST_STREAMS = 8  # at once; the next one is told to come again
-MOST_CONNECTION_SECONDS = 60.0  # idle, or in all, until it takes no new streams
-LEAST_TOKEN_BYTES = 16
+MIN_BYTES, MAX_BYTES = MIN_PROBE_BYTES, 8 * 2**20  # of one stream
+MAX_SECONDS = 5.0  # of one stream
+MAX_STREAMS = 8  # at once; the next one is told to come again
+MAX_CONNECTION_SECONDS = 60.0  # idle, or in all, until it takes no new streams
+MIN_TOKEN_BYTES = 16
 CONNECT_SECONDS = 3.0
 SERVICE = "wildflower.Bandwidth"
 
@@ -85,7 +85,7 @@ class Arrivals:
             return Measured(self.received_bytes - self._mark_bytes, self._now_seconds - self._mark_seconds)
         if over_seconds is None:
             return None
-        return Measured(max(self.received_bytes, LEAST_BYTES // CHUNKS), over_seconds)
+        return Measured(max(self.received_bytes, MIN_BYTES // CHUNKS), over_seconds)
 
 
 def chunk_bytes(nbytes: int) -> int:
@@ -104,8 +104,8 @@ def random_chunks(nbytes: int, until: float) -> Iterator[bytes]:
 def read_token(path: Path) -> str:
     """The token that a file holds; ValueError where it is short enough to be guessed."""
     token = path.read_text(encoding="ascii").strip()
-    if len(token) < LEAST_TOKEN_BYTES:
-        raise ValueError(f"{path}: the token has {len(token)} letters: at least {LEAST_TOKEN_BYTES} are needed")
+    if len(token) < MIN_TOKEN_BYTES:
+        raise ValueError(f"{path}: the token has {len(token)} letters: at least {MIN_TOKEN_BYTES} are needed")
     return token
 
 
@@ -113,7 +113,7 @@ def read_token(path: Path) -> str:
 
 
 def make_server(
-    address: str, token: str, certificate: tuple[bytes, bytes] | None, *, most_seconds: float = MOST_SECONDS
+    address: str, token: str, certificate: tuple[bytes, bytes] | None, *, max_seconds: float = MAX_SECONDS
 ) -> tuple[grpc.Server, int]:
     """A service that is not started yet, and its port (which the system chooses for port 0).
 
@@ -121,25 +121,25 @@ def make_server(
         address: "host:port" to listen at.
         token: what every client must say it knows.
         certificate: private key and certificate chain, as PEM; None: without TLS.
-        most_seconds: after which a stream is cut off, whatever the client does.
+        max_seconds: after which a stream is cut off, whatever the client does.
 
     Raises:
         OSError: the address cannot be listened at.
     """
     server = grpc.server(
-        ThreadPoolExecutor(MOST_STREAMS, thread_name_prefix="bandwidth"),
-        maximum_concurrent_rpcs=MOST_STREAMS,
+        ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="bandwidth"),
+        maximum_concurrent_rpcs=MAX_STREAMS,
         options=[
             ("grpc.max_receive_message_length", CHUNK_BYTES),
-            ("grpc.max_concurrent_streams", MOST_STREAMS),
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
             ("grpc.max_metadata_size", 4096),
-            ("grpc.max_connection_idle_ms", int(MOST_CONNECTION_SECONDS * 1000)),
-            ("grpc.max_connection_age_ms", int(MOST_CONNECTION_SECONDS * 1000)),
-            ("grpc.max_connection_age_grace_ms", int(2000 * MOST_SECONDS)),  # then streams under way end with it
+            ("grpc.max_connection_idle_ms", int(MAX_CONNECTION_SECONDS * 1000)),
+            ("grpc.max_connection_age_ms", int(MAX_CONNECTION_SECONDS * 1000)),
+            ("grpc.max_connection_age_grace_ms", int(2000 * MAX_SECONDS)),  # then streams under way end with it
             ("grpc.so_reuseport", 0),
         ],
     )
-    service = _Service(token, most_seconds)
+    service = _Service(token, max_seconds)
     handlers = {
         # A stream of one request: of a call with a single one gRPC waits for it by itself, for ever.
         "Down": grpc.stream_stream_rpc_method_handler(service.down),
@@ -157,14 +157,14 @@ def make_server(
 
 
 class _Service:
-    def __init__(self, token: str, most_seconds: float) -> None:
-        self._token, self._most_seconds = f"Bearer {token}".encode(), most_seconds
+    def __init__(self, token: str, max_seconds: float) -> None:
+        self._token, self._max_seconds = f"Bearer {token}".encode(), max_seconds
 
     def down(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """A message {"bytes": n} -> that many random bytes."""
         with self._bounded(context):
             nbytes = _asked(next(stream, b""), context)
-            yield from random_chunks(nbytes, time.monotonic() + self._most_seconds)
+            yield from random_chunks(nbytes, time.monotonic() + self._max_seconds)
 
     def up(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """A first message {"bytes": n}, then that many bytes -> {"bytes": counted, "seconds": it took}."""
@@ -184,10 +184,10 @@ class _Service:
             # A stream that stalls cannot be left, so that it is read beside.
             reader = threading.Thread(target=receive, daemon=True)
             reader.start()
-            reader.join(self._most_seconds)
+            reader.join(self._max_seconds)
             if surplus.is_set():
                 return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "more bytes came than were announced")
-            result = arrivals.measured(self._most_seconds if reader.is_alive() else None)
+            result = arrivals.measured(self._max_seconds if reader.is_alive() else None)
             if result is None:
                 return context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too little arrived to be measured")
             return json.dumps({"bytes": result.nbytes, "seconds": result.seconds}).encode()
@@ -199,7 +199,7 @@ class _Service:
         if not hmac.compare_digest(str(given).encode(), self._token):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong or missing token")
         # A second more: streams end by themselves, this is for a peer that has stopped to read or to send.
-        timer = threading.Timer(self._most_seconds + 1.0, context.cancel)
+        timer = threading.Timer(self._max_seconds + 1.0, context.cancel)
         timer.daemon = True
         timer.start()
         try:
@@ -212,9 +212,9 @@ def _asked(request: bytes, context: grpc.ServicerContext) -> int:
     """The number of bytes that a request asks for, within what anyone may ask."""
     try:
         value = json_object(json.loads(request), "bandwidth request", ["bytes"])["bytes"]
-        nbytes = check_whole(value, "bytes", minimum=LEAST_BYTES)
-        if nbytes > MOST_BYTES:
-            raise ValueError(f"bytes = {nbytes}: at most {MOST_BYTES}")
+        nbytes = check_whole(value, "bytes", minimum=MIN_BYTES)
+        if nbytes > MAX_BYTES:
+            raise ValueError(f"bytes = {nbytes}: at most {MAX_BYTES}")
     except (ValueError, RecursionError) as error:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:200])
     return nbytes
@@ -232,13 +232,13 @@ def measure_links(
         address: "host:port" of the service.
         token: the service's.
         ca: certificate of the authority that signed the service's, as PEM; None: without TLS.
-        nbytes: from `LEAST_BYTES` to `MOST_BYTES`.
+        nbytes: from `MIN_BYTES` to `MAX_BYTES`.
 
     Raises:
         BandwidthError: the service cannot be reached, refuses, or sends nonsense.
     """
-    if not LEAST_BYTES <= nbytes <= MOST_BYTES:
-        raise ValueError(f"nbytes = {nbytes}: must be from {LEAST_BYTES} to {MOST_BYTES}")
+    if not MIN_BYTES <= nbytes <= MAX_BYTES:
+        raise ValueError(f"nbytes = {nbytes}: must be from {MIN_BYTES} to {MAX_BYTES}")
     options: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", CHUNK_BYTES),
         ("grpc.enable_http_proxy", 0),  # the way to a proxy is not the link
@@ -311,14 +311,14 @@ def _upload(
             went.add(len(chunk))
             yield chunk
 
-    longest_seconds = MOST_SECONDS + CONNECT_SECONDS
+    longest_seconds = MAX_SECONDS + CONNECT_SECONDS
     try:
         answer = channel.stream_unary(f"/{SERVICE}/Up")(stream(), metadata=metadata, timeout=longest_seconds)
     except grpc.RpcError as error:
         if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
             raise
         # Not even the answer came, behind what was still on its way: no faster than all that the link has taken.
-        return Measured(max(went.received_bytes, LEAST_BYTES // CHUNKS), longest_seconds)
+        return Measured(max(went.received_bytes, MIN_BYTES // CHUNKS), longest_seconds)
     return _answered(answer)
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from devices.report import DeviceReport
-from devices.validation import MOST_WHOLE, check_number, check_whole
+from devices.validation import MAX_WHOLE, check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ def budget_of(
 def payload_bytes(mbit_per_s: float, seconds: float) -> int:
     """Whole bytes that a link carries in `seconds`, at most 2^63 - 1."""
     carried = mbit_per_s * 1e6 * seconds / 8
-    return int(carried) if carried < MOST_WHOLE else MOST_WHOLE
+    return int(carried) if carried < MAX_WHOLE else MAX_WHOLE

@@ -28,9 +28,9 @@ from devices.quantity import (
     parse_amount,
     parse_quantity,
 )
-from devices.report import MOST_FLOP_PER_S, MOST_MBIT_PER_S, DeviceReport
+from devices.report import MAX_FLOP_PER_S, MAX_MBIT_PER_S, DeviceReport
 from devices.trace import LINK_COLUMNS, MEMORY_COLUMNS, Trace, read_trace
-from devices.validation import MOST_WHOLE, check_number, nearest
+from devices.validation import MAX_WHOLE, check_number, nearest
 
 Requirement = Callable[[float], tuple[int, int]]
 
@@ -39,14 +39,14 @@ FLEETS_DIR = Path(__file__).parent / "fleets"
 
 def _memory(value: object) -> Quantity:
     return parse_quantity(
-        value, lambda amount: check_number(parse_amount(amount, MEMORY_UNITS, "512 MB"), "bytes", maximum=MOST_WHOLE)
+        value, lambda amount: check_number(parse_amount(amount, MEMORY_UNITS, "512 MB"), "bytes", maximum=MAX_WHOLE)
     )
 
 
 def _link(value: object) -> Quantity:
     return parse_quantity(
         value,
-        lambda amount: check_number(parse_amount(amount, LINK_UNITS, "20 Mbit/s"), "Mbit/s", maximum=MOST_MBIT_PER_S),
+        lambda amount: check_number(parse_amount(amount, LINK_UNITS, "20 Mbit/s"), "Mbit/s", maximum=MAX_MBIT_PER_S),
     )
 
 
@@ -198,7 +198,7 @@ class Fleet:
         groups = [_compile(path, group, folder, requirement) for group in table.group]
         for group in groups:
             where = f"{path}: group {group.name!r}: highest speed times reference"
-            check_number(group.speed.highest * table.reference, where, maximum=MOST_FLOP_PER_S)
+            check_number(group.speed.highest * table.reference, where, maximum=MAX_FLOP_PER_S)
         return cls(
             groups,
             counts,
@@ -378,7 +378,7 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
             return None
         try:
             found = read_trace(folder / Path(name).expanduser(), columns)
-            most = MOST_WHOLE if columns is MEMORY_COLUMNS else MOST_MBIT_PER_S
+            most = MAX_WHOLE if columns is MEMORY_COLUMNS else MAX_MBIT_PER_S
             check_number(float(found.values.max()), "its highest value", maximum=most)
             return found
         except ValueError as error:

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from devices.report import MOST_MBIT_PER_S, DeviceReport
+from devices.report import MAX_MBIT_PER_S, DeviceReport
 from devices.validation import check_number, check_text, check_whole, json_object, nearest, one_line
 
-LEAST_PROBE_BYTES = 64 * 1024  # of one direction, and what the service serves at least
-MOST_PROBE_BYTES = 2**20
+MIN_PROBE_BYTES = 64 * 1024  # of one direction, and what the service serves at least
+MAX_PROBE_BYTES = 2**20
 OLDEST_SECONDS = 24 * 3600.0  # what was measured before says little of the link now
 RETRY_SECONDS = 60.0  # after a probe that failed
 LONGEST_RETRY_SECONDS = 3600.0  # after several in a row that cost something, each of which doubles the wait
@@ -62,7 +62,7 @@ class LinkSettings:
 
         def speed(key: str) -> float | None:
             value = config.get(key)
-            return None if value is None else check_number(value, f"node config {key}", maximum=MOST_MBIT_PER_S)
+            return None if value is None else check_number(value, f"node config {key}", maximum=MAX_MBIT_PER_S)
 
         share = check_number(config.get("bandwidth-share", SHARE), "node config bandwidth-share", maximum=1.0)
         for key in config:
@@ -106,7 +106,7 @@ class LinkHistory:
             value = json_object(json.loads((folder / FILE).read_text()), FILE, list(cls.__dataclass_fields__))
             for key in ("down_mbit_per_s", "up_mbit_per_s"):
                 if value[key] is not None:
-                    check_number(value[key], key, positive=True, maximum=MOST_MBIT_PER_S)
+                    check_number(value[key], key, positive=True, maximum=MAX_MBIT_PER_S)
             for key in ("measured_at", "failed_at"):
                 check_number(value[key], key)
             if value["problem"] is not None:
@@ -137,14 +137,14 @@ def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) ->
     if settings.address is None:
         return history
     now = time.time()
-    credit = min(history.credit_bytes + int(settings.share * traffic_bytes), 2 * MOST_PROBE_BYTES)
+    credit = min(history.credit_bytes + int(settings.share * traffic_bytes), 2 * MAX_PROBE_BYTES)
     before, history = history, replace(history, credit_bytes=credit)
     # A time that lies in the future is of a clock that was set back since, as on boards without one of their own.
     due = history.down_mbit_per_s is None or not 0 <= now - history.measured_at <= OLDEST_SECONDS
     wait_seconds = min(RETRY_SECONDS * 2 ** min(max(history.failures - 1, 0), 10), LONGEST_RETRY_SECONDS)
     waiting = 0 <= now - history.failed_at < wait_seconds
     try:
-        if (due or credit >= 2 * LEAST_PROBE_BYTES) and not waiting:
+        if (due or credit >= 2 * MIN_PROBE_BYTES) and not waiting:
             # Kept before as one that failed: where nothing can be kept, every message would measure.
             before = replace(history, failed_at=now, problem="the measurement was broken off")
             before.save(folder)
@@ -159,8 +159,8 @@ def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) ->
 def _probe_bytes(history: LinkHistory) -> int:
     """How much to send each way: what has been saved up, but on a slow link what passes in a second."""
     slower = min(history.down_mbit_per_s or 0.0, history.up_mbit_per_s or 0.0)
-    most_bytes = min(history.credit_bytes // 2, MOST_PROBE_BYTES, int(slower * 1e6 / 8))
-    return LEAST_PROBE_BYTES if history.failed_at else max(LEAST_PROBE_BYTES, most_bytes)
+    max_bytes = min(history.credit_bytes // 2, MAX_PROBE_BYTES, int(slower * 1e6 / 8))
+    return MIN_PROBE_BYTES if history.failed_at else max(MIN_PROBE_BYTES, max_bytes)
 
 
 def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: float) -> LinkHistory:
@@ -195,7 +195,7 @@ def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: flo
 
 def _less(history: LinkHistory, spent_bytes: int) -> int:
     """The credit that is left; a debt is bounded, so that a link is measured again soon after long trouble with it."""
-    return max(history.credit_bytes - spent_bytes, -2 * MOST_PROBE_BYTES)
+    return max(history.credit_bytes - spent_bytes, -2 * MAX_PROBE_BYTES)
 
 
 def averaged(before: float | None, now: float) -> float:
@@ -204,7 +204,7 @@ def averaged(before: float | None, now: float) -> float:
     The mean of the times that a bit takes, half of it the new one's, so that old figures fade; a new one that is off by
     `ANOTHER_LINK` replaces them.
     """
-    now = min(now, MOST_MBIT_PER_S)
+    now = min(now, MAX_MBIT_PER_S)
     if before is None or not 1 / ANOTHER_LINK < now / before < ANOTHER_LINK:
         return now
     return 2 / (1 / before + 1 / now)

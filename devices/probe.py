@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 
-from devices.report import MOST_KIND_LETTERS, DeviceReport
+from devices.report import MAX_KIND_LETTERS, DeviceReport
 from devices.validation import one_line
 
 # Sensors that are not connected say things like -273 or 255 degrees.
-LEAST_CELSIUS, MOST_CELSIUS = -60.0, 200.0
+MIN_CELSIUS, MAX_CELSIUS = -60.0, 200.0
 # Bits of the firmware's word: the voltage is low; the clock is capped, slowed down, or at its soft limit of heat.
 PI_THROTTLED_NOW = 0b1111
 
@@ -66,7 +66,7 @@ def board_kind(root: Path = Path("/")) -> str:
     for maker in ("Raspberry Pi", "NVIDIA Jetson"):
         if model.startswith(maker):
             name = re.sub(r"\s+(Rev|Model|Developer Kit|Engineering).*", "", model).removeprefix("NVIDIA ")
-            return re.sub(r"[^a-z0-9]+", "-", name.lower())[:MOST_KIND_LETTERS].strip("-")
+            return re.sub(r"[^a-z0-9]+", "-", name.lower())[:MAX_KIND_LETTERS].strip("-")
     compatible = _device_tree(root, "compatible").split("\0")
     for chip, kind in TEGRA_KINDS.items():
         if chip in compatible:
@@ -114,7 +114,7 @@ def _temperature(root: Path) -> float | None:
     for zone in sorted((root / "sys" / "class" / "thermal").glob("thermal_zone*")):
         with suppress(OSError, ValueError):  # a sensor that is switched off answers with an error
             found.append(int((zone / "temp").read_text()) / 1000)
-    return max((celsius for celsius in found if LEAST_CELSIUS < celsius < MOST_CELSIUS), default=None)
+    return max((celsius for celsius in found if MIN_CELSIUS < celsius < MAX_CELSIUS), default=None)
 
 
 def _throttled(root: Path) -> bool | None:

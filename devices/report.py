@@ -6,11 +6,11 @@ from typing import Any
 from devices.validation import check_number, check_text, check_whole, json_object, nearest, shown
 
 # More than any device has: what lies above is a mistake or an attack, and would overflow what is computed from it.
-MOST_MBIT_PER_S = 1e6
-MOST_FLOP_PER_S = 1e18
-MOST_CELSIUS = 1000.0
-MOST_CPUS = 1e5
-MOST_KIND_LETTERS = 64
+MAX_MBIT_PER_S = 1e6
+MAX_FLOP_PER_S = 1e18
+MAX_CELSIUS = 1000.0
+MAX_CPUS = 1e5
+MAX_KIND_LETTERS = 64
 LINK_SOURCES = ("probe", "node config")
 
 
@@ -62,7 +62,7 @@ class DeviceReport:
     memory_is_ram: bool = True
 
     def __post_init__(self) -> None:
-        check_text(self.kind, "device report: kind", most=MOST_KIND_LETTERS)
+        check_text(self.kind, "device report: kind", most=MAX_KIND_LETTERS)
         check_whole(self.memory_total_bytes, "device report: memory_total_bytes")
         check_whole(self.memory_available_bytes, "device report: memory_available_bytes")
         if self.memory_available_bytes > self.memory_total_bytes:
@@ -72,13 +72,13 @@ class DeviceReport:
             )
         if self.accelerator is not None:
             check_text(self.accelerator, "device report: accelerator")
-        check_number(self.cpus, "device report: cpus", positive=True, maximum=MOST_CPUS)
+        check_number(self.cpus, "device report: cpus", positive=True, maximum=MAX_CPUS)
         if self.down_mbit_per_s is not None:
-            check_number(self.down_mbit_per_s, "device report: down_mbit_per_s", maximum=MOST_MBIT_PER_S)
+            check_number(self.down_mbit_per_s, "device report: down_mbit_per_s", maximum=MAX_MBIT_PER_S)
         if self.up_mbit_per_s is not None:
-            check_number(self.up_mbit_per_s, "device report: up_mbit_per_s", maximum=MOST_MBIT_PER_S)
+            check_number(self.up_mbit_per_s, "device report: up_mbit_per_s", maximum=MAX_MBIT_PER_S)
         if self.flop_per_s is not None:
-            check_number(self.flop_per_s, "device report: flop_per_s", positive=True, maximum=MOST_FLOP_PER_S)
+            check_number(self.flop_per_s, "device report: flop_per_s", positive=True, maximum=MAX_FLOP_PER_S)
         if self.memory_limit_bytes is not None:
             check_whole(self.memory_limit_bytes, "device report: memory_limit_bytes")
         if self.payload_limit_bytes is not None:
@@ -94,7 +94,7 @@ class DeviceReport:
             check_text(self.links_problem, "device report: links_problem")
         if self.temperature_celsius is not None:
             check_number(
-                self.temperature_celsius, "device report: temperature_celsius", minimum=-273.15, maximum=MOST_CELSIUS
+                self.temperature_celsius, "device report: temperature_celsius", minimum=-273.15, maximum=MAX_CELSIUS
             )
         if self.throttled is not None and not isinstance(self.throttled, bool):
             raise ValueError(f"device report: throttled = {shown(self.throttled)}: must be true, false or null")

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Collection, Iterable
 from typing import Any
 
-MOST_WHOLE = 2**63 - 1  # what PyTorch, NumPy and struct hold in a whole number
-MOST_LETTERS = 1000  # of a text from outside in a log or a record
+MAX_WHOLE = 2**63 - 1  # what PyTorch, NumPy and struct hold in a whole number
+MAX_LETTERS = 1000  # of a text from outside in a log or a record
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 
 
-def one_line(text: str, most: int = MOST_LETTERS) -> str:
+def one_line(text: str, most: int = MAX_LETTERS) -> str:
     """A text from outside, fit for a terminal and a log: cut, and without control characters and line breaks."""
     cut = text if len(text) <= most else text[: most - 3] + "..."
     return "".join(letter if letter.isprintable() else " " for letter in cut)
@@ -50,7 +50,7 @@ def json_object(value: object, what: str, keys: Collection[str]) -> dict[str, An
 
 def check_whole(value: object, where: str, *, minimum: int = 0) -> int:
     """Return `value` if it is an int from `minimum` to 2^63 - 1 (a bool is none); ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MOST_WHOLE:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= MAX_WHOLE:
         raise ValueError(f"{where} = {shown(value)}: must be a whole number of at least {minimum} and below 2^63")
     return value
 
@@ -70,7 +70,7 @@ def check_number(
     return float(value)
 
 
-def check_text(value: object, where: str, *, most: int = MOST_LETTERS) -> str:
+def check_text(value: object, where: str, *, most: int = MAX_LETTERS) -> str:
     """Return `value` if it is one line of text: not blank, at most so many letters, all printable; else ValueError."""
     if not isinstance(value, str) or not value.strip() or len(value) > most or not value.isprintable():
         raise ValueError(f"{where} = {shown(value)}: must be a text of 1 to {most} printable letters")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import core_schema
 
-from devices.validation import MOST_LETTERS, MOST_WHOLE, one_line
+from devices.validation import MAX_LETTERS, MAX_WHOLE, one_line
 from messages.error import MessageError
 
 M = TypeVar("M", bound=BaseModel)
@@ -25,9 +25,9 @@ Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are we
 
 # Bounds of what nodes send, far above what any honest one needs. A list is left at its first wrong element, or a long
 # one would make an error of each.
-MOST_CLASSES, MOST_ORDERS, MOST_KEYS, MOST_ERRORS = 2**16, 2**20, 64, 16
-MOST_SUMS = 4 * MOST_CLASSES
-Line = Annotated[str, Field(max_length=MOST_LETTERS)]
+MAX_CLASSES, MAX_ORDERS, MAX_KEYS, MAX_ERRORS = 2**16, 2**20, 64, 16
+MAX_SUMS = 4 * MAX_CLASSES
+Line = Annotated[str, Field(max_length=MAX_LETTERS)]
 Digest = Annotated[str, Field(max_length=64)]
 
 
@@ -35,20 +35,20 @@ class _Scalar:
     """One error in plain words in place of one for every type that a value of a report might have had."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        words = f"must be a number below 2^63, true, false, null or a text of at most {MOST_LETTERS} letters"
+        words = f"must be a number below 2^63, true, false, null or a text of at most {MAX_LETTERS} letters"
         return core_schema.custom_error_schema(handler(source), "scalar", custom_error_message=words)
 
 
 # Values are scalars, so that nothing nested is ever built: an empty list takes 28 times its text.
-Key = Annotated[str, Field(max_length=MOST_KEYS)]
-Whole = Annotated[int, Field(ge=-MOST_WHOLE, le=MOST_WHOLE)]
+Key = Annotated[str, Field(max_length=MAX_KEYS)]
+Whole = Annotated[int, Field(ge=-MAX_WHOLE, le=MAX_WHOLE)]
 Number = Annotated[float, Field(gt=-(2.0**63), lt=2.0**63)]  # what is too large for a `Whole` would be a float
 Scalar = Annotated[Whole | Number | bool | Line | None, _Scalar()]
-Report = Annotated[dict[Key, Scalar], Field(max_length=MOST_KEYS, fail_fast=True)]
+Report = Annotated[dict[Key, Scalar], Field(max_length=MAX_KEYS, fail_fast=True)]
 Name = Annotated[str, Field(max_length=100)]
-Payloads = Annotated[dict[Name, NonNegative], Field(max_length=MOST_KEYS)]
+Payloads = Annotated[dict[Name, NonNegative], Field(max_length=MAX_KEYS)]
 Facts = Annotated[
-    dict[Name, Annotated[list[float], Field(max_length=MOST_CLASSES, fail_fast=True)]], Field(max_length=MOST_KEYS)
+    dict[Name, Annotated[list[float], Field(max_length=MAX_CLASSES, fail_fast=True)]], Field(max_length=MAX_KEYS)
 ]
 
 
@@ -176,7 +176,7 @@ class Update(_Model):
     measured_memory_bytes: NonNegative | None = None
     overrun: bool = False
     bounded: bool = False
-    present_classes: list[NonNegative] | None = Field(None, max_length=MOST_CLASSES, fail_fast=True)
+    present_classes: list[NonNegative] | None = Field(None, max_length=MAX_CLASSES, fail_fast=True)
     facts: Facts = Field(default_factory=dict)
     state_kept: bool = False
     state_lost: bool = False
@@ -188,9 +188,9 @@ class SumHeader(_Model):
 
     group: NonNegative
     parcel: Name
-    orders: list[NonNegative] = Field(min_length=1, max_length=MOST_ORDERS, fail_fast=True)
+    orders: list[NonNegative] = Field(min_length=1, max_length=MAX_ORDERS, fail_fast=True)
     weight: Positive
-    class_weight: list[NonNegative] | None = Field(None, max_length=MOST_CLASSES, fail_fast=True)
+    class_weight: list[NonNegative] | None = Field(None, max_length=MAX_CLASSES, fail_fast=True)
     payload: NonNegative
 
 
@@ -199,8 +199,8 @@ class Reply(_Model):
 
     run: Line
     round: NonNegative
-    updates: list[Update] = Field(max_length=MOST_ORDERS, fail_fast=True)
-    sums: list[SumHeader] = Field(default_factory=list, max_length=MOST_ORDERS, fail_fast=True)
+    updates: list[Update] = Field(max_length=MAX_ORDERS, fail_fast=True)
+    sums: list[SumHeader] = Field(default_factory=list, max_length=MAX_ORDERS, fail_fast=True)
 
 
 class EvaluationOrder(_Model):
@@ -242,7 +242,7 @@ class Score(_Model):
     """Sums of the task's metric and of the losses of one evaluation order; `error` where it could not be done."""
 
     device: NonNegative
-    sums: list[float] = Field(default_factory=list, max_length=MOST_SUMS, fail_fast=True)
+    sums: list[float] = Field(default_factory=list, max_length=MAX_SUMS, fail_fast=True)
     loss_sum: float = 0.0
     examples: NonNegative = 0
     error: Line | None = None
@@ -253,7 +253,7 @@ class EvaluationReply(_Model):
 
     run: Line
     round: NonNegative
-    scores: list[Score] = Field(max_length=MOST_ORDERS, fail_fast=True)
+    scores: list[Score] = Field(max_length=MAX_ORDERS, fail_fast=True)
 
 
 class NodeReport(_Model):
@@ -270,7 +270,7 @@ def parse(model: type[M], text: object) -> M:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        if error.error_count() > MOST_ERRORS:  # a list of them would take ten times the memory of the text
+        if error.error_count() > MAX_ERRORS:  # a list of them would take ten times the memory of the text
             raise MessageError(f"{model.__name__}: {error.error_count()} fields are wrong or unknown") from None
         # Names of unknown fields are the sender's own words, and so is part of what some errors say.
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]

@@ -6,7 +6,7 @@ import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 RETURN_FROM_BYTES = 128 * 1024
-MOST_KEPT_BYTES = 2**25  # the largest tensor that glibc can be told to keep
+MAX_KEPT_BYTES = 2**25  # the largest tensor that glibc can be told to keep
 HEAP_FACTOR = 2.6  # what a process held at worst of a predicted peak under glibc's default (benchmarks/memory)
 
 
@@ -27,7 +27,7 @@ def keep_freed_memory() -> bool:
     In a simulation's worker glibc's defaults gave back and took anew the activations of every batch: page faults were
     15 % of the CPU time of training (benchmarks/overhead). Returns False where the C library has no such setting.
     """
-    return _mallopt(M_TRIM_THRESHOLD, 2**30) and _mallopt(M_MMAP_THRESHOLD, MOST_KEPT_BYTES)
+    return _mallopt(M_TRIM_THRESHOLD, 2**30) and _mallopt(M_MMAP_THRESHOLD, MAX_KEPT_BYTES)
 
 
 def _mallopt(setting: int, value: int) -> bool:

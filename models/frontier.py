@@ -32,13 +32,13 @@ Staying = tuple[int, ...]  # of every floor of the space: layers that stay, up t
 State = tuple[Picks, int, Staying]
 Whole = NDArray[np.int64]
 
-MOST_LABELS = 1_000_000
+MAX_LABELS = 1_000_000
 """Labels per block, over all open decisions, before they are thinned out."""
 THINNED_LABELS = 120_000
 """Labels per block from then on: what cannot be exact need not take long."""
-MOST_AT_ONCE = 2_000_000
+MAX_AT_ONCE = 2_000_000
 """Labels that are compared at once, which bounds this process's memory."""
-MOST_TRANSITIONS = 1_000_000
+MAX_TRANSITIONS = 1_000_000
 """Combinations of open decisions at one block; a space beyond that is no chain for our purposes."""
 
 # Rows of a table of labels, one column per label. Bytes where not said otherwise.
@@ -139,13 +139,13 @@ class Frontier:
         *,
         batch_size: int,
         optimizer: str,
-        most_labels: int = MOST_LABELS,
+        max_labels: int = MAX_LABELS,
         thinned_labels: int = THINNED_LABELS,
     ) -> None:
         self.space = space
         self.chain = Chain(space)
         self.frame = Frame.of(space.family, batch_size, optimizer)
-        self.most_labels, self.thinned_labels = most_labels, thinned_labels
+        self.max_labels, self.thinned_labels = max_labels, thinned_labels
         self.exact = True
         self._profiles = [
             {picks: None if piece is None else profile(piece, batch_size) for picks, piece in link.pieces.items()}
@@ -249,10 +249,10 @@ class Frontier:
         ways = 1
         for decision in involved:
             ways *= counts[decision]
-        if ways > MOST_TRANSITIONS:
+        if ways > MAX_TRANSITIONS:
             raise ValueError(
                 f"space of {self.space.family.name}: {ways} combinations of decisions meet at block {link.name}, at "
-                f"most {MOST_TRANSITIONS} can be followed; give fewer shares or search with a pool"
+                f"most {MAX_TRANSITIONS} can be followed; give fewer shares or search with a pool"
             )
         found: dict[Picks, list[tuple[Picks, Transition]]] = defaultdict(list)
         for picks in itertools.product(*(range(counts[decision]) for decision in involved)):
@@ -310,7 +310,7 @@ class Frontier:
         alike: dict[tuple[Picks, Staying], list[State]] = defaultdict(list)
         for state in gathered:
             alike[state[0], state[2]].append(state)
-        most = max(2, (self.most_labels if self.exact else self.thinned_labels) // len(alike))
+        most = max(2, (self.max_labels if self.exact else self.thinned_labels) // len(alike))
         extended: dict[State, Whole] = {}
         for group in alike.values():
             thinned = self._thin([self._gather(gathered[state], most) for state in group], most)
@@ -326,7 +326,7 @@ class Frontier:
         for labels, start, transition, number, kernels in parts:
             pending.append(self._in_front(labels, start, transition.profile, number, kernels))
             size += labels.shape[1]
-            if size > MOST_AT_ONCE:
+            if size > MAX_AT_ONCE:
                 pending = self._thin([self._prune(np.concatenate(pending, axis=1))], most)
                 size = pending[0].shape[1]
         return self._prune(np.concatenate(pending, axis=1))
@@ -360,7 +360,7 @@ class Frontier:
         new = np.ones(labels.shape[1], dtype=bool)
         new[1:] = (labels[same, 1:] != labels[same, :-1]).any(axis=0)
         starts = np.flatnonzero(new)
-        labels = labels[:, _first_least(labels[PEAK], starts)]
+        labels = labels[:, _first_min(labels[PEAK], starts)]
         # What is left has equals in parameters only where buffers, kernels or the largest parameter differ.
         needs = np.stack(
             [labels[BUFFERS], labels[LARGEST], self._fixed_bytes(labels), self._fixed_bytes(labels) + labels[PEAK]]
@@ -390,7 +390,7 @@ class Frontier:
         order = np.argsort(labels[PARAMETERS], kind="stable")
         parameters = labels[PARAMETERS, order]
         starts = _ranges(parameters, max(1, most // 2))
-        leanest = _first_least((self._fixed_bytes(labels) + labels[PEAK])[order], starts)
+        leanest = _first_min((self._fixed_bytes(labels) + labels[PEAK])[order], starts)
         kept = np.zeros(labels.shape[1], dtype=bool)
         kept[order[leanest]] = True
         kept[order[np.append(starts[1:], len(order)) - 1]] = True
@@ -418,7 +418,7 @@ def _order(rows: Whole) -> Whole:
     return np.argsort(key, kind="stable")
 
 
-def _first_least(values: Whole, starts: Whole) -> Whole:
+def _first_min(values: Whole, starts: Whole) -> Whole:
     """Of every segment that begins at one of `starts`, the position of its first least value."""
     lengths = np.diff(starts, append=len(values))
     positions = np.flatnonzero(values == np.repeat(np.minimum.reduceat(values, starts), lengths))

@@ -67,7 +67,7 @@ class Space:
         family: Family,
         shares: Sequence[float],
         overrides: Mapping[str, Sequence[float]] | None = None,
-        least_blocks: int = 1,
+        min_blocks: int = 1,
     ) -> Space:
         """Return the space in which every layer has the same shares.
 
@@ -80,7 +80,7 @@ class Space:
             overrides: Name of a removable layer or of another group -> its shares instead; name of a kernel followed by
                 ".kernel" -> its sides instead. A name with `*` stands for all that match it and have no entry under
                 their own name.
-            least_blocks: How many blocks stay of every stack of the family: of each stage of a ResNet, of a
+            min_blocks: How many blocks stay of every stack of the family: of each stage of a ResNet, of a
                 transformer's encoder.
 
         Raises:
@@ -100,7 +100,7 @@ class Space:
             KernelChoice(kernel, tuple(_side(kernel, s) for s in overrides.get(name, range(3, full + 1, 2))))
             for (name, kernel), full in zip(sides.items(), family.kernels.values(), strict=True)
         ]
-        space = cls(family, tuple(choices), tuple(kernels), _floors(family, least_blocks))
+        space = cls(family, tuple(choices), tuple(kernels), _floors(family, min_blocks))
         for choice in space.choices:
             if choice.name in overrides:
                 _check_distinct(choice, family)
@@ -315,21 +315,21 @@ def _check_distinct(choice: Choice, family: Family) -> None:
         by_channels[channels] = share
 
 
-def _floors(family: Family, least_blocks: int) -> tuple[Floor, ...]:
-    """What `least_blocks` means for each stack of a family, beside the blocks that always stay."""
-    if least_blocks < 1:
-        raise ValueError(f"space: at least 1 block of a stack stays, not {least_blocks}")
-    if least_blocks > 1 and not (family.removable and family.stacks):
-        raise ValueError(f"space: {family.name} has no blocks that may be left out, so {least_blocks} cannot be said")
+def _floors(family: Family, min_blocks: int) -> tuple[Floor, ...]:
+    """What `min_blocks` means for each stack of a family, beside the blocks that always stay."""
+    if min_blocks < 1:
+        raise ValueError(f"space: at least 1 block of a stack stays, not {min_blocks}")
+    if min_blocks > 1 and not (family.removable and family.stacks):
+        raise ValueError(f"space: {family.name} has no blocks that may be left out, so {min_blocks} cannot be said")
     floors = []
     for name, blocks in family.stacks.items():
-        if least_blocks > len(blocks):
+        if min_blocks > len(blocks):
             raise ValueError(
-                f"space: {least_blocks} blocks of every stack are to stay, but {name} of {family.name} has "
+                f"space: {min_blocks} blocks of every stack are to stay, but {name} of {family.name} has "
                 f"{len(blocks)} only"
             )
         layers = tuple(block for block in blocks if block in family.removable)
-        least = least_blocks - (len(blocks) - len(layers))
+        least = min_blocks - (len(blocks) - len(layers))
         if least > 0:
             floors.append(Floor(name, layers, least))
     return tuple(floors)

@@ -69,7 +69,7 @@ def is_loaded(reference: str) -> bool:
     return is_reference(reference) and reference.partition(":")[0] in sys.modules
 
 
-def told(error: BaseException) -> str:
+def one_sentence(error: BaseException) -> str:
     """An exception of a plug-in in one sentence: its kind, what it says, and the line of the plug-in where it arose."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
@@ -119,9 +119,9 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise PluginError(f"there is no module {error.name!r} {_looked(error.name)}") from None
-        raise PluginError(f"{name} imports {error.name!r}, which is not there: {told(error)}") from error
+        raise PluginError(f"{name} imports {error.name!r}, which is not there: {one_sentence(error)}") from error
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{name} cannot be imported: {told(error)}") from error
+        raise PluginError(f"{name} cannot be imported: {one_sentence(error)}") from error
 
 
 def _looked(name: str) -> str:

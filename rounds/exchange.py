@@ -11,7 +11,7 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from devices.validation import MOST_LETTERS, one_line
+from devices.validation import MAX_LETTERS, one_line
 from messages.records import release
 
 B = TypeVar("B")
@@ -40,7 +40,7 @@ def failure_of(reply: Message) -> Failure | None:
         return None
     why = _ERRORS.get(reply.error.code, f"Flower error {reply.error.code}")
     # The reason may be as long as its sender likes: only its end is looked at.
-    lines = (reply.error.reason or "")[-MOST_LETTERS:].strip().splitlines()
+    lines = (reply.error.reason or "")[-MAX_LETTERS:].strip().splitlines()
     return Failure(one_line(f"{why}: {lines[-1]}") if lines else why, late=reply.error.code == 3)
 
 

@@ -25,7 +25,7 @@ from rounds.work import Assignment, Orders
 from strategies.settings import RoundSettings
 from tasks.metrics import Metric
 
-MOST_REASONS = 3  # that are told of what went wrong with the scores of a round
+MAX_REASONS = 3  # that are told of what went wrong with the scores of a round
 Examples = Literal["shard", "test set"]  # a device's own test shard, or the task's test set
 
 
@@ -149,7 +149,7 @@ def score_on_devices(
                 found[device] = _checked(scores.get(device), metric, classes, most)
             except ValueError as error:
                 troubles[str(error)] += 1
-    for why, times in troubles.most_common(MOST_REASONS):
+    for why, times in troubles.most_common(MAX_REASONS):
         log(WARNING, "Round %s: %s devices have no score: %s", orders.round, times, why)
     return found
 

@@ -22,7 +22,7 @@ from messages.orders import LocalTraining
 from models.base import with_weights
 from models.cost import cost
 from models.family import Family, family_class, make_family
-from plugins.reference import is_reference, told
+from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer, Scores
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels
@@ -128,14 +128,14 @@ def start(engine: Engine, config: RunConfig, first_round: int = 1) -> None:
 
     One from outside also does a step of one device, on a copy of it.
     """
-    with _told_of("strategy", config.strategy):
+    with _naming("strategy", config.strategy):
         engine.start(first_round)
         if is_reference(config.strategy):
             rehearse_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))  # at hand since `build`
 
 
 @contextmanager
-def _told_of(key: str, name: str) -> Iterator[None]:
+def _naming(key: str, name: str) -> Iterator[None]:
     """Turn what goes wrong in something from outside into a ConfigError that names it."""
     try:
         yield
@@ -146,7 +146,7 @@ def _told_of(key: str, name: str) -> Iterator[None]:
     except Exception as error:
         if not is_reference(name):
             raise
-        raise ConfigError(f"{key} = {name!r}: {told(error)}") from error
+        raise ConfigError(f"{key} = {name!r}: {one_sentence(error)}") from error
 
 
 def _save_scored(run_dir: Path, engine: Engine, record: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             "such as 0.2, or partition = 'strong-and-weak', or personal-every = 0"
         )
     kind, params = config.method, config.params
-    with _told_of("strategy", config.strategy):
+    with _naming("strategy", config.strategy):
         options, family_defaults = kind.family_options, kind.family_defaults(params)
     family = _family(config, task, options, family_defaults)
     settings = RoundSettings(
@@ -235,7 +235,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
     )
 
     setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared)
-    with _told_of("strategy", config.strategy):
+    with _naming("strategy", config.strategy):
         method = kind(setup, params)
         rehearse_parcels(method)
         method.cost(method.smallest_architecture)
@@ -269,7 +269,7 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):
             raise
-        why = error if isinstance(error, ValueError) else told(error)
+        why = error if isinstance(error, ValueError) else one_sentence(error)
         shape = "x".join(map(str, task.input_shape))
         raise ConfigError(
             f"family = {name!r} with family-arguments = {config.family_arguments!r} does not go with the "

@@ -131,8 +131,8 @@ def _load(run_dir: Path) -> Run:
 def _scale_of_all(runs: Sequence[Run]) -> Scale:
     scored = {run.summary.metric: run for run in runs if run.summary.metric is not None}
     if len(scored) > 1:
-        told = " and ".join(f"{run.name} by {run.summary.scale.label}" for run in scored.values())
-        raise JournalError(f"runs that are scored by different metrics cannot be compared: {told}")
+        metrics = " and ".join(f"{run.name} by {run.summary.scale.label}" for run in scored.values())
+        raise JournalError(f"runs that are scored by different metrics cannot be compared: {metrics}")
     return next(iter(scored.values()), runs[0]).summary.scale
 
 

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from devices.validation import did_you_mean, nearest
 from models.family import FAMILIES, family_class
 from plugins.beside import digests
-from plugins.reference import is_loaded, is_reference, module_label, told
+from plugins.reference import is_loaded, is_reference, module_label, one_sentence
 from server_app.keys import listed_keys, missing_keys
 from strategies import METHODS
 from strategies.method import Method
@@ -357,7 +357,7 @@ class RunConfig(Params):
         except ValueError:
             raise
         except Exception as error:
-            raise ValueError(f"strategy = {self.strategy!r}: its check fails: {told(error)}") from error
+            raise ValueError(f"strategy = {self.strategy!r}: its check fails: {one_sentence(error)}") from error
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,

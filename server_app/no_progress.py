@@ -29,22 +29,22 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
             limited = limited and device.budget.payload_bytes is not None
     if not outcomes:
         return "no device was asked"
-    told = [", ".join(f"{count} {word}" for word, count in outcomes.most_common())]
+    reasons = [", ".join(f"{count} {word}" for word, count in outcomes.most_common())]
     if outcomes["skipped"]:
         needed = method.cost(method.smallest_architecture)
         poor = memory_bytes < needed.peak_training_memory_bytes
         slow = limited and payload_bytes < needed.payload_bytes
-        told.append(
+        reasons.append(
             f"the smallest model of {method.name()} over {method.family.name} needs "
             f"{bytes_text(needed.peak_training_memory_bytes)} of memory and {bytes_text(needed.payload_bytes)} of "
             f"payload, the largest budget seen was {bytes_text(memory_bytes)} of memory and "
             f"{bytes_text(payload_bytes) + ' of payload' if limited else 'payload without limit'}"
         )
-        told.append(f"try {', or '.join(_remedies(config, method, poor=poor, slow=slow))}")
+        reasons.append(f"try {', or '.join(_remedies(config, method, poor=poor, slow=slow))}")
     if outcomes["late"]:
         deadline = f"deadline-seconds = {config.deadline_seconds:g}" if config.deadline_seconds else "any deadline"
-        told.append(f"who is late misses {deadline}, or has a link that carries nothing")
-    return "; ".join(told)
+        reasons.append(f"who is late misses {deadline}, or has a link that carries nothing")
+    return "; ".join(reasons)
 
 
 def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> list[str]:

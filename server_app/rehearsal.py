@@ -28,7 +28,7 @@ from rounds.work import Assignment, Given, Work
 from strategies.method import Local, Method, Order, State, Trained, local_half
 from tasks.task import Task
 
-MOST_LOOKED_AT = 100  # devices, of which the one with the most examples takes part
+MAX_LOOKED_AT = 100  # devices, of which the one with the most examples takes part
 BATCH_SIZE = 8
 
 
@@ -44,7 +44,7 @@ def rehearse_step(engine: Engine, task: Task) -> None:
 
 
 def _step(method: Method, task: Task, folder: str) -> None:
-    device = max(range(min(MOST_LOOKED_AT, task.spec.devices)), key=task.training_examples)
+    device = max(range(min(MAX_LOOKED_AT, task.spec.devices)), key=task.training_examples)
     order = Order(device, method.smallest_architecture)
     if method.first_question is not None:
         work, done = _do(method, order, method.first_question, task, folder)

@@ -36,10 +36,10 @@ from server_app.journal import (
 )
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
-MOST_DEVICES = 200
-MOST_CELLS = 6000
-MOST_COLUMNS = 150
-MOST_REASONS = 12
+MAX_DEVICES = 200
+MAX_CELLS = 6000
+MAX_COLUMNS = 150
+MAX_REASONS = 12
 SHADES = 6  # of sizes, as defined in the page's style
 MISSED = ("late", "failed", "refused", "skipped")
 OUTCOMES = ("trained", *MISSED)
@@ -124,7 +124,7 @@ class Activity:
 
 def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
     """Read device records once, keeping sums only. Records beyond `rounds` belong to a round that never finished."""
-    rounds_per_column = max(1, -(-rounds // MOST_COLUMNS))
+    rounds_per_column = max(1, -(-rounds // MAX_COLUMNS))
     columns = -(-rounds // rounds_per_column)
     seen: dict[int, str] = {}
     trained: set[int] = set()
@@ -152,7 +152,7 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
         if not by_tier:
             device_rows.setdefault(record.device, Tally()).add(record)
             device_cells.setdefault((record.device, column), Tally()).add(record)
-            by_tier = len(device_rows) > MOST_DEVICES or len(device_cells) > MOST_CELLS
+            by_tier = len(device_rows) > MAX_DEVICES or len(device_cells) > MAX_CELLS
     rows, cells = (tier_rows, tier_cells) if by_tier else (device_rows, device_cells)
     order: list[Any] = in_fleet_order(seen.values(), seen) if by_tier else sorted(device_rows)
     return Activity(
@@ -437,7 +437,7 @@ def _device_table(activity: Activity) -> str:
     devices_table = table(headers, rows, text_columns=len(first))
     reasons = ""
     if activity.reasons:
-        most = activity.reasons.most_common(MOST_REASONS)
+        most = activity.reasons.most_common(MAX_REASONS)
         more = len(activity.reasons) - len(most)
         listed = table(["outcome", "times"], [(reason, f"{count:,}") for reason, count in most])
         reasons = f"<h2>Why devices did not train</h2>{listed}"

@@ -45,15 +45,15 @@ class Distilled(NamedTuple):
 
     weights: of the global model.
     steps_per_second: Adam's; None where every student equals the teacher.
-    told_apart_nats: how far the teacher told the noise apart (`told_apart_nats`); None as above.
+    mutual_information_nats: between the noise and the class that the teacher gives it; None as above.
     """
 
     weights: Weights
     steps_per_second: float | None = None
-    told_apart_nats: float | None = None
+    mutual_information_nats: float | None = None
 
 
-def told_apart_nats(said: Tensor) -> float:
+def mutual_information_nats(said: Tensor) -> float:
     """Mutual information of input and class, H(mean of p) - mean of H(p), of log-probabilities (inputs, classes).
 
     0 where a model says the same of all inputs, ln(classes) where it is sure of each and says all classes as often.
@@ -82,12 +82,12 @@ def distill_in_place(
         log.warning("Round %s: %s; the round's weights stay undistilled", method.round, error)
         return {}
     method.weights = distilled.weights
-    if distilled.told_apart_nats is not None:
-        text = "Round %s: %s sub-models distilled, %.1f steps/s, noise told apart by %.3f nats"
-        log.info(text, method.round, len(students), distilled.steps_per_second, distilled.told_apart_nats)
+    if distilled.mutual_information_nats is not None:
+        text = "Round %s: %s sub-models distilled, %.1f steps/s, mutual information of noise and class %.3f nats"
+        log.info(text, method.round, len(students), distilled.steps_per_second, distilled.mutual_information_nats)
     return {
         "distillation_steps_per_second": distilled.steps_per_second,
-        "distillation_told_apart_nats": distilled.told_apart_nats,
+        "distillation_mutual_information_nats": distilled.mutual_information_nats,
     }
 
 
@@ -166,7 +166,9 @@ def distill(
         name: torch.where(counts[name] > 0, (totals[name] / counts[name].clamp(min=1)).to(old.dtype), old)
         for name, old in weights.items()
     }
-    return Distilled(result, len(said) / seconds, told_apart_nats(torch.cat(said))) if said else Distilled(result)
+    return (
+        Distilled(result, len(said) / seconds, mutual_information_nats(torch.cat(said))) if said else Distilled(result)
+    )
 
 
 class Noise:

@@ -39,14 +39,14 @@ class ModelSearchParams(StatisticsParams):
         "",
         description="Shares of single layers instead, such as \"stem = [1], 'stage3_*' = [0, 0.5]\"",
     )
-    least_blocks: Count = Field(1, description="Blocks that stay of each stage of a ResNet, or of a transformer")
+    min_blocks: Count = Field(1, description="Blocks that stay of each stage of a ResNet, or of a transformer")
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.02, description="Share of the optimum's parameters that an architecture drawn by the exact search may lack"
     )
     epsilon: Annotated[float, Field(gt=0, le=1)] = Field(
         0.8, description="Probability with which the pool's search stops after each draw"
     )
-    most_draws: Count = Field(5, description="Most draws of the pool's search for one device (T_max)")
+    max_draws: Count = Field(5, description="Maximum draws of the pool's search for one device (T_max)")
     weighting: Literal["uniform", "examples"] = Field(
         "uniform", description="Weight of a device in a coordinate's mean over its owners: uniform, or by examples"
     )
@@ -83,11 +83,11 @@ class ModelSearch(HeteroFL):
     def __init__(self, setup: Setup, params: ModelSearchParams) -> None:
         own = layer_shares(params.layer_shares)
         try:
-            self.space = Space.of(setup.family, sorted(params.shares), own, params.least_blocks)
+            self.space = Space.of(setup.family, sorted(params.shares), own, params.min_blocks)
         except ValueError as error:
             given: dict[str, Any] = {"shares": list(params.shares), "layer-shares": params.layer_shares}
-            if params.least_blocks > 1:
-                given["least-blocks"] = params.least_blocks
+            if params.min_blocks > 1:
+                given["min-blocks"] = params.min_blocks
             settings = ", ".join(f"model-search.{key} = {value!r}" for key, value in given.items() if value)
             raise ValueError(f"{settings}: {error}") from None
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
@@ -103,7 +103,7 @@ class ModelSearch(HeteroFL):
         """Made when it is first asked, for the frontier of a large space takes a while."""
         p, settings = self.params, self.settings
         if p.searcher == "pool":
-            return PoolSearch(self.space, self.cost, epsilon=p.epsilon, most_draws=p.most_draws)
+            return PoolSearch(self.space, self.cost, epsilon=p.epsilon, max_draws=p.max_draws)
         return ExactSearch(
             self.space,
             batch_size=settings.training.batch_size,

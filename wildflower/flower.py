@@ -23,7 +23,7 @@ import psutil
 CONNECTION = "wildflower"
 START_SECONDS = 60.0
 STOP_SECONDS = 3.0
-MOST_PORTS = 3
+MAX_PORTS = 3
 # Ray puts sockets 80 letters deeper, and the path of a socket has at most 104 letters on some systems.
 LONGEST_FOLDER = 24
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -220,7 +220,7 @@ def check_commands(environment: Mapping[str, str], *commands: str) -> None:
 def _start(folder: Path, environment: dict[str, str], log: Path, started: list[subprocess.Popen[bytes]]) -> SuperLink:
     home = Path(environment["FLWR_HOME"])
     home.mkdir()
-    for _ in range(MOST_PORTS):
+    for _ in range(MAX_PORTS):
         port = _free_port()
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 LOOK_SECONDS = 0.3
 TRACEBACK_LINES = 30
-MOST_WARNINGS = 5
+MAX_WARNINGS = 5
 WARNING_LETTERS = 400
 FLOWERS_WARNING = "Since flwr "  # how what Flower itself warns of in every run begins
 LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
@@ -381,7 +381,7 @@ def log_since(log: Path, start: int) -> str:
 
 
 def warnings_text(log: str, path: Path, already: str) -> str:
-    """How often the app warned in a log, and of what: the first of each kind, at most `MOST_WARNINGS`; "" if never.
+    """How often the app warned in a log, and of what: the first of each kind, at most `MAX_WARNINGS`; "" if never.
 
     What has been told `already` is left out.
 
@@ -398,11 +398,11 @@ def warnings_text(log: str, path: Path, already: str) -> str:
         return ""
     total = sum(map(len, kinds.values()))
     lines = [f"{total} warning{'s' if total > 1 else ''} in {path}"]
-    for texts in list(kinds.values())[:MOST_WARNINGS]:
+    for texts in list(kinds.values())[:MAX_WARNINGS]:
         more = f" (and {len(texts) - 1} more like it)" if len(texts) > 1 else ""
         lines.append(f"  {texts[0]}{more}")
-    if len(kinds) > MOST_WARNINGS:
-        lines.append(f"  and {len(kinds) - MOST_WARNINGS} of other kinds")
+    if len(kinds) > MAX_WARNINGS:
+        lines.append(f"  and {len(kinds) - MAX_WARNINGS} of other kinds")
     return "\n".join(lines)
 
 

@@ -39,18 +39,18 @@ class Peak(Thread):
 
     def __init__(self, container: str) -> None:
         super().__init__(daemon=True)
-        self.container, self.most_bytes, self._over = container, 0, Event()
+        self.container, self.max_bytes, self._over = container, 0, Event()
 
     def run(self) -> None:
         """Look until `stop`."""
         while not self._over.wait(0.05):
-            self.most_bytes = max(self.most_bytes, held_bytes(self.container))
+            self.max_bytes = max(self.max_bytes, held_bytes(self.container))
 
     def stop(self) -> int:
         """The peak."""
         self._over.set()
         self.join()
-        return self.most_bytes
+        return self.max_bytes
 
 
 def train(deployment: Deployment, channels: int) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def train(deployment: Deployment, channels: int) -> dict[str, Any]:
     peak = Peak(deployment.container("node-3"))
     peak.start()
     deployment.finish(deployment.start_run(name, *settings), name, 400)
-    most_bytes = peak.stop()
+    max_bytes = peak.stop()
     device = deployment.journal(name, "devices")[-1]
     rounds = deployment.journal(name)
     assert device["outcome"] == "trained", device
@@ -69,7 +69,7 @@ def train(deployment: Deployment, channels: int) -> dict[str, Any]:
         "payload_bytes": device["payload_bytes"],
         "predicted_training_bytes": device["predicted_memory_bytes"],
         "measured_training_bytes": device["measured_memory_bytes"],
-        "node_peak_bytes": most_bytes,
+        "node_peak_bytes": max_bytes,
         "node_after_bytes": held_bytes(deployment.container("node-3")),
         "training_seconds": device["seconds"],
         "round_seconds": [record["wall_seconds"] for record in rounds],

@@ -5,9 +5,9 @@
 From the checkpoint of a run, one distillation of ten sub-models with several settings. Measured before and after it:
 the mean divergence KL(whole before it || sub-model) on noise, which distillation makes small, and on test inputs, which
 it is for, the accuracies of the whole model and of the sub-models, and how far the whole tells inputs apart
-(`told_apart_nats`): one that says the same of all noise teaches to say it of everything. Scored without training
-statistics: a static batch norm takes those of the batch. And what a distillation as long as the paper's takes, beside
-the run's rounds. Writes distillation.json and the tables in README.md.
+(`mutual_information_nats`): one that says the same of all noise teaches to say it of everything. Scored without
+training statistics: a static batch norm takes those of the batch. And what a distillation as long as the
+paper's takes, beside the run's rounds. Writes distillation.json and the tables in README.md.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from benchmarks.tables import markdown, write_between
 from messages.parcels import Weights
 from models.base import Family, with_weights
 from models.placement import Placement
-from strategies.distillation import Distillation, Noise, distill, told_apart_nats
+from strategies.distillation import Distillation, Noise, distill, mutual_information_nats
 from strategies.heterofl import HeteroFL
 from strategies.submodel import Cut
 
@@ -107,8 +107,8 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
             "divergence_on_inputs": statistics.mean(divergence(on_inputs, found) for found in said),
             "accuracy_of_sub_models": accuracy(said),
             "accuracy_of_whole": accuracy([whole_said]),
-            "noise_told_apart_nats": told_apart_nats(says(family, weights, whole, noise, normal)),
-            "inputs_told_apart_nats": told_apart_nats(whole_said),
+            "noise_mutual_information_nats": mutual_information_nats(says(family, weights, whole, noise, normal)),
+            "inputs_mutual_information_nats": mutual_information_nats(whole_said),
         }
 
     def after(case: str, settings: Distillation | None) -> Weights:
@@ -156,7 +156,7 @@ def main() -> None:
             case,
             *(f"{r[key]:.3f}" for key in ("divergence_on_noise", "divergence_on_inputs")),
             *(f"{100 * r[key]:.1f}" for key in ("accuracy_of_sub_models", "accuracy_of_whole")),
-            *(f"{r[key]:.3f}" for key in ("noise_told_apart_nats", "inputs_told_apart_nats")),
+            *(f"{r[key]:.3f}" for key in ("noise_mutual_information_nats", "inputs_mutual_information_nats")),
         ]
         for name, result in results.items()
         for case, r in result["cases"].items()

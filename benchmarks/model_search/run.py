@@ -49,7 +49,7 @@ OF = {
     },
     "resnet": {
         "search-optimum": ["strategy=model-search", "model-search.tolerance=0"],
-        "search-all-blocks": ["strategy=model-search", "model-search.least-blocks=2"],
+        "search-all-blocks": ["strategy=model-search", "model-search.min-blocks=2"],
         "search-two-shares": ["strategy=model-search", "model-search.shares=0.25, 1"],
         "smallest-400-rounds": ["strategy=fedavg", "fedavg.use=all-small", *TWICE],
         "search-400-rounds": ["strategy=model-search", *TWICE],

@@ -145,7 +145,7 @@ def large_space(name: str, space: Space) -> list[dict[str, Any]]:
         return cost(space.family, arch, batch_size=BATCH_SIZE, optimizer=OPTIMIZER)
 
     build_seconds, build_cpu_seconds, exact = timed(lambda: ExactSearch(space, BATCH_SIZE, OPTIMIZER))
-    labels = {"most_labels": MORE_LABELS[name], "thinned_labels": MORE_LABELS[name]}
+    labels = {"max_labels": MORE_LABELS[name], "thinned_labels": MORE_LABELS[name]}
     more = Frontier(space, batch_size=BATCH_SIZE, optimizer=OPTIMIZER, **labels)
     bound = Bound(space, batch_size=BATCH_SIZE, optimizer=OPTIMIZER, **labels)
     least, most = cost_of(space.smallest()), cost_of(space.largest())

@@ -28,8 +28,8 @@ import torch.nn.functional as F
 
 PROTOCOL = 1
 LENGTH = struct.Struct("<Q")
-MOST_HEADER_BYTES = 2**26
-MOST_ARRAYS_BYTES = 2**33
+MAX_HEADER_BYTES = 2**26
+MAX_ARRAYS_BYTES = 2**33
 SILENCE_SECONDS = 600.0  # the other end decodes and augments a batch in between, and no more
 TYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 NAMES = {kind: name for name, kind in TYPES.items()}
@@ -54,16 +54,16 @@ def send(link, header, tensors=()):
 def receive(link):
     """-> (header, tensors on the CPU). EOFError where the other end is gone, ValueError for what is no message."""
     (length,) = LENGTH.unpack(read(link, LENGTH.size))
-    if length > MOST_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes: at most {MOST_HEADER_BYTES}")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes: at most {MAX_HEADER_BYTES}")
     header = json.loads(read(link, length).decode())
     if not isinstance(header, dict):
         raise ValueError("the header is not a JSON object")
     sizes, described = header.pop("sizes", None), header.pop("tensors", None)
     if not isinstance(sizes, list) or not isinstance(described, list) or len(sizes) != len(described):
         raise ValueError("the header does not say which tensors follow it")
-    if not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) > MOST_ARRAYS_BYTES:
-        raise ValueError(f"tensors of {sizes} bytes: at most {MOST_ARRAYS_BYTES} in all")
+    if not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) > MAX_ARRAYS_BYTES:
+        raise ValueError(f"tensors of {sizes} bytes: at most {MAX_ARRAYS_BYTES} in all")
     return header, [as_tensor(read(link, size), told) for size, told in zip(sizes, described)]
 
 
@@ -165,13 +165,13 @@ class Graph:
                     raise ValueError(f"step {number + 2} reads step {used}")
                 self.last_use[used] = number
 
-    def loss(self, inputs, labels, tensors, least_momentum):
+    def loss(self, inputs, labels, tensors, min_momentum):
         results = {0: inputs, 1: labels}
         for number, step in enumerate(self.steps):
             arguments = resolve(step["arguments"], results, tensors)
             options = resolve(step["options"], results, tensors)
             if step["operator"] == "batch_norm":
-                arguments[5] = max(arguments[5], least_momentum)
+                arguments[5] = max(arguments[5], min_momentum)
             results[number + 2] = OPERATORS[step["operator"]](*arguments, **options)
             for used in [used for used in results if self.last_use.get(used, -1) == number]:
                 del results[used]
@@ -239,7 +239,7 @@ class Job:
         self.optimizer = make_optimizer(list(self.parameters.values()), header["training"])
         self.clip_norm = header["training"]["clip_norm"]
         self.pull = header["pull"]
-        self.pull_is_told = header["pull_is_told"]  # whether the first term is in the loss that is told
+        self.pull_is_reported = header["pull_is_reported"]  # whether the first term is in the loss that is told
         self.received = {}
         if self.pull or self.corrections:
             self.received = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -250,14 +250,14 @@ class Job:
         self.steps += 1
         for parameter in self.parameters.values():
             parameter.grad = None
-        least_momentum = 1.0 / self.steps if self.new_statistics else 0.0
-        loss = self.graph.loss(inputs.to(self.device), labels.to(self.device), self.tensors, least_momentum)
+        min_momentum = 1.0 / self.steps if self.new_statistics else 0.0
+        loss = self.graph.loss(inputs.to(self.device), labels.to(self.device), self.tensors, min_momentum)
         loss.backward()
         told = float(loss.detach())
         for name, received in self.received.items():
             parameter = self.parameters[name]
             away = parameter.detach() - received
-            if self.pull_is_told:
+            if self.pull_is_reported:
                 told += self.pull / 2 * float(away.square().sum())
             gradient = self.pull * away
             if name in self.corrections:

@@ -37,7 +37,7 @@ from strategies.submodel import SubModelMethod, by_exit, require_exits
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
 Source = str  # the tensor that a deeper one is guessed from
-MOST_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
+MAX_ERROR = 2.0  # of a hypernetwork that is asked, relative to a guess of zeros; before it knows much it errs about 1
 
 # The device half ------------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class HypeMeFed(SubModelMethod):
                 if not all(bool(torch.isfinite(value).all()) for value in network.state_dict().values()):
                     network.load_state_dict(before)
                     log.warning("Round %s: the hypernetwork of %s diverged and is as before", self.round, target)
-                elif error > MOST_ERROR * of_zeros:
+                elif error > MAX_ERROR * of_zeros:
                     self.trained.discard(target)
                     text = "Round %s: the hypernetwork of %s errs %.1f times as much as zeros would, and is not asked"
                     log.warning(text, self.round, target, error / of_zeros if of_zeros else float("inf"))

@@ -36,7 +36,7 @@ class ShapeParams(Params):
     )
     tile: CountOrZero = Field(
         0,
-        description="Most output and input channels that a decoder makes; larger tensors repeat them. 0: all channels",
+        description="Maximum output and input channels of a decoder; larger tensors repeat them. 0: all channels",
     )
     descriptor: Literal["classes", "client"] = Field(
         "classes",

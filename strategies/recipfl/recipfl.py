@@ -46,7 +46,7 @@ CLIENTS_PER_PASS = 16
 # only, would not do. A round holds 8 bytes per parameter of the hypernetwork for the sum, beside 4 each for weights,
 # one device's gradient and Adam's two moments.
 STEPS_PER_UNIT = 2**30
-MOST_GRADIENT = 2**10  # of one device in one coordinate: 2^13 such devices are still exact
+MAX_GRADIENT = 2**10  # of one device in one coordinate: 2^13 such devices are still exact
 EXAMPLES = 256  # in whose multiples devices are weighed, so that those weights are of the order of 1
 
 Owner = tuple[int, Architecture]  # a device, and which of its models
@@ -239,7 +239,7 @@ class RecipFL(CandidateMethod):
         gradients = {n: gradient for n, gradient in zip(self.parameters, found, strict=True) if gradient is not None}
         largest = torch.stack([gradient.abs().max() for gradient in gradients.values()])  # whose maximum keeps a NaN
         most = weight * float(largest.max())
-        if not most <= MOST_GRADIENT:
+        if not most <= MAX_GRADIENT:
             raise MessageError(f"device {owner[0]}: its weights went too far from what it was sent (gradient {most:g})")
         for name, gradient in gradients.items():
             steps = (gradient * (weight * STEPS_PER_UNIT)).round_()

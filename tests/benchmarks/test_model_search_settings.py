@@ -68,7 +68,7 @@ def test_the_budgets_of_a_setting_are_those_of_its_space(path):
     family = make_family(
         {"name": config.family, "input_shape": shape, "classes": classes, "norm": "static"} | arguments
     )
-    space = Space.of(family, config.params.shares, least_blocks=config.params.least_blocks)
+    space = Space.of(family, config.params.shares, min_blocks=config.params.min_blocks)
     fleet = Fleet.load(f"devices/fleets/{config.fleet}.toml", devices=config.devices, seed=1, requirement=None)
     budgets = [
         budget_of(

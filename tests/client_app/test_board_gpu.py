@@ -408,7 +408,7 @@ def begin(**changes):
         "training": LocalTraining().model_dump(mode="json"),
         "seed": 1,
         "pull": 0.0,
-        "pull_is_told": False,
+        "pull_is_reported": False,
         "new_statistics": False,
         "memory_bytes": None,
         "tensors": [],

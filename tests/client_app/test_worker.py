@@ -14,7 +14,7 @@ import pytest
 
 from client_app import worker
 from client_app.app import app
-from client_app.worker import MOST_HEADER_BYTES, WorkerError, epitaph, oom_kills, receive, send
+from client_app.worker import MAX_HEADER_BYTES, WorkerError, cause_of_end, oom_kills, receive, send
 from messages.orders import NodeReport, Reply, parse
 from models.resnet import ResNet18
 from tests.client_app.work_orders import answers, batch, context, message, payload, work_order
@@ -51,7 +51,7 @@ def test_a_message_arrives_as_it_was_sent():
     [
         (b"", EOFError, "after 0 of 8 bytes"),
         (LENGTH.pack(10) + b"{}", EOFError, "after 2 of 10 bytes"),
-        (LENGTH.pack(MOST_HEADER_BYTES + 1), ValueError, "a header of"),
+        (LENGTH.pack(MAX_HEADER_BYTES + 1), ValueError, "a header of"),
         (LENGTH.pack(2) + b"{}", ValueError, "sizes of the arrays"),
         (LENGTH.pack(2) + b"[]", ValueError, "sizes of the arrays"),
         (LENGTH.pack(3) + b"{{{", ValueError, "property name"),
@@ -85,7 +85,7 @@ def test_what_is_no_message_is_refused(data, error, what):
     ],
 )
 def test_an_end_is_told_by_its_code_its_limit_and_the_kernels_counters(code, kills, limited, why, overrun):
-    assert epitaph(code, kills, limited) == (why, overrun)
+    assert cause_of_end(code, kills, limited) == (why, overrun)
 
 
 def test_the_kernels_count_is_that_of_the_nearest_control_group(tmp_path):

@@ -12,9 +12,9 @@ import pytest
 from devices import bandwidth
 from devices.bandwidth import (
     CHUNK_BYTES,
-    LEAST_BYTES,
-    MOST_BYTES,
-    MOST_STREAMS,
+    MAX_BYTES,
+    MAX_STREAMS,
+    MIN_BYTES,
     SERVICE,
     Arrivals,
     BandwidthError,
@@ -30,7 +30,7 @@ METADATA = (("authorization", f"Bearer {TOKEN}"),)
 
 @pytest.fixture(scope="module")
 def address():
-    server, port = make_server("127.0.0.1:0", TOKEN, None, most_seconds=0.5)
+    server, port = make_server("127.0.0.1:0", TOKEN, None, max_seconds=0.5)
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(0).wait()
@@ -47,8 +47,8 @@ def request(nbytes):
 
 
 def still_works(address):
-    down, up = measure_links(address, TOKEN, None, nbytes=LEAST_BYTES)
-    return down.nbytes == up.nbytes == LEAST_BYTES * 3 // 4
+    down, up = measure_links(address, TOKEN, None, nbytes=MIN_BYTES)
+    return down.nbytes == up.nbytes == MIN_BYTES * 3 // 4
 
 
 class Clock:
@@ -93,8 +93,8 @@ def test_both_links_are_measured_with_the_bytes_that_were_asked(address):
 
 
 def test_chunks_are_random(channel):
-    chunks = list(channel.unary_stream(f"/{SERVICE}/Down")(request(LEAST_BYTES), metadata=METADATA))
-    assert [len(chunk) for chunk in chunks] == [LEAST_BYTES // 16] * 16
+    chunks = list(channel.unary_stream(f"/{SERVICE}/Down")(request(MIN_BYTES), metadata=METADATA))
+    assert [len(chunk) for chunk in chunks] == [MIN_BYTES // 16] * 16
     assert len(set(chunks)) == 16
 
 
@@ -130,9 +130,9 @@ def test_a_slow_link_is_seen(address):
 
 # The link carries 0.16 Mbit/s, but the buffers on the way take the first bytes at once: with many of them an upload's
 # figure is no more than a bound.
-@pytest.mark.parametrize(("nbytes", "most"), [(LEAST_BYTES, 0.6), (2**20, 3.0)])
+@pytest.mark.parametrize(("nbytes", "most"), [(MIN_BYTES, 0.6), (2**20, 3.0)])
 def test_a_link_too_slow_for_what_was_asked_is_seen_all_the_same(address, nbytes, most, monkeypatch):
-    monkeypatch.setattr(bandwidth, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(bandwidth, "MAX_SECONDS", 1.0)
     port = slow_link(int(address.rsplit(":", 1)[1]), 20_000)
     down, up = measure_links(f"127.0.0.1:{port}", TOKEN, None, nbytes=nbytes, seconds=0.5)
     assert 0.02 < down.mbit_per_s < 0.6
@@ -142,17 +142,17 @@ def test_a_link_too_slow_for_what_was_asked_is_seen_all_the_same(address, nbytes
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),), (("authorization", TOKEN),)])
 def test_a_wrong_token_is_refused(channel, address, metadata):
     with pytest.raises(grpc.RpcError) as caught:
-        list(channel.unary_stream(f"/{SERVICE}/Down")(request(LEAST_BYTES), metadata=metadata))
+        list(channel.unary_stream(f"/{SERVICE}/Down")(request(MIN_BYTES), metadata=metadata))
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     with pytest.raises(grpc.RpcError) as caught:
-        channel.stream_unary(f"/{SERVICE}/Up")(iter([request(LEAST_BYTES)]), metadata=metadata)
+        channel.stream_unary(f"/{SERVICE}/Up")(iter([request(MIN_BYTES)]), metadata=metadata)
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert still_works(address)
 
 
 @pytest.mark.parametrize(
     "asked",
-    [b"", b"\xff\x00", b"[" * 10_000, b"{}", b"5", request(1), request(MOST_BYTES + 1), request(True), request(1e5)],
+    [b"", b"\xff\x00", b"[" * 10_000, b"{}", b"5", request(1), request(MAX_BYTES + 1), request(True), request(1e5)],
 )
 def test_what_nobody_may_ask_is_refused(channel, address, asked):
     with pytest.raises(grpc.RpcError) as caught:
@@ -164,10 +164,10 @@ def test_what_nobody_may_ask_is_refused(channel, address, asked):
 def test_oversized_messages_and_surplus_bytes_are_refused(channel, address):
     up = channel.stream_unary(f"/{SERVICE}/Up")
     with pytest.raises(grpc.RpcError) as caught:
-        up(iter([request(LEAST_BYTES), bytes(CHUNK_BYTES + 1)]), metadata=METADATA)
+        up(iter([request(MIN_BYTES), bytes(CHUNK_BYTES + 1)]), metadata=METADATA)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     with pytest.raises(grpc.RpcError) as caught:
-        up(iter([request(LEAST_BYTES), *[bytes(CHUNK_BYTES)] * 9]), metadata=METADATA)
+        up(iter([request(MIN_BYTES), *[bytes(CHUNK_BYTES)] * 9]), metadata=METADATA)
     assert "more bytes came than were announced" in caught.value.details()
     assert still_works(address)
 
@@ -177,20 +177,20 @@ def test_a_sender_that_stops_is_cut_off_and_no_more_than_so_many_are_served(chan
     another = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
 
     def stops():
-        yield request(LEAST_BYTES)
+        yield request(MIN_BYTES)
         release.wait()
 
-    calls = [channel.stream_unary(f"/{SERVICE}/Up").future(stops(), metadata=METADATA) for _ in range(MOST_STREAMS)]
+    calls = [channel.stream_unary(f"/{SERVICE}/Up").future(stops(), metadata=METADATA) for _ in range(MAX_STREAMS)]
     # One too many is told so at once, unless the others have not all arrived yet.
     codes = set()
     while grpc.StatusCode.RESOURCE_EXHAUSTED not in codes:
         assert not any(call.done() for call in calls)
         try:
-            list(another.unary_stream(f"/{SERVICE}/Down")(request(LEAST_BYTES), metadata=METADATA))
+            list(another.unary_stream(f"/{SERVICE}/Down")(request(MIN_BYTES), metadata=METADATA))
         except grpc.RpcError as error:
             codes.add(error.code())
     # They are told that their links are slow: less than a chunk in all the time.
-    assert {json.loads(call.result())["bytes"] for call in calls} == {LEAST_BYTES // 16}
+    assert {json.loads(call.result())["bytes"] for call in calls} == {MIN_BYTES // 16}
     release.set()
     another.close()
     assert still_works(address)
@@ -206,7 +206,7 @@ def test_calls_that_never_ask_for_anything_are_ended(address, metadata):
 
     with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         down = channel.stream_stream(f"/{SERVICE}/Down")
-        calls = [down(silent(), metadata=metadata, timeout=30) for _ in range(MOST_STREAMS)]
+        calls = [down(silent(), metadata=metadata, timeout=30) for _ in range(MAX_STREAMS)]
         codes = {call.code() for call in calls}
         release.set()
     assert codes == {grpc.StatusCode.CANCELLED if metadata else grpc.StatusCode.UNAUTHENTICATED}
@@ -290,12 +290,12 @@ def test_no_more_is_taken_than_was_asked_for():
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with pytest.raises(BandwidthError, match=f"sent more than the {LEAST_BYTES} bytes") as caught:
-            measure_links(f"127.0.0.1:{port}", TOKEN, None, nbytes=LEAST_BYTES)
+        with pytest.raises(BandwidthError, match=f"sent more than the {MIN_BYTES} bytes") as caught:
+            measure_links(f"127.0.0.1:{port}", TOKEN, None, nbytes=MIN_BYTES)
     finally:
         server.stop(0).wait()
-    assert LEAST_BYTES < caught.value.spent_bytes <= LEAST_BYTES + CHUNK_BYTES
-    assert sum(sent) < 100 * LEAST_BYTES  # what flow control lets travel ahead; in two seconds it would be thousands
+    assert MIN_BYTES < caught.value.spent_bytes <= MIN_BYTES + CHUNK_BYTES
+    assert sum(sent) < 100 * MIN_BYTES  # what flow control lets travel ahead; in two seconds it would be thousands
 
 
 @pytest.mark.parametrize("answer", [b"{", b"{}", b'{"bytes": 0, "seconds": 1}', b'{"bytes": 5, "seconds": NaN}'])

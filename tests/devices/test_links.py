@@ -7,9 +7,9 @@ from devices import bandwidth, links
 from devices.bandwidth import BandwidthError, Measured
 from devices.links import (
     FILE,
-    LEAST_PROBE_BYTES,
     LONGEST_RETRY_SECONDS,
-    MOST_PROBE_BYTES,
+    MAX_PROBE_BYTES,
+    MIN_PROBE_BYTES,
     RETRY_SECONDS,
     LinkHistory,
     LinkSettings,
@@ -66,10 +66,10 @@ def settings(tmp_path):
 def test_the_first_figures_are_made_on_credit_and_paid_back(settings, link, clock, tmp_path):
     history = update_links(settings, tmp_path, traffic_bytes=0)
     assert (history.down_mbit_per_s, history.up_mbit_per_s) == (100.0, 10.0)
-    assert history.credit_bytes == -2 * LEAST_PROBE_BYTES
+    assert history.credit_bytes == -2 * MIN_PROBE_BYTES
     for _ in range(5):
         update_links(settings, tmp_path, traffic_bytes=0)
-    assert link.sent == [LEAST_PROBE_BYTES]
+    assert link.sent == [MIN_PROBE_BYTES]
     clock.now += 30
     report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
     assert (report.down_mbit_per_s, report.up_mbit_per_s, report.links_from) == (100.0, 10.0, "probe")
@@ -87,10 +87,10 @@ def test_after_the_first_the_probe_spends_one_percent_of_the_traffic(settings, l
 
 
 def test_a_large_round_pays_for_a_large_probe_and_no_more(settings, link, tmp_path):
-    update_links(settings, tmp_path, traffic_bytes=2 * LEAST_PROBE_BYTES * 100)
+    update_links(settings, tmp_path, traffic_bytes=2 * MIN_PROBE_BYTES * 100)
     update_links(settings, tmp_path, traffic_bytes=10**8)
     update_links(settings, tmp_path, traffic_bytes=10**11)
-    assert link.sent == [LEAST_PROBE_BYTES, 500_000, MOST_PROBE_BYTES]
+    assert link.sent == [MIN_PROBE_BYTES, 500_000, MAX_PROBE_BYTES]
 
 
 def test_noise_is_averaged_and_another_link_is_believed():
@@ -144,25 +144,25 @@ def test_after_a_day_without_work_the_link_is_measured_on_credit(settings, link,
     link.down = link.up = 0.5
     report = with_links(REPORT, settings, update_links(settings, tmp_path, traffic_bytes=0))
     assert (report.down_mbit_per_s, report.down_age_seconds) == (0.5, 0)
-    assert link.sent == [LEAST_PROBE_BYTES] * 2
+    assert link.sent == [MIN_PROBE_BYTES] * 2
 
 
 def test_a_slow_link_is_not_kept_busy_by_its_measurement(settings, link, tmp_path):
     link.up = 0.8  # 100,000 bytes per second
     for _ in range(3):
         update_links(settings, tmp_path, traffic_bytes=10**9)
-    assert link.sent == [LEAST_PROBE_BYTES, 100_000, 100_000]
+    assert link.sent == [MIN_PROBE_BYTES, 100_000, 100_000]
 
 
 def test_what_failed_with_many_bytes_is_tried_with_few_and_paid_for(settings, link, clock, tmp_path):
     update_links(settings, tmp_path, traffic_bytes=10**9)
-    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", 2 * MOST_PROBE_BYTES
+    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", 2 * MAX_PROBE_BYTES
     history = update_links(settings, tmp_path, traffic_bytes=10**9)
     assert history.credit_bytes == 0
     clock.now += RETRY_SECONDS
     link.problem = None
     update_links(settings, tmp_path, traffic_bytes=10**9)
-    assert link.sent == [LEAST_PROBE_BYTES, MOST_PROBE_BYTES, LEAST_PROBE_BYTES]
+    assert link.sent == [MIN_PROBE_BYTES, MAX_PROBE_BYTES, MIN_PROBE_BYTES]
 
 
 def test_a_measurement_behind_a_query_is_kept_and_paid_for(settings, link, clock, tmp_path):
@@ -172,18 +172,18 @@ def test_a_measurement_behind_a_query_is_kept_and_paid_for(settings, link, clock
     link.sent.clear()
     clock.now += 6000
     credit_bytes = LinkHistory.load(tmp_path).credit_bytes
-    while (history := update_links(settings, tmp_path, traffic_bytes=0)).credit_bytes >= 2 * LEAST_PROBE_BYTES:
+    while (history := update_links(settings, tmp_path, traffic_bytes=0)).credit_bytes >= 2 * MIN_PROBE_BYTES:
         assert history.measured_at == clock.now
         assert LinkHistory.load(tmp_path) == history
     assert 0 < 2 * sum(link.sent) <= credit_bytes
 
 
 def test_long_trouble_leaves_a_debt_of_one_large_measurement(settings, link, clock, tmp_path):
-    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", 2 * LEAST_PROBE_BYTES
+    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", 2 * MIN_PROBE_BYTES
     for _ in range(1000):
         clock.now += LONGEST_RETRY_SECONDS
         history = update_links(settings, tmp_path, traffic_bytes=0)
-    assert history.credit_bytes == -2 * MOST_PROBE_BYTES
+    assert history.credit_bytes == -2 * MAX_PROBE_BYTES
     link.problem, link.spent_bytes = "UNAUTHENTICATED", 0
     (tmp_path / FILE).unlink()
     clock.now += RETRY_SECONDS
@@ -191,7 +191,7 @@ def test_long_trouble_leaves_a_debt_of_one_large_measurement(settings, link, clo
 
 
 def test_failures_that_cost_something_are_further_and_further_apart(settings, link, clock, tmp_path):
-    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", LEAST_PROBE_BYTES
+    link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", MIN_PROBE_BYTES
     start, times = clock.now, []
     for minute in range(24 * 60):
         clock.now = start + 60 * minute

@@ -4,8 +4,8 @@ import math
 import pytest
 
 from messages.orders import (
-    MOST_CLASSES,
-    MOST_KEYS,
+    MAX_CLASSES,
+    MAX_KEYS,
     Batch,
     EvaluationBatch,
     EvaluationOrder,
@@ -180,12 +180,12 @@ def test_an_unknown_field_is_named(model, path, value):
         (REPLY, "updates.0.present_classes.1", -1),
         (REPLY, "updates.0.payloads.control", -1),
         (REPLY, "updates.0.payloads", [1]),
-        (REPLY, "updates.0.payloads", {f"p{n}": n for n in range(MOST_KEYS + 1)}),
+        (REPLY, "updates.0.payloads", {f"p{n}": n for n in range(MAX_KEYS + 1)}),
         (REPLY, "updates.0.facts.steps", 12.0),
         (REPLY, "updates.0.facts.steps.0", "12"),
         (REPLY, "updates.0.facts.steps", None),
-        (REPLY, "updates.0.facts.steps", [0.0] * (MOST_CLASSES + 1)),
-        (REPLY, "updates.0.facts", {f"f{n}": [0.0] for n in range(MOST_KEYS + 1)}),
+        (REPLY, "updates.0.facts.steps", [0.0] * (MAX_CLASSES + 1)),
+        (REPLY, "updates.0.facts", {f"f{n}": [0.0] for n in range(MAX_KEYS + 1)}),
         (REPLY, "updates.0.facts", {101 * "f": [0.0]}),
         (REPLY, "updates.0.state_kept", "yes"),
         (REPLY, "updates.0.state_lost", 1),

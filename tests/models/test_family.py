@@ -157,12 +157,12 @@ SPACES = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "most_blocks"), SPACES, ids=[spec["name"] for spec, _ in SPACES])
+@pytest.mark.parametrize(("spec", "max_blocks"), SPACES, ids=[spec["name"] for spec, _ in SPACES])
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), select=st.sampled_from(SELECTIONS))
-def test_architectures_of_a_space_are_cut_built_and_trained(spec, most_blocks, data, seed, select):
+def test_architectures_of_a_space_are_cut_built_and_trained(spec, max_blocks, data, seed, select):
     family = make_family(spec)
-    space = Space.of(family, (0, 0.25, 0.5, 1), least_blocks=data.draw(st.integers(1, most_blocks)))
+    space = Space.of(family, (0, 0.25, 0.5, 1), min_blocks=data.draw(st.integers(1, max_blocks)))
     train_one_step(family, check_cut(family, space.sample(np.random.default_rng(seed)), select))
 
 

@@ -64,7 +64,7 @@ def test_decisions_that_act_from_afar_are_found_or_refused():
 
 
 def test_too_many_open_decisions_are_refused(monkeypatch):
-    monkeypatch.setattr(module, "MOST_TRANSITIONS", 3)
+    monkeypatch.setattr(module, "MAX_TRANSITIONS", 3)
     with pytest.raises(ValueError, match="4 combinations of decisions meet at block block2, at most 3"):
         Frontier(Space.of(make_family({"name": "cnn3"}), (0.5, 1)), batch_size=1, optimizer="sgd")
 
@@ -85,12 +85,12 @@ def test_picks_and_figures_of_labels_are_those_of_their_architectures(seed):
 _KEPT = {}
 
 
-def small_frontier(most_labels=10_000):
-    if most_labels not in _KEPT:
-        _KEPT[most_labels] = Frontier(
-            resnet_space(), batch_size=16, optimizer="adam", most_labels=most_labels, thinned_labels=most_labels
+def small_frontier(max_labels=10_000):
+    if max_labels not in _KEPT:
+        _KEPT[max_labels] = Frontier(
+            resnet_space(), batch_size=16, optimizer="adam", max_labels=max_labels, thinned_labels=max_labels
         )
-    return _KEPT[most_labels]
+    return _KEPT[max_labels]
 
 
 def test_a_small_space_is_exact_and_sorted():
@@ -114,10 +114,10 @@ def test_thinned_labels_are_real_and_both_ends_stay():
 def test_labels_that_are_too_many_are_thinned_out_to_fewer():
     whole = small_frontier()
     arguments = {"batch_size": 16, "optimizer": "adam", "thinned_labels": 40}
-    enough = Frontier(resnet_space(), most_labels=10_000, **arguments)
+    enough = Frontier(resnet_space(), max_labels=10_000, **arguments)
     assert enough.exact
     assert np.array_equal(enough.parameters, whole.parameters)
-    few = Frontier(resnet_space(), most_labels=len(whole.parameters) // 2, **arguments)
+    few = Frontier(resnet_space(), max_labels=len(whole.parameters) // 2, **arguments)
     assert not few.exact
     assert len(few.parameters) <= 40
 
@@ -143,9 +143,9 @@ def test_interchangeable_layers_have_equal_shares_and_surroundings():
     assert not any("stage4_1" in decisions for decisions in found)
 
 
-def test_the_first_least_of_every_segment():
+def test_the_first_minimum_of_every_segment():
     values = np.array([3, 1, 1, 5, 4, 4, 0])
-    assert module._first_least(values, np.array([0, 3, 6])).tolist() == [1, 4, 6]
+    assert module._first_min(values, np.array([0, 3, 6])).tolist() == [1, 4, 6]
     rows = np.array([[2, 1, 2, 1], [0, 5, 0, 4]])
     assert rows[:, module._order(rows)].tolist() == [[1, 1, 2, 2], [4, 5, 0, 0]]
     # Ranges that no single key can hold.

@@ -178,7 +178,7 @@ def kept_blocks(arch):
 
 def test_blocks_that_must_stay_are_no_matter_of_which():
     free = Space.of(VIT, (0, 0.5, 1))
-    space = Space.of(VIT, (0, 0.5, 1), least_blocks=4)
+    space = Space.of(VIT, (0, 0.5, 1), min_blocks=4)
     found = list(space.enumerate())
     assert len(found) == len(set(found)) == space.size
     assert set(found) == {arch for arch in free.enumerate() if len(kept_blocks(arch)) >= 4}
@@ -188,12 +188,12 @@ def test_blocks_that_must_stay_are_no_matter_of_which():
     assert space.largest() == free.largest()
     assert space.smallest() in found
     assert sum(space.smallest().widths) == min(sum(arch.widths) for arch in found)
-    assert Space.of(VIT, (0, 0.5, 1), least_blocks=1) == free
-    assert Space.of(VIT, (0, 1), least_blocks=5).size == 1
+    assert Space.of(VIT, (0, 0.5, 1), min_blocks=1) == free
+    assert Space.of(VIT, (0, 1), min_blocks=5).size == 1
 
 
 def test_samples_keep_as_many_blocks_as_must_stay():
-    space = Space.of(VIT, (0, 1), least_blocks=4)
+    space = Space.of(VIT, (0, 1), min_blocks=4)
     rng = np.random.default_rng(0)
     drawn = [tuple(kept_blocks(space.sample(rng))) for _ in range(400)]
     assert {len(blocks) for blocks in drawn} == {4, 5}
@@ -202,7 +202,7 @@ def test_samples_keep_as_many_blocks_as_must_stay():
 
 
 def test_every_stage_of_a_resnet_keeps_as_many():
-    space = Space.of(make_family({"name": "resnet34", "input_shape": [3, 8, 8]}), (0, 1), least_blocks=3)
+    space = Space.of(make_family({"name": "resnet34", "input_shape": [3, 8, 8]}), (0, 1), min_blocks=3)
     assert [(floor.name, len(floor.layers), floor.least) for floor in space.floors] == [
         ("stage1", 2, 2),
         ("stage2", 3, 2),
@@ -231,11 +231,11 @@ def test_every_stage_of_a_resnet_keeps_as_many():
 )
 def test_more_blocks_than_there_are_cannot_stay(family, overrides, least, words):
     with pytest.raises(ValueError, match=words):
-        Space.of(family, (0, 1), overrides, least_blocks=least)
+        Space.of(family, (0, 1), overrides, min_blocks=least)
 
 
 def test_picks_below_the_blocks_that_must_stay_are_refused():
-    space = Space.of(VIT, (0, 1), least_blocks=4)
+    space = Space.of(VIT, (0, 1), min_blocks=4)
     with pytest.raises(ValueError, match="3 of the removable layers of encoder must stay, these picks keep 2"):
         space.architecture([0, 0, 0, 1, 1, 0, 0])
 

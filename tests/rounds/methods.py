@@ -144,7 +144,7 @@ class Several(OneModel):
         self.biases |= found.get("biases", {})
         self.sums = {}
         self.trained = list(trained)
-        return {"most_steps": max((done.facts["steps"][0] for done in trained), default=None)}
+        return {"max_steps": max((done.facts["steps"][0] for done in trained), default=None)}
 
     def state(self) -> State:
         """All of it."""

@@ -229,6 +229,6 @@ def test_the_time_and_the_figures_of_distillation_are_its_own(steps, tmp_path):
     engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"] | keys))
     record = engine.run_round(simulated_grid(), 1, scorer).record
     assert (record["server_seconds"].get("distill", 0.0) > 0) == (steps > 0)
-    measured = {"distillation_steps_per_second", "distillation_told_apart_nats"} if steps else set()
+    measured = {"distillation_steps_per_second", "distillation_mutual_information_nats"} if steps else set()
     assert record["metrics"].keys() == measured
     assert None not in record["metrics"].values()

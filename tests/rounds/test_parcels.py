@@ -64,7 +64,7 @@ def test_parcels_have_weights_of_their_own(tmp_path):
 
 def test_a_methods_own_figures_are_in_the_journal(tmp_path):
     engine, scorer = started_with(Several, tmp_path, **ALL, local_steps=2)
-    assert engine.run_round(simulated_grid(2), 1, scorer).record["metrics"] == {"most_steps": 2.0}
+    assert engine.run_round(simulated_grid(2), 1, scorer).record["metrics"] == {"max_steps": 2.0}
 
 
 @pytest.mark.parametrize("hardware", [False, True], ids=["workers", "hardware"])

@@ -81,7 +81,7 @@ def test_devices_that_lost_what_they_kept_are_counted(tmp_path):
 
 
 def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("server_app.report.MOST_DEVICES", 1)
+    monkeypatch.setattr("server_app.report.MAX_DEVICES", 1)
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     tiers = {"exit 10": 0.4, "exit 2": 0.3}
     devices = [a_device(1, 7, tier="exit 10"), a_device(1, 3, tier="exit 2")]
@@ -141,15 +141,15 @@ def test_a_method_has_its_own_figures(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     seconds = a_round(1)["server_seconds"] | {"distill": 2.5}
     for number in (1, 2):
-        metrics = {"distillation_steps_per_second": 37.0, "distillation_told_apart_nats": 0.25}
+        metrics = {"distillation_steps_per_second": 37.0, "distillation_mutual_information_nats": 0.25}
         changes = {"metrics": metrics, "devices_below_smallest": 2, "server_seconds": seconds}
         journal.write_round(a_round(number, **changes), [a_device(number, 0)])
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
     for text in ("steps per second: 37 at round 2", "distill: 2.5 s at round 2", "below the smallest: 2 at round 1"):
         assert text in page
-    assert "told apart nats: 0.25 at round 2" in page
-    assert "<figcaption>Distillation told apart nats</figcaption>" in page
+    assert "mutual information nats: 0.25 at round 2" in page
+    assert "<figcaption>Distillation mutual information nats</figcaption>" in page
     three_rounds(tmp_path / "plain").finish("finished")
     assert "steps per second" not in (tmp_path / "plain" / "report.html").read_text()
 
@@ -201,7 +201,7 @@ def test_long_runs_share_columns():
 
 
 def test_tiers_take_over_above_the_limit(monkeypatch):
-    monkeypatch.setattr(report, "MOST_DEVICES", 2)
+    monkeypatch.setattr(report, "MAX_DEVICES", 2)
     records = [device(number, 1, tier="ab"[number % 2]) for number in range(3)]
     assert list(gather_activity(records[:2], rounds=1).rows) == [0, 1]
     activity = gather_activity(records, rounds=1)

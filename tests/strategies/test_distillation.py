@@ -11,7 +11,7 @@ from models.cnn import Cnn3
 from models.layers import Block, Channels, Linear
 from models.lenet import LeNet5
 from models.resnet import ResNet18
-from strategies.distillation import Distillation, Noise, distill, told_apart_nats
+from strategies.distillation import Distillation, Noise, distill, mutual_information_nats
 from strategies.submodel import initial_weights
 
 
@@ -228,11 +228,11 @@ def test_noise_is_spread_as_the_embeddings_of_all_tokens():
 
 def test_what_is_told_apart_is_the_mutual_information():
     """Two inputs, (0.9, 0.1) and (0.1, 0.9): ln 2 - (0.9 ln(1/0.9) + 0.1 ln(1/0.1)) = 0.693147 - 0.325083."""
-    assert told_apart_nats(torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log()) == pytest.approx(0.368064, abs=1e-6)
+    assert mutual_information_nats(torch.tensor([[0.9, 0.1], [0.1, 0.9]]).log()) == pytest.approx(0.368064, abs=1e-6)
     # The same of all inputs, however sure.
-    assert told_apart_nats(torch.tensor([[0.9, 0.1]] * 3).log()) == pytest.approx(0, abs=1e-7)
+    assert mutual_information_nats(torch.tensor([[0.9, 0.1]] * 3).log()) == pytest.approx(0, abs=1e-7)
     # Sure of each, and all classes alike: ln 3. A probability of 0 is none of nan.
-    assert told_apart_nats(torch.eye(3).log()) == pytest.approx(math.log(3))
+    assert mutual_information_nats(torch.eye(3).log()) == pytest.approx(math.log(3))
 
 
 def test_a_distillation_measures_what_its_teacher_tells_apart():
@@ -248,4 +248,4 @@ def test_a_distillation_measures_what_its_teacher_tells_apart():
         }
         one = students(family, family.architecture({"hidden": 1}))
         done = distill(family, weights, whole(family), one, Distillation(steps=20, batch_size=50), seed=1)
-        assert done.told_apart_nats == pytest.approx(expected, abs=near)
+        assert done.mutual_information_nats == pytest.approx(expected, abs=near)

@@ -187,7 +187,7 @@ def test_shares_of_single_layers():
 
 
 def test_the_space_is_the_configurations(tmp_path):
-    keys = {"model-search.layer-shares": "'stage2_*' = [1], stage3_1 = [0.25]", "model-search.least-blocks": 2}
+    keys = {"model-search.layer-shares": "'stage2_*' = [1], stage3_1 = [0.25]", "model-search.min-blocks": 2}
     strategy = started(small_config(tmp_path, **SEARCH | SMALL_RESNET | keys))[0].method
     own = {choice.name: choice.shares for choice in strategy.space.choices}
     assert own["stage2_1"] == own["stage2_0.inner1"] == (1.0,)
@@ -196,8 +196,8 @@ def test_the_space_is_the_configurations(tmp_path):
     # Two blocks per stage, and both stay.
     widths = dict(zip(strategy.family.groups, strategy.space.smallest().widths, strict=True))
     assert all(widths.values())
-    with pytest.raises(ValueError, match=r"model-search.least-blocks = 3: space: 3 blocks .* stage1 of resnet18 has 2"):
-        started(small_config(tmp_path, **SEARCH | SMALL_RESNET | {"model-search.least-blocks": 3}))
+    with pytest.raises(ValueError, match=r"model-search.min-blocks = 3: space: 3 blocks .* stage1 of resnet18 has 2"):
+        started(small_config(tmp_path, **SEARCH | SMALL_RESNET | {"model-search.min-blocks": 3}))
 
 
 @pytest.mark.parametrize(

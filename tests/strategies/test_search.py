@@ -55,16 +55,16 @@ SPACES = {
     ),
     "vit": Space.of(VIT, (0, 0.5, 1)),
     "bert": Space.of(BERT, (0, 0.5, 1)),
-    "vit-3-blocks": Space.of(VIT, (0, 0.5, 1), least_blocks=3),
-    "vit-3-blocks-of-few": Space.of(VIT, (0, 0.5, 1), {"block1": [0], "block2": [1]}, least_blocks=3),
-    "bert-2-blocks": Space.of(BERT, (0, 0.5, 1), {"stream": [1]}, least_blocks=2),
+    "vit-3-blocks": Space.of(VIT, (0, 0.5, 1), min_blocks=3),
+    "vit-3-blocks-of-few": Space.of(VIT, (0, 0.5, 1), {"block1": [0], "block2": [1]}, min_blocks=3),
+    "bert-2-blocks": Space.of(BERT, (0, 0.5, 1), {"stream": [1]}, min_blocks=2),
     # Stages of 3, 4, 6 and 3 blocks.
     "resnet34-2-blocks": Space.of(
         make_family({"name": "resnet34", "input_shape": [3, 8, 8]}),
         (0, 1),
         {"stage3_*": [0.5], "stage3_1": [0, 1], "stage3_2": [0, 0.5], "stage2_2": [0, 0.5, 1], "stage4.stream": [0.5]}
         | FIRST,
-        least_blocks=2,
+        min_blocks=2,
     ),
 }
 SETTINGS = [(1, "sgd"), (64, "sgd-momentum"), (7, "adam"), (256, "adamw")]
@@ -138,7 +138,7 @@ def test_exact_equals_brute_force_on_random_spaces(data, seed):
     overrides = {group: data.draw(some) for group in RESNET.groups if group.endswith("stream")}
     for name in RESNET.removable:
         overrides[name] = ([0.0] if data.draw(st.booleans()) else []) + data.draw(some)
-    space = Space.of(RESNET, (1,), overrides | FIRST, least_blocks=data.draw(st.integers(1, 2)))
+    space = Space.of(RESNET, (1,), overrides | FIRST, min_blocks=data.draw(st.integers(1, 2)))
     setting = data.draw(st.sampled_from(SETTINGS))
     archs = list(space.enumerate())
     if len(archs) > 150:
@@ -274,7 +274,7 @@ def test_the_pool_stops_with_probability_epsilon():
 
 
 def test_the_pool_draws_at_most_t_max_times_and_keeps_the_largest_that_fits():
-    searcher = pool_search(most_draws=3)
+    searcher = pool_search(max_draws=3)
     space = SPACES["lenet5"]
     drawn = [[1, 1, 1, 1], [2, 2, 2, 2], [0, 1, 0, 1]]
     budget = Budget(2**40, cost_of("lenet5")(space.architecture(drawn[1])).payload_bytes, None)
@@ -297,7 +297,7 @@ def test_the_pool_falls_back_to_the_smallest():
 
 
 def test_the_largest_of_a_pool_is_found_without_looking_at_all(monkeypatch):
-    searcher, rng = pool_search(epsilon=0.01, most_draws=5), np.random.default_rng(0)
+    searcher, rng = pool_search(epsilon=0.01, max_draws=5), np.random.default_rng(0)
     for _ in range(40):
         searcher.find(UNLIMITED, rng)
     restored = pool_search()
@@ -329,8 +329,8 @@ def test_bad_arguments_and_states_of_a_pool():
     for epsilon in (0, 1.5):
         with pytest.raises(ValueError, match="epsilon, the probability to stop"):
             pool_search(epsilon=epsilon)
-    with pytest.raises(ValueError, match="most_draws must be >= 1"):
-        pool_search(most_draws=0)
+    with pytest.raises(ValueError, match="max_draws must be >= 1"):
+        pool_search(max_draws=0)
     searcher = pool_search()
     for state, message in [
         ({}, "list named 'pool'"),

@@ -189,7 +189,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hapt, "MOST_BYTES", 1000)
+    monkeypatch.setattr(hapt, "MAX_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1000 bytes"):
         read_recordings(write(tmp_path, dumps({1: [frame(*recording((1, 200)))]})))
     (tmp_path / hapt.FILE).write_bytes(b"not packed")

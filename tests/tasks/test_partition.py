@@ -53,7 +53,7 @@ def test_a_device_with_more_than_an_equal_share_gets_no_further_class(seed: int)
 
 def test_a_dirichlet_partition_leaves_no_device_almost_empty() -> None:
     index = _divide("dirichlet", alpha=0.3, devices=10)
-    assert min(len(index[device]) for device in range(10)) >= partition.MOST_REQUIRED_EXAMPLES
+    assert min(len(index[device]) for device in range(10)) >= partition.MAX_REQUIRED_EXAMPLES
 
 
 def test_a_dirichlet_partition_of_few_examples_asks_less() -> None:

@@ -200,7 +200,7 @@ def test_a_superlink_that_does_not_start(world):
     assert code == 1
     assert "flower-superlink did not start" in text
     assert "the port is mine" in text
-    assert len(world.pids.read_text().split()) == flower.MOST_PORTS
+    assert len(world.pids.read_text().split()) == flower.MAX_PORTS
     assert world.left_behind() == ([], [])
 
 
@@ -365,7 +365,7 @@ def test_no_traceback_in_a_log(tmp_path):
 
 
 def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypatch):
-    monkeypatch.setattr("wildflower.run.MOST_WARNINGS", 2)
+    monkeypatch.setattr("wildflower.run.MAX_WARNINGS", 2)
     already = "Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5"
     log = (
         "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.\n"

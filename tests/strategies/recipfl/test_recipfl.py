@@ -12,7 +12,7 @@ from models.family import make_family
 from strategies.method import ClassCounts, Contribution, Group, Order, Trained, local_half
 from strategies.recipfl import RecipFL, RecipFLParams
 from strategies.recipfl.device import TaughtTraining
-from strategies.recipfl.recipfl import MOST_GRADIENT
+from strategies.recipfl.recipfl import MAX_GRADIENT
 from tests.small_run import METHODS, changed_reply, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import loss_of, setup
 
@@ -234,7 +234,7 @@ def test_weights_that_explode_are_refused_and_change_nothing(recipfl, value):
         strategy.absorb(exploded)
     assert not strategy.gradient
     assert not strategy.uploaded
-    assert MOST_GRADIENT * 2**30 * 2**13 == 2**53
+    assert MAX_GRADIENT * 2**30 * 2**13 == 2**53
 
 
 def test_an_operator_never_seen_is_kept_from_the_devices_upload(recipfl):
