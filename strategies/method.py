@@ -10,11 +10,8 @@ so that server and device derive the same layouts; bytes, budgets and lateness f
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import random
-import re
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -40,6 +37,7 @@ from models.base import Family
 from models.cost import FLOAT_BYTES, Cost, cost
 from models.layers import Network
 from models.placement import Placement, Select, leading
+from plugins.reference import PluginError, class_of
 from strategies.losses import Loss, Regularizer
 from strategies.params import Params
 from strategies.settings import RoundSettings
@@ -257,25 +255,17 @@ def check_class_counts(counts: Sequence[float]) -> None:
         raise ValueError(f"class_counts must be whole numbers from 0, not all of them 0, and not be {shown(counts)}")
 
 
-_REFERENCE = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}", re.ASCII)
-
-
 def local_half(reference: LocalHalf) -> Local:
     """The device half that a work order names, with its settings. Raises MessageError where there is none such."""
-    if not _REFERENCE.fullmatch(reference.name):
-        raise MessageError(f"a device half is named 'package.module:Class', not {reference.name!r}")
     return _local_half(reference.name, json.dumps(reference.settings))
 
 
 @lru_cache(maxsize=64)
 def _local_half(name: str, settings: str) -> Local:
-    module, _, attribute = name.partition(":")
     try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise MessageError(f"this device has no {name}: {error}. Is its app the server's?") from None
-    if not (isinstance(kind, type) and issubclass(kind, Local)) or inspect.isabstract(kind):
-        raise MessageError(f"{name} is no device half of a method (strategies.method.Local)")
+        kind = class_of(name, Local, "the device half of a method")
+    except PluginError as error:
+        raise MessageError(f"this device cannot train as it is asked to: {error}. Is its app the server's?") from None
     try:
         return kind.model_validate_json(settings)
     except ValidationError as error:

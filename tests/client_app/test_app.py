@@ -215,7 +215,7 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
     assert words[5] == "refused: device 2: points to array 4, but the message carries 1"
     assert words[6] == "failed: IndexError: device 77 is not one of 0 to 3"
     assert words[7] == "refused: device 2: parcels ['control'] came, not ['weights']"
-    assert words[8].startswith("refused: this device has no strategies.fedprox:NoSuch: module 'strategies.fedprox' has")
+    assert words[8].startswith("refused: this device cannot train as it is asked to: strategies.fedprox has no NoSuch")
     assert reply.sums == expected.sums
     assert arrays == sums
 

@@ -527,7 +527,7 @@ WRONG_HALVES = {
     ),
     "a device half inside a function": (
         changed("return Half()", "class Inner(Half):\n                pass\n            return Inner()"),
-        "cannot travel: a device half is named 'package.module:Class'",
+        "cannot travel: this device cannot train as it is asked to",
     ),
     "a device half without train": (
         changed("return Half()", "class Inner(Local):\n                pass\n            return Inner()"),
