@@ -140,7 +140,7 @@ def test_what_is_no_device_half_is_refused_and_not_called(name):
     words = (
         "this device cannot train as it is asked to: "
         + re.escape(name)
-        + " (is .*: the device half of a method is a class of|lacks train)"
+        + " (is .*: the device half of a method is|lacks train)"
     )
     with pytest.raises(MessageError, match=words):
         local_half(LocalHalf(name=name, settings={"command": "true"}))
