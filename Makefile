@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Processes that share the tests.
+JOBS ?= 2
 
 .PHONY: setup demo test test-compose test-arm64 lint clean
 
@@ -24,10 +26,11 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
-# Real containers, networks and faults; needs docker, compose, and where no image can be pulled debootstrap and root.
+# Real nodes: as processes of this machine, then real containers, networks and faults; needs docker, compose, and where no image can be pulled debootstrap and root.
 test-compose: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst tests/compose/processes.py $(PYTEST_ARGS)
 	$(BIN)/pytest --exitfirst tests/compose/faults.py $(PYTEST_ARGS)
 
 # An arm64 node under emulation; needs what test-compose needs, and qemu-user-static with binfmt_misc.

@@ -1,11 +1,14 @@
 import os
+import time
 from collections.abc import Generator, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import settings
 
 from client_app import work, worker
+from rounds import exchange
 
 # The same examples in every run: what fails here fails there.
 settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=50)
@@ -26,6 +29,13 @@ def _work_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     """Devices on hardware work in this process, where the test is not about their worker."""
     if "worker" not in request.keywords:
         monkeypatch.setattr(worker, "ask", work.do)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of `tests.grid` answer when they are asked: the exchange, which waits as long as that took, need not."""
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None)
+    monkeypatch.setattr(exchange, "time", clock)
 
 
 @pytest.hookimpl(wrapper=True)

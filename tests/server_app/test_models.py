@@ -27,11 +27,14 @@ def task_of(config):
 
 
 def by_hand(model, info, task):
-    """Accuracy, image by image, in plain PyTorch and with nothing but what was saved."""
+    """Accuracy in plain PyTorch and with nothing but what was saved; an image by itself is as it is among others."""
     mean, std = torch.tensor(info.mean).view(-1, 1, 1), torch.tensor(info.std).view(-1, 1, 1)
+    images = (task.test.inputs.float() - mean).div(std)
     with torch.no_grad():
-        said = [int(model((image.float() - mean).div(std).unsqueeze(0)).argmax()) for image in task.test.inputs]
-    return sum(s == label for s, label in zip(said, task.test.labels.tolist(), strict=True)) / len(said)
+        said = model(images).argmax(dim=1)
+        alone = torch.cat([model(image.unsqueeze(0)).argmax(dim=1) for image in images[:40]])
+    assert torch.equal(said[:40], alone)
+    return int((said == task.test.labels).sum()) / len(said)
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in ON_DEVICES])

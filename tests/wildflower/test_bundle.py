@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 import tomllib
 import zipfile
 from datetime import datetime
@@ -22,11 +21,9 @@ from plugins.reference import PluginError, class_of
 from server_app.config import RunConfig, digests_of
 from server_app.journal import Journal, read_config, read_rounds, read_summary
 from strategies.method import Method
-from tests.deployment import Deployment
 from wildflower.bundle import make_bundle
-from wildflower.flower import connected
 from wildflower.run import last_traceback, run_experiment
-from wildflower.settings import SettingsError, beside, place, resolve, write_toml
+from wildflower.settings import SettingsError, beside, place, resolve
 
 ROOT = Path(__file__).parents[2]
 METHOD = """
@@ -341,48 +338,3 @@ def test_a_method_a_family_and_a_task_of_ones_own_run_under_flower_without_editi
     assert "A share" in (tmp_path / "one" / "report.html").read_text()
     assert json.loads((tmp_path / "one" / "config.json").read_text()) == content
     assert RunConfig().strategy == "heterofl"
-
-
-@pytest.mark.flower
-@pytest.mark.worker
-def test_real_nodes_have_what_lay_beside_the_experiment_and_what_is_installed(tmp_path):
-    installed = tmp_path / "installed" / "a_package"
-    installed.mkdir(parents=True)
-    (installed / "__init__.py").write_text("")
-    (installed / "mine_too.py").write_text(OWN.replace("mine_all", "a_package.mine_too"))
-    own = tmp_path / "own"
-    own.mkdir()
-    (own / "mine_all.py").write_text(OWN)
-    shared = {
-        "fleet": "",
-        "devices": 2,
-        "devices-per-round": 2,
-        "rounds": 1,
-        "local-steps": 1,
-        "below-smallest": "smallest",
-        "output-dir": str(tmp_path),
-    }
-    beside_it = {"strategy": "mine_all:Mine", "task": "mine_all:TASK", "mine-all.share": 0.75, "run-name": "beside"}
-    package = "a_package.mine_too"
-    by_reference = {"strategy": f"{package}:Mine", "task": f"{package}:TASK", "run-name": "installed"}
-    plain = by_reference | {"strategy-settings": "share = 0.25"}
-    (own / "experiment.toml").write_text(write_toml(shared | beside_it))
-    (tmp_path / "plain.toml").write_text(write_toml(shared | plain))
-    deployment = Deployment(tmp_path / "flower", {"PYTHONPATH": str(installed.parent)})
-    try:
-        deployment.start_superlink()
-        for device in range(2):
-            deployment.start_node(device, of=2)
-        done = deployment.run(str(own / "experiment.toml"))
-        said = done.communicate()[0]
-        assert done.returncode == 0, said
-        with connected(deployment.address, None) as link:  # as `flwr run .` does
-            run_id = link.submit(ROOT, tmp_path / "plain.toml", {})
-            while not link.status(run_id).ended:
-                time.sleep(1)
-            assert link.status(run_id).completed, (tmp_path / "flower" / "superlink.log").read_text()[-5000:]
-    finally:
-        deployment.close()
-    for name, strategy, share in (("beside", "mine-all", 0.75), ("installed", "mine-too", 0.25)):
-        [record] = read_rounds(tmp_path / name)
-        assert (record.strategy, record.devices_replied, record.metrics) == (strategy, 2, {"share": share})

@@ -324,7 +324,7 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
     [
         {},
         # The strong devices in every round, and scored after each.
-        {"recipfl.hidden": 128, "devices-per-round": 6, "evaluate-every": 1, "recipfl.tile": 0},
+        {"recipfl.hidden": 32, "devices-per-round": 6, "evaluate-every": 1, "recipfl.tile": 0},
     ],
 )
 def test_a_resumed_run_has_the_same_bits(changes, tmp_path):

@@ -1,4 +1,11 @@
-"""A SuperLink and two SuperNodes on this machine: the SuperLink is killed, and the run goes on where it was."""
+"""A SuperLink and two SuperNodes as processes of this machine, without containers.
+
+Not part of `make test`, because most of their time is waiting: `make test-compose` names this file.
+"""
+
+import time
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +16,12 @@ from server_app.journal import read_devices, read_rounds, read_summary
 from server_app.nodes import read_nodes
 from tests.deployment import Deployment, kill
 from tests.small_run import connected_grid, same_bits
+from tests.wildflower.test_bundle import OWN
+from wildflower.flower import connected
 from wildflower.nodes import node_rows
+from wildflower.settings import write_toml
+
+ROOT = Path(__file__).parents[2]
 
 ROUNDS = 4
 # Devices keep corrections from one round to the next, and the server a state of its own.
@@ -32,8 +44,6 @@ run-name = "one"
 
 def values(folder):
     """The experiment as Flower would hand it over."""
-    import tomllib
-
     read = tomllib.loads(EXPERIMENT.replace("depthfl.alpha", '"depthfl.alpha"'))
     return RunConfig.from_run_config({**read, "output-dir": str(folder)})
 
@@ -92,3 +102,48 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path):
     found, expected = checkpoint.load(tmp_path / "one"), checkpoint.load(undisturbed / "one")
     assert found.round == expected.round == ROUNDS
     assert same_bits(found.state.tensors, expected.state.tensors)
+
+
+@pytest.mark.flower
+@pytest.mark.worker
+def test_real_nodes_have_what_lay_beside_the_experiment_and_what_is_installed(tmp_path):
+    installed = tmp_path / "installed" / "a_package"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    (installed / "mine_too.py").write_text(OWN.replace("mine_all", "a_package.mine_too"))
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "mine_all.py").write_text(OWN)
+    shared = {
+        "fleet": "",
+        "devices": 2,
+        "devices-per-round": 2,
+        "rounds": 1,
+        "local-steps": 1,
+        "below-smallest": "smallest",
+        "output-dir": str(tmp_path),
+    }
+    beside_it = {"strategy": "mine_all:Mine", "task": "mine_all:TASK", "mine-all.share": 0.75, "run-name": "beside"}
+    package = "a_package.mine_too"
+    by_reference = {"strategy": f"{package}:Mine", "task": f"{package}:TASK", "run-name": "installed"}
+    plain = by_reference | {"strategy-settings": "share = 0.25"}
+    (own / "experiment.toml").write_text(write_toml(shared | beside_it))
+    (tmp_path / "plain.toml").write_text(write_toml(shared | plain))
+    deployment = Deployment(tmp_path / "flower", {"PYTHONPATH": str(installed.parent)})
+    try:
+        deployment.start_superlink()
+        for device in range(2):
+            deployment.start_node(device, of=2)
+        done = deployment.run(str(own / "experiment.toml"))
+        said = done.communicate()[0]
+        assert done.returncode == 0, said
+        with connected(deployment.address, None) as link:  # as `flwr run .` does
+            run_id = link.submit(ROOT, tmp_path / "plain.toml", {})
+            while not link.status(run_id).ended:
+                time.sleep(1)
+            assert link.status(run_id).completed, (tmp_path / "flower" / "superlink.log").read_text()[-5000:]
+    finally:
+        deployment.close()
+    for name, strategy, share in (("beside", "mine-all", 0.75), ("installed", "mine-too", 0.25)):
+        [record] = read_rounds(tmp_path / name)
+        assert (record.strategy, record.devices_replied, record.metrics) == (strategy, 2, {"share": share})
