@@ -378,8 +378,8 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
             return None
         try:
             found = read_trace(folder / Path(name).expanduser(), columns)
-            most = MAX_WHOLE if columns is MEMORY_COLUMNS else MAX_MBIT_PER_S
-            check_number(float(found.values.max()), "its highest value", maximum=most)
+            maximum = MAX_WHOLE if columns is MEMORY_COLUMNS else MAX_MBIT_PER_S
+            check_number(float(found.values.max()), "its highest value", maximum=maximum)
             return found
         except ValueError as error:
             raise ValueError(f"{where}: {key} = {name!r}: {error}") from error

@@ -30,7 +30,7 @@ def node_report(
     settings = LinkSettings.from_node_config(config)
     report = probe_machine(root)
     if "kind" in config:
-        report = replace(report, kind=check_text(config["kind"], "node config kind", most=MAX_KIND_LETTERS))
+        report = replace(report, kind=check_text(config["kind"], "node config kind", maximum=MAX_KIND_LETTERS))
     if "memory-limit-bytes" in config:
         limit_bytes = check_whole(config["memory-limit-bytes"], "node config memory-limit-bytes")
         report = replace(report, memory_limit_bytes=limit_bytes)

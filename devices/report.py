@@ -62,7 +62,7 @@ class DeviceReport:
     memory_is_ram: bool = True
 
     def __post_init__(self) -> None:
-        check_text(self.kind, "device report: kind", most=MAX_KIND_LETTERS)
+        check_text(self.kind, "device report: kind", maximum=MAX_KIND_LETTERS)
         check_whole(self.memory_total_bytes, "device report: memory_total_bytes")
         check_whole(self.memory_available_bytes, "device report: memory_available_bytes")
         if self.memory_available_bytes > self.memory_total_bytes:

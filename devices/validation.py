@@ -12,9 +12,9 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
 
 
-def one_line(text: str, most: int = MAX_LETTERS) -> str:
+def one_line(text: str, maximum: int = MAX_LETTERS) -> str:
     """A text from outside, fit for a terminal and a log: cut, and without control characters and line breaks."""
-    cut = text if len(text) <= most else text[: most - 3] + "..."
+    cut = text if len(text) <= maximum else text[: maximum - 3] + "..."
     return "".join(letter if letter.isprintable() else " " for letter in cut)
 
 
@@ -70,8 +70,8 @@ def check_number(
     return float(value)
 
 
-def check_text(value: object, where: str, *, most: int = MAX_LETTERS) -> str:
+def check_text(value: object, where: str, *, maximum: int = MAX_LETTERS) -> str:
     """Return `value` if it is one line of text: not blank, at most so many letters, all printable; else ValueError."""
-    if not isinstance(value, str) or not value.strip() or len(value) > most or not value.isprintable():
-        raise ValueError(f"{where} = {shown(value)}: must be a text of 1 to {most} printable letters")
+    if not isinstance(value, str) or not value.strip() or len(value) > maximum or not value.isprintable():
+        raise ValueError(f"{where} = {shown(value)}: must be a text of 1 to {maximum} printable letters")
     return value

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 
-def bounded(returned: Mapping[str, Tensor], sent: Mapping[str, Tensor], most: float) -> tuple[dict[str, Tensor], bool]:
+def bounded(
+    returned: Mapping[str, Tensor], sent: Mapping[str, Tensor], maximum: float
+) -> tuple[dict[str, Tensor], bool]:
     """A device's weights, no further from those that it was sent than `most`, and whether they were further.
 
     The distance is the L2 norm over all tensors that it returns, batch norm's running statistics among them, since
@@ -25,8 +27,8 @@ def bounded(returned: Mapping[str, Tensor], sent: Mapping[str, Tensor], most: fl
     }
     moved = {name: value.double() - start[name] for name, value in returned.items()}
     norm = math.sqrt(sum(float(change.square().sum()) for change in moved.values()))
-    if norm <= most:
+    if norm <= maximum:
         return dict(returned), False
     return {
-        name: (start[name] + change * (most / norm)).to(returned[name].dtype) for name, change in moved.items()
+        name: (start[name] + change * (maximum / norm)).to(returned[name].dtype) for name, change in moved.items()
     }, True

@@ -51,12 +51,12 @@ class Choice(Family):
                 raise ValueError(f"choice: member {member!r} reads tokens, which is not built")
         super().__post_init__()
         parameters = [_parameters(family) for _, family in self.members]
-        for (larger, _), (smaller, _), most, count in zip(
+        for (larger, _), (smaller, _), maximum, count in zip(
             self.members, self.members[1:], parameters, parameters[1:], strict=False
         ):
-            if count >= most:
+            if count >= maximum:
                 raise ValueError(
-                    f"choice: members go from large to small, but {larger!r} has {most} parameters and {smaller!r}, "
+                    f"choice: members go from large to small, but {larger!r} has {maximum} parameters and {smaller!r}, "
                     f"behind it, {count}"
                 )
 

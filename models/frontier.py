@@ -163,7 +163,7 @@ class Frontier:
             for decision in decisions:
                 if places := self._places[decision]:
                     self._counted[places[-1]].append((number, decision))
-        self._least: Staying = tuple(floor.least for floor in space.floors)
+        self._least: Staying = tuple(floor.minimum for floor in space.floors)
         self._always = tuple(map(min, fixed, self._least))
         self._bits: dict[object, int] = {}
         self._history: list[tuple[Whole, list[Picks]]] = []  # of every block from the last: parents, transitions; picks
@@ -229,7 +229,7 @@ class Frontier:
         states: dict[State, Whole] = {((), 0, self._always): end}
         for position in reversed(range(len(links))):
             coming = [number for counted in self._counted[:position] for number, _ in counted]
-            needed = tuple(least - coming.count(number) for number, least in enumerate(self._least))
+            needed = tuple(minimum - coming.count(number) for number, minimum in enumerate(self._least))
             states = self._extend(states, transitions[position], recurring[position], needed)
         (labels,) = states.values()
         self._finish(labels)
@@ -310,16 +310,16 @@ class Frontier:
         alike: dict[tuple[Picks, Staying], list[State]] = defaultdict(list)
         for state in gathered:
             alike[state[0], state[2]].append(state)
-        most = max(2, (self.max_labels if self.exact else self.thinned_labels) // len(alike))
+        maximum = max(2, (self.max_labels if self.exact else self.thinned_labels) // len(alike))
         extended: dict[State, Whole] = {}
         for group in alike.values():
-            thinned = self._thin([self._gather(gathered[state], most) for state in group], most)
+            thinned = self._thin([self._gather(gathered[state], maximum) for state in group], maximum)
             extended |= {state: kept for state, kept in zip(group, thinned, strict=True) if kept.shape[1]}
         back = [labels[[PARENT, TRANSITION]] for labels in extended.values()]
         self._history.append((np.concatenate(back, axis=1), list(distinct)))
         return extended
 
-    def _gather(self, parts: list[tuple[Whole, int, Transition, int, int]], most: int) -> Whole:
+    def _gather(self, parts: list[tuple[Whole, int, Transition, int, int]], maximum: int) -> Whole:
         """All labels of one state, pruned."""
         pending: list[Whole] = []
         size = 0
@@ -327,7 +327,7 @@ class Frontier:
             pending.append(self._in_front(labels, start, transition.profile, number, kernels))
             size += labels.shape[1]
             if size > MAX_AT_ONCE:
-                pending = self._thin([self._prune(np.concatenate(pending, axis=1))], most)
+                pending = self._thin([self._prune(np.concatenate(pending, axis=1))], maximum)
                 size = pending[0].shape[1]
         return self._prune(np.concatenate(pending, axis=1))
 
@@ -377,19 +377,19 @@ class Frontier:
             superfluous[:-distance] |= equal & (back <= front).all(axis=0) & (back < front).any(axis=0)
         return labels[:, ~superfluous]
 
-    def _thin(self, states: list[Whole], most: int) -> list[Whole]:
+    def _thin(self, states: list[Whole], maximum: int) -> list[Whole]:
         """Keep at most about `most` labels of all states together.
 
         Ranges of parameters are equally wide in proportion; of each, the label with most of them and the leanest stay.
         """
         sizes = [labels.shape[1] for labels in states]
-        if sum(sizes) <= most:
+        if sum(sizes) <= maximum:
             return states
         self.exact = False
         labels = np.concatenate(states, axis=1)
         order = np.argsort(labels[PARAMETERS], kind="stable")
         parameters = labels[PARAMETERS, order]
-        starts = _ranges(parameters, max(1, most // 2))
+        starts = _ranges(parameters, max(1, maximum // 2))
         leanest = _first_min((self._fixed_bytes(labels) + labels[PEAK])[order], starts)
         kept = np.zeros(labels.shape[1], dtype=bool)
         kept[order[leanest]] = True
@@ -408,11 +408,11 @@ def _order(rows: Whole) -> Whole:
     """An order of columns that brings equal ones together, by the first row first."""
     # Ascending runs, of which the columns consist, make a stable sort fast; one key is faster than one per row.
     key = np.zeros(rows.shape[1], dtype=np.int64)
-    most = 1
+    maximum = 1
     for row in rows:
         low, high = int(row.min()), int(row.max())
-        most *= high - low + 1
-        if most >= 2**62:
+        maximum *= high - low + 1
+        if maximum >= 2**62:
             return np.lexsort(rows[::-1])
         key = key * (high - low + 1) + (row - low)
     return np.argsort(key, kind="stable")
@@ -426,9 +426,9 @@ def _first_min(values: Whole, starts: Whole) -> Whole:
     return positions[np.diff(segment, prepend=0) > 0]
 
 
-def _ranges(ascending: Whole, most: int) -> Whole:
+def _ranges(ascending: Whole, maximum: int) -> Whole:
     """Where ranges begin that are equally wide in proportion, at most `most` of them, leaving out empty ones."""
     logarithms = np.log1p(ascending)
     span = logarithms[-1] - logarithms[0]
-    ranges = (logarithms - logarithms[0]) * ((most - 1) / span if span else 0)
+    ranges = (logarithms - logarithms[0]) * ((maximum - 1) / span if span else 0)
     return np.flatnonzero(np.diff(ranges.astype(np.int64), prepend=-1))

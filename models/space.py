@@ -42,7 +42,7 @@ class Floor:
 
     name: str
     layers: tuple[str, ...]
-    least: int
+    minimum: int
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class Space:
                 )
         for floor, decisions in self.floor_decisions.items():
             able = sum(any(self.options[decision][-1]) for decision in decisions)
-            if able < floor.least:
+            if able < floor.minimum:
                 raise ValueError(
-                    f"space: {floor.least} of the removable layers of {floor.name} must stay, but the shares of only "
+                    f"space: {floor.minimum} of the removable layers of {floor.name} must stay, but the shares of only "
                     f"{able} are above 0"
                 )
         for arch in (self.smallest(), self.largest()):
@@ -209,7 +209,7 @@ class Space:
                 ways = {
                     stay: ways.get(stay, 0) * leaving + ways.get(stay - 1, 0) * staying for stay in range(len(ways) + 1)
                 }
-            size *= sum(count for stay, count in ways.items() if stay >= floor.least)
+            size *= sum(count for stay, count in ways.items() if stay >= floor.minimum)
         return size
 
     def architecture(self, picks: Sequence[int]) -> Architecture:
@@ -223,9 +223,9 @@ class Space:
                 raise ValueError(f"space: pick of {name} must be 0 to {len(options) - 1}, not {pick}")
             values.append(options[pick])
         for floor, decisions in self.floor_decisions.items():
-            if (stay := self._staying(picks, decisions)) < floor.least:
+            if (stay := self._staying(picks, decisions)) < floor.minimum:
                 raise ValueError(
-                    f"space: {floor.least} of the removable layers of {floor.name} must stay, these picks keep {stay}"
+                    f"space: {floor.minimum} of the removable layers of {floor.name} must stay, these picks keep {stay}"
                 )
         widths = {
             group: width
@@ -238,7 +238,7 @@ class Space:
 
     def keeps_enough(self, picks: Sequence[int]) -> bool:
         """Whether as many layers stay as the floors say."""
-        return all(self._staying(picks, found) >= floor.least for floor, found in self.floor_decisions.items())
+        return all(self._staying(picks, found) >= floor.minimum for floor, found in self.floor_decisions.items())
 
     def _staying(self, picks: Sequence[int], decisions: Sequence[int]) -> int:
         return sum(any(self.options[decision][picks[decision]]) for decision in decisions)
@@ -248,7 +248,7 @@ class Space:
         picks = [0] * len(self.options)
         for floor, decisions in self.floor_decisions.items():
             leaving = [decision for decision in decisions if not any(self.options[decision][0])]
-            lacking = floor.least - (len(decisions) - len(leaving))
+            lacking = floor.minimum - (len(decisions) - len(leaving))
             able = sorted((d for d in leaving if len(self.options[d]) > 1), key=lambda d: sum(self.options[d][1]))
             for decision in able[: max(0, lacking)]:
                 picks[decision] = 1
@@ -263,7 +263,7 @@ class Space:
         picks = [int(rng.integers(len(options))) for options in self.options]
         for floor, decisions in self.floor_decisions.items():
             leaving = [decision for decision in decisions if not any(self.options[decision][picks[decision]])]
-            lacking = floor.least - (len(decisions) - len(leaving))
+            lacking = floor.minimum - (len(decisions) - len(leaving))
             if lacking > 0:
                 able = [decision for decision in leaving if len(self.options[decision]) > 1]
                 for decision in rng.choice(able, lacking, replace=False):
@@ -329,9 +329,9 @@ def _floors(family: Family, min_blocks: int) -> tuple[Floor, ...]:
                 f"{len(blocks)} only"
             )
         layers = tuple(block for block in blocks if block in family.removable)
-        least = min_blocks - (len(blocks) - len(layers))
-        if least > 0:
-            floors.append(Floor(name, layers, least))
+        minimum = min_blocks - (len(blocks) - len(layers))
+        if minimum > 0:
+            floors.append(Floor(name, layers, minimum))
     return tuple(floors)
 
 

@@ -247,7 +247,7 @@ class ConnectedDevices(Population):
         self,
         holdings: Holdings,
         *,
-        least: int,
+        minimum: int,
         report_max_age_seconds: float,
         query_seconds: float = 120.0,  # a first one starts the device's worker: 46 s were seen on busy machines
         wait_seconds: float = 600.0,
@@ -255,7 +255,7 @@ class ConnectedDevices(Population):
         super().__init__(holdings)
         self.now_seconds = 0.0
         self._least, self._max_age, self._query_seconds, self._wait = (
-            least,
+            minimum,
             report_max_age_seconds,
             query_seconds,
             wait_seconds,

@@ -69,10 +69,10 @@ def read_reply(
             raise MessageError(
                 f"device {update.device}: outcome {shown(update.outcome)} is not trained, refused: ... or failed: ..."
             )
-        most = examples(update.device)
-        if update.outcome == "trained" and not 1 <= update.examples <= most:
+        maximum = examples(update.device)
+        if update.outcome == "trained" and not 1 <= update.examples <= maximum:
             raise MessageError(
-                f"device {update.device} says that it trained on {update.examples} examples, its shard holds {most}"
+                f"device {update.device} says that it trained on {update.examples} examples, its shard holds {maximum}"
             )
         if update.bounded and not work.simulated:
             raise MessageError(f"device {update.device} says that it held itself to the norm bound, as the server does")

@@ -144,9 +144,9 @@ def score_on_devices(
             troubles[f"the reply is refused: {error}"] += len(devices)
             continue
         for device in devices:
-            most = population.holdings.testing(device) if data == "shard" else population.holdings.test_set
+            maximum = population.holdings.testing(device) if data == "shard" else population.holdings.test_set
             try:
-                found[device] = _checked(scores.get(device), metric, classes, most)
+                found[device] = _checked(scores.get(device), metric, classes, maximum)
             except ValueError as error:
                 troubles[str(error)] += 1
     for why, times in troubles.most_common(MAX_REASONS):
@@ -165,7 +165,7 @@ def _read(run: str, round_number: int, devices: list[int], sums: int, reply: Mes
     return {score.device: score for score in answer.scores}
 
 
-def _checked(score: Score | None, metric: Metric, classes: int, most: int) -> Score:
+def _checked(score: Score | None, metric: Metric, classes: int, maximum: int) -> Score:
     """A score that may be used; ValueError says why another may not.
 
     Args:
@@ -178,8 +178,8 @@ def _checked(score: Score | None, metric: Metric, classes: int, most: int) -> Sc
         raise ValueError("the node's reply says nothing of this device")
     if score.error is not None:
         raise ValueError(one_line(score.error))
-    if not 0 < score.examples <= most:
-        raise ValueError(f"refused: a score of {score.examples} examples cannot be right, the device has {most}")
+    if not 0 < score.examples <= maximum:
+        raise ValueError(f"refused: a score of {score.examples} examples cannot be right, the device has {maximum}")
     try:
         metric.check(score.sums, score.examples, classes)
     except ValueError as error:

@@ -281,8 +281,8 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
 def _population(config: RunConfig, method: Method, task: Task) -> Population:
     holdings = Holdings(task.training_examples, task.test_examples, len(task.test))
     if not config.fleet:
-        least = min(config.devices, config.devices_per_round)
-        return ConnectedDevices(holdings, least=least, report_max_age_seconds=config.report_max_age_seconds)
+        minimum = min(config.devices, config.devices_per_round)
+        return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=config.report_max_age_seconds)
 
     def requirement(width: float) -> tuple[int, int]:
         """Memory and payload that the method needs for the sub-model of a width."""

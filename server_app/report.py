@@ -437,9 +437,9 @@ def _device_table(activity: Activity) -> str:
     devices_table = table(headers, rows, text_columns=len(first))
     reasons = ""
     if activity.reasons:
-        most = activity.reasons.most_common(MAX_REASONS)
-        more = len(activity.reasons) - len(most)
-        listed = table(["outcome", "times"], [(reason, f"{count:,}") for reason, count in most])
+        common = activity.reasons.most_common(MAX_REASONS)
+        more = len(activity.reasons) - len(common)
+        listed = table(["outcome", "times"], [(reason, f"{count:,}") for reason, count in common])
         reasons = f"<h2>Why devices did not train</h2>{listed}"
         reasons += f'<p class="note">and {more:,} other reasons</p>' if more else ""
     is_open = " open" if len(rows) <= 24 else ""

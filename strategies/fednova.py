@@ -103,5 +103,5 @@ class FedNova(OneModel):
     def _steps(self, done: Trained) -> float:
         """A device's a_i, no more than its examples allow: what a device says must not stretch the server's step."""
         training = self.settings.training
-        most = training.steps or training.epochs * -(-done.examples // training.batch_size)
-        return min(done.facts["effective_steps"][0], effective_steps(most, training.momentum))
+        maximum = training.steps or training.epochs * -(-done.examples // training.batch_size)
+        return min(done.facts["effective_steps"][0], effective_steps(maximum, training.momentum))

@@ -144,8 +144,8 @@ class ExactSearch:
         if best is None:
             return None
         # A whole number, because for another numpy would turn all parameters into floats first.
-        least = math.ceil(frontier.parameters[best] * (1 - self.tolerance))
-        low = int(np.searchsorted(frontier.parameters, least))
+        minimum = math.ceil(frontier.parameters[best] * (1 - self.tolerance))
+        low = int(np.searchsorted(frontier.parameters, minimum))
         candidates = low + np.flatnonzero(self._fit(low, best + 1, budget))
         for _ in range(ATTEMPTS):
             label = int(rng.choice(candidates))
@@ -158,14 +158,14 @@ class ExactSearch:
             if frontier.total(exchanged).peak_training_memory_bytes <= budget.memory_bytes:
                 picks = exchanged
                 break
-        has, most = int(frontier.parameters[label]), int(frontier.parameters[best])
-        return self.space.architecture(self._changed(picks, has, (least, most), budget, rng))
+        has, maximum = int(frontier.parameters[label]), int(frontier.parameters[best])
+        return self.space.architecture(self._changed(picks, has, (minimum, maximum), budget, rng))
 
     def _changed(
         self, picks: list[int], parameters: int, bounds: tuple[int, int], budget: Budget, rng: np.random.Generator
     ) -> list[int]:
         """Other picks that fit and whose number of parameters is within bounds; `parameters` is that of `picks`."""
-        found, (least, most), priced = picks, bounds, 0
+        found, (minimum, maximum), priced = picks, bounds, 0
         for _ in range(CHANGES if self._open else 0):
             if priced == PRICED:
                 break
@@ -173,7 +173,7 @@ class ExactSearch:
             pick = int(rng.integers(len(self.space.options[decision]) - 1))
             pick += pick >= found[decision]
             # Most changes end here; to price one takes ten times as long.
-            if not least <= parameters + self.frontier.parameters_more(found, decision, pick) <= most:
+            if not minimum <= parameters + self.frontier.parameters_more(found, decision, pick) <= maximum:
                 continue
             tried = [*found[:decision], pick, *found[decision + 1 :]]
             if self.space.keeps_enough(tried):

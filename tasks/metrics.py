@@ -166,9 +166,9 @@ class Matthews(Metric):
         answered, right = _halves(sums)
         if sum(answered) != examples or sum(right) != examples:
             raise ValueError(f"{sum(answered):g} answers and {sum(right):g} labels are not of {examples} examples")
-        most = sum(map(min, answered, right))
-        if sums[0] > most:
-            raise ValueError(f"{sums[0]:g} correct answers cannot be right, at most {most:g} can be")
+        maximum = sum(map(min, answered, right))
+        if sums[0] > maximum:
+            raise ValueError(f"{sums[0]:g} correct answers cannot be right, at most {maximum:g} can be")
 
 
 def _halves(sums: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:

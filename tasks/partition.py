@@ -224,8 +224,8 @@ def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, see
         examples = np.random.default_rng([seed, devices]).permutation(examples)
         partitioner = IidPartitioner(devices)
     elif partition == "dirichlet":
-        least = max(1, min(MAX_REQUIRED_EXAMPLES, len(column) // (MIN_SHARE * devices)))
-        partitioner = DirichletPartitioner(devices, "column", alpha, least, self_balancing=True, seed=seed)
+        minimum = max(1, min(MAX_REQUIRED_EXAMPLES, len(column) // (MIN_SHARE * devices)))
+        partitioner = DirichletPartitioner(devices, "column", alpha, minimum, self_balancing=True, seed=seed)
     else:
         partitioner = NaturalIdPartitioner("column")
     rows = {"example": examples, "column": column[examples]}

@@ -170,9 +170,9 @@ def _check_name(metric: Metric) -> None:
         raise ValueError(f"the name of a metric has letters, digits and underscores, {metric.name!r} has others")
 
 
-def _whole(what: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{what} must be a whole number of at least {least}, got {value!r}")
+def _whole(what: str, value: object, minimum: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"{what} must be a whole number of at least {minimum}, got {value!r}")
 
 
 @dataclass(frozen=True)

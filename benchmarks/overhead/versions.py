@@ -51,8 +51,9 @@ def turns(before: Path, repetitions: int) -> list[dict[str, Any]]:
             for contestant, checkout in contestants.items():
                 if (contestant, repetition) in {(turn["contestant"], turn["repetition"]) for turn in found}:
                     continue
+                paths = os.pathsep.join([str(checkout), str(checkout / "benchmarks/overhead/flower_app")])
                 # Each version decodes the data into a cache of its own, before it is measured.
-                env = environment(Path(folder) / f"cache-{checkout.name}") | {"PYTHONPATH": str(checkout)}
+                env = environment(Path(folder) / f"cache-{checkout.name}") | {"PYTHONPATH": paths}
                 decode = f"from tasks.hub import load; load('cifar10', {str(data / 'parquet')!r})"
                 subprocess.run([sys.executable, "-c", decode], env=env, cwd=checkout, check=True)
                 (runs / "run").mkdir(parents=True)

@@ -485,8 +485,8 @@ def _same(a: object, b: object) -> bool:
     return both_nan or a == b
 
 
-def _some(names: list[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _some(names: list[str], maximum: int = 6) -> str:
+    return ", ".join(names[:maximum]) + (f" and {len(names) - maximum} more" if len(names) > maximum else "")
 
 
 # The command ---------------------------------------------------------------------------------------------------------

@@ -148,9 +148,9 @@ def large_space(name: str, space: Space) -> list[dict[str, Any]]:
     labels = {"max_labels": MORE_LABELS[name], "thinned_labels": MORE_LABELS[name]}
     more = Frontier(space, batch_size=BATCH_SIZE, optimizer=OPTIMIZER, **labels)
     bound = Bound(space, batch_size=BATCH_SIZE, optimizer=OPTIMIZER, **labels)
-    least, most = cost_of(space.smallest()), cost_of(space.largest())
-    payload = (least.payload_bytes, most.payload_bytes)
-    memory = (least.peak_training_memory_bytes, most.peak_training_memory_bytes)
+    minimum, maximum = cost_of(space.smallest()), cost_of(space.largest())
+    payload = (minimum.payload_bytes, maximum.payload_bytes)
+    memory = (minimum.peak_training_memory_bytes, maximum.peak_training_memory_bytes)
     rng = np.random.default_rng(1)
     budgets_of = {
         "whole space": [Budget(int(rng.uniform(*memory)), int(rng.uniform(*payload)), None) for _ in range(BUDGETS)],
@@ -237,14 +237,14 @@ def find_all(
 class Bound(Frontier):
     """An upper bound, not architectures: where labels are too many, one takes the best of several in everything."""
 
-    def _thin(self, states: list[np.ndarray], most: int) -> list[np.ndarray]:
-        return [self._merge(labels, max(1, most // len(states))) for labels in states]
+    def _thin(self, states: list[np.ndarray], maximum: int) -> list[np.ndarray]:
+        return [self._merge(labels, max(1, maximum // len(states))) for labels in states]
 
-    def _merge(self, labels: np.ndarray, most: int) -> np.ndarray:
-        if labels.shape[1] <= most:
+    def _merge(self, labels: np.ndarray, maximum: int) -> np.ndarray:
+        if labels.shape[1] <= maximum:
             return labels
         self.exact = False
-        starts = frontier._ranges(labels[PARAMETERS], most)
+        starts = frontier._ranges(labels[PARAMETERS], maximum)
         merged = np.minimum.reduceat(labels, starts, axis=1)
         merged[PARAMETERS] = np.maximum.reduceat(labels[PARAMETERS], starts)
         # Weights, optimizer state and gradients of the most parameters must not cost more than those of any in the

@@ -64,7 +64,7 @@ def receive(link):
         raise ValueError("the header does not say which tensors follow it")
     if not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) > MAX_ARRAYS_BYTES:
         raise ValueError(f"tensors of {sizes} bytes: at most {MAX_ARRAYS_BYTES} in all")
-    return header, [as_tensor(read(link, size), told) for size, told in zip(sizes, described)]
+    return header, [as_tensor(read(link, size), description) for size, description in zip(sizes, described)]
 
 
 def read(link, nbytes):
@@ -78,8 +78,8 @@ def read(link, nbytes):
     return data
 
 
-def as_tensor(data, told):
-    kind, shape = TYPES[told["type"]], told["shape"]
+def as_tensor(data, description):
+    kind, shape = TYPES[description["type"]], description["shape"]
     if not data:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(data, dtype=kind).reshape(shape)
@@ -239,7 +239,7 @@ class Job:
         self.optimizer = make_optimizer(list(self.parameters.values()), header["training"])
         self.clip_norm = header["training"]["clip_norm"]
         self.pull = header["pull"]
-        self.pull_is_reported = header["pull_is_reported"]  # whether the first term is in the loss that is told
+        self.pull_is_reported = header["pull_is_reported"]  # whether the first term is in the loss that is reported
         self.received = {}
         if self.pull or self.corrections:
             self.received = {name: p.detach().clone() for name, p in self.parameters.items()}
@@ -253,12 +253,12 @@ class Job:
         min_momentum = 1.0 / self.steps if self.new_statistics else 0.0
         loss = self.graph.loss(inputs.to(self.device), labels.to(self.device), self.tensors, min_momentum)
         loss.backward()
-        told = float(loss.detach())
+        reported = float(loss.detach())
         for name, received in self.received.items():
             parameter = self.parameters[name]
             away = parameter.detach() - received
             if self.pull_is_reported:
-                told += self.pull / 2 * float(away.square().sum())
+                reported += self.pull / 2 * float(away.square().sum())
             gradient = self.pull * away
             if name in self.corrections:
                 gradient -= self.corrections[name]
@@ -266,7 +266,7 @@ class Job:
         if self.clip_norm:
             torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.clip_norm)
         self.optimizer.step()
-        return told
+        return reported
 
     def peak_bytes(self):
         if self.device.type != "cuda":

@@ -40,13 +40,13 @@ def examples_needed(
     Raises:
         ValueError: an argument out of bounds, or a cover that is a single point (16 R K <= epsilon).
     """
-    for name, value, least in (
+    for name, value, minimum in (
         ("devices", devices, 1),
         ("hypernetwork_parameters", hypernetwork_parameters, 1),
         ("client_parameters", client_parameters, 0),
     ):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+        if value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, not {value}")
     for name, share in (("epsilon", epsilon), ("delta", delta)):
         if not 0 < share < 1:
             raise ValueError(f"{name} must lie between 0 and 1, not be {share}")

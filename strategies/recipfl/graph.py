@@ -59,7 +59,7 @@ class Graph:
             levels[start] = max(levels[start], levels[end] + 1)
         return tuple(levels)
 
-    def distances(self, most: int) -> dict[tuple[int, int], int]:
+    def distances(self, maximum: int) -> dict[tuple[int, int], int]:
         """Edges of the shortest path between any two nodes that are at most `most` apart along the edges."""
         following: list[list[int]] = [[] for _ in self.nodes]
         for start, end in self.edges:
@@ -72,7 +72,7 @@ class Graph:
                 node, steps = queue.popleft()
                 if steps:
                     found[start, node] = steps
-                if steps < most:
+                if steps < maximum:
                     fresh = [end for end in following[node] if end not in seen]
                     seen.update(fresh)
                     queue.extend((end, steps + 1) for end in fresh)

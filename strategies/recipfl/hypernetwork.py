@@ -281,15 +281,15 @@ def _message(hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, hidden))
 
 
-def _tile(operator: str, nodes: Sequence[Node], most: int) -> tuple[int, ...]:
+def _tile(operator: str, nodes: Sequence[Node], maximum: int) -> tuple[int, ...]:
     """The largest tensor of an operator in every dimension, of which channels of weights are bounded, classes never."""
     shapes = [list(node.shape) for node in nodes]
-    if most:
+    if maximum:
         for node, sizes in zip(nodes, shapes, strict=True):
             if len(sizes) > 1:
-                sizes[1] = min(sizes[1], most * node.positions)
+                sizes[1] = min(sizes[1], maximum * node.positions)
                 if not operator.startswith("classifier"):
-                    sizes[0] = min(sizes[0], most)
+                    sizes[0] = min(sizes[0], maximum)
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 

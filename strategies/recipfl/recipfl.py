@@ -238,9 +238,11 @@ class RecipFL(CandidateMethod):
         weight = contribution.examples / EXAMPLES if self.params.weighting == "examples" else 1.0
         gradients = {n: gradient for n, gradient in zip(self.parameters, found, strict=True) if gradient is not None}
         largest = torch.stack([gradient.abs().max() for gradient in gradients.values()])  # whose maximum keeps a NaN
-        most = weight * float(largest.max())
-        if not most <= MAX_GRADIENT:
-            raise MessageError(f"device {owner[0]}: its weights went too far from what it was sent (gradient {most:g})")
+        maximum = weight * float(largest.max())
+        if not maximum <= MAX_GRADIENT:
+            raise MessageError(
+                f"device {owner[0]}: its weights went too far from what it was sent (gradient {maximum:g})"
+            )
         for name, gradient in gradients.items():
             steps = (gradient * (weight * STEPS_PER_UNIT)).round_()
             if name in self.gradient:

@@ -41,10 +41,10 @@ def test_a_link_that_carries_nothing_leaves_no_payload():
 
 
 def test_the_largest_report_makes_a_budget():
-    most = 2**63 - 1
-    report = DeviceReport("test", most, most, down_mbit_per_s=1e6, up_mbit_per_s=1e6, payload_limit_bytes=most)
+    maximum = 2**63 - 1
+    report = DeviceReport("test", maximum, maximum, down_mbit_per_s=1e6, up_mbit_per_s=1e6, payload_limit_bytes=maximum)
     for seconds in (1e9, 1e305):
-        assert budget(report, memory_fraction=1.0, transfer_seconds=seconds) == Budget(most, most, None)
+        assert budget(report, memory_fraction=1.0, transfer_seconds=seconds) == Budget(maximum, maximum, None)
 
 
 def test_without_a_transfer_time_links_set_no_limit():

@@ -96,7 +96,7 @@ with beside(Path(experiment)) as modules:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said", "least"),
+    ("settings", "said", "minimum"),
     [
         (["run-name=one"], "damped digits 5 distance damped", 0.0),
         (
@@ -111,11 +111,11 @@ with beside(Path(experiment)) as modules:
         ),
     ],
 )
-def test_a_round_of_what_lies_beside_the_experiment(outside, settings, said, least):
+def test_a_round_of_what_lies_beside_the_experiment(outside, settings, said, minimum):
     before = {path: path.stat().st_mtime_ns for room in ROOMS for path in (outside / room).rglob("*.py")}
     *_, found, accuracy = done(outside, sys.executable, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
     assert found == said
-    assert float(accuracy) >= least
+    assert float(accuracy) >= minimum
     assert before == {path: path.stat().st_mtime_ns for room in ROOMS for path in (outside / room).rglob("*.py")}
 
 

@@ -203,7 +203,7 @@ def test_samples_keep_as_many_blocks_as_must_stay():
 
 def test_every_stage_of_a_resnet_keeps_as_many():
     space = Space.of(make_family({"name": "resnet34", "input_shape": [3, 8, 8]}), (0, 1), min_blocks=3)
-    assert [(floor.name, len(floor.layers), floor.least) for floor in space.floors] == [
+    assert [(floor.name, len(floor.layers), floor.minimum) for floor in space.floors] == [
         ("stage1", 2, 2),
         ("stage2", 3, 2),
         ("stage3", 5, 2),
@@ -214,7 +214,7 @@ def test_every_stage_of_a_resnet_keeps_as_many():
 
 
 @pytest.mark.parametrize(
-    ("family", "overrides", "least", "words"),
+    ("family", "overrides", "minimum", "words"),
     [
         (VIT, {}, 6, "6 blocks of every stack are to stay, but encoder of vit-tiny has 5"),
         (VIT, {}, 0, "at least 1 block of a stack stays, not 0"),
@@ -229,9 +229,9 @@ def test_every_stage_of_a_resnet_keeps_as_many():
         (VIT, {"block1": [0], "block2": [0]}, 4, "3 of the removable .* but the shares of only 2 are above 0"),
     ],
 )
-def test_more_blocks_than_there_are_cannot_stay(family, overrides, least, words):
+def test_more_blocks_than_there_are_cannot_stay(family, overrides, minimum, words):
     with pytest.raises(ValueError, match=words):
-        Space.of(family, (0, 1), overrides, min_blocks=least)
+        Space.of(family, (0, 1), overrides, min_blocks=minimum)
 
 
 def test_picks_below_the_blocks_that_must_stay_are_refused():

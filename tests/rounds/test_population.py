@@ -359,18 +359,18 @@ def test_a_node_that_does_not_know_its_device_is_left_out(number):
 def test_a_node_whose_device_the_task_has_no_data_for_is_left_out(tmp_path, caplog):
     task = load_task(TaskSpec(name="digits", devices=2))
     population = ConnectedDevices(
-        Holdings(task.training_examples, task.test_examples, len(task.test)), least=1, report_max_age_seconds=60.0
+        Holdings(task.training_examples, task.test_examples, len(task.test)), minimum=1, report_max_age_seconds=60.0
     )
     assert population.everyone(InProcessGrid(client, 3, config)) == [0, 1]
     assert "report that is refused: device 2 is not one of 0 to 1" in caplog.text
 
 
 def test_a_run_on_hardware_waits_for_the_nodes_it_needs(clock):
-    grid, population = InProcessGrid(client, 2, config), connected(least=3, wait_seconds=10.0)
+    grid, population = InProcessGrid(client, 2, config), connected(minimum=3, wait_seconds=10.0)
     assert sample(population, grid) == [0, 1]
     assert sum(clock.slept) == pytest.approx(10.0, abs=0.2)
     with pytest.raises(MessageError, match="no node connected within 10 s"):
-        sample(connected(least=1, wait_seconds=10.0), InProcessGrid(client, 0))
+        sample(connected(minimum=1, wait_seconds=10.0), InProcessGrid(client, 0))
 
 
 def test_an_overrun_lowers_the_budget_below_what_overran_and_rounds_give_it_back():

@@ -249,9 +249,9 @@ class Numbers:
     def random(self):
         return self.uniform.pop(0)
 
-    def integers(self, most):
+    def integers(self, maximum):
         pick = self.picks.pop(0)
-        assert pick < most
+        assert pick < maximum
         return pick
 
 
