@@ -104,7 +104,7 @@ def config(node):
 
 def connected(**changes):
     return ConnectedDevices(
-        holdings(lambda device: 1), **{"least": 1, "report_max_age_seconds": 60.0, "query_seconds": 5.0} | changes
+        holdings(lambda device: 1), **{"minimum": 1, "report_max_age_seconds": 60.0, "query_seconds": 5.0} | changes
     )
 
 
