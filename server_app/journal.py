@@ -366,9 +366,14 @@ def alone_in(run_dir: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def is_run(run_dir: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
+
+
 def check_folder(run_dir: Path, resume: bool) -> None:
     """Raise JournalError unless a new run may start in `run_dir`, or with `resume` an earlier one go on there."""
-    exists = (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
+    exists = is_run(run_dir)
     if exists and not resume:
         summary = read_summary(run_dir)
         state = f"a {summary.status}" if summary else "an unfinished"

@@ -85,6 +85,46 @@ def run(
 
 
 @app.command()
+def sweep(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment file.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 1-3 or 1,4,7-9.")] = "1-3",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", metavar="KEY=VALUE,VALUE", help="Values of a key, each with all seeds; may be given often."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at a time.")] = 1,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the runs lie; default: runs/NAME-sweep, by the experiment's name.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here.")] = None,
+) -> None:
+    """Run an experiment with several seeds and values, as far as runs are missing, and lay them side by side.
+
+    What is finished is not run again, and what was stopped goes on. The exit code is 0 when all runs are finished, 1
+    when one failed and 130 when the sweep was stopped.
+    """
+    from rich.console import Console
+
+    from wildflower.settings import SettingsError
+    from wildflower.sweep import parse_grid, parse_seeds
+    from wildflower.sweep import sweep as run_sweep
+
+    place = (folder or Path("runs") / f"{experiment.stem}-sweep").absolute()
+    try:
+        code, finished = run_sweep(
+            experiment, overrides or [], parse_seeds(seeds), parse_grid(grid or []), place, jobs, Console()
+        )
+    except (SettingsError, OSError) as error:
+        raise _stop(str(error)) from None
+    if finished:
+        compare(finished, html)
+    raise typer.Exit(code)
+
+
+@app.command()
 def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]) -> None:
     """Write report.html again from what a run has left so far, and print its figures."""
     from rich.console import Console

@@ -1,0 +1,234 @@
+"""`wildflower sweep`: one experiment with several seeds and values, what is missing of it, and a table at the end."""
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+
+from rich.console import Console
+
+from server_app.charts import score_format, seconds_text
+from server_app.journal import JournalError, Summary, check_resumable, is_run, read_summary
+from wildflower.flower import last_lines, stop_signals_interrupt
+from wildflower.run import INTERRUPTED
+from wildflower.settings import SettingsError, beside, cpu_cores, place, resolve
+
+MAX_RUNS = 10_000
+MAX_NAME_LETTERS = 150
+
+LOOK_SECONDS = 0.2
+LOG_LINES = 15
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep: its folder, its number of rounds, and the overrides that make it out of the experiment."""
+
+    run_dir: Path
+    rounds: int
+    overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.run_dir.name
+
+
+@dataclass
+class Running:
+    """A run that goes on in a process of its own."""
+
+    run: Planned
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds such as "1-3" or "1,4,7-9", in the order given and each once. Raises SettingsError."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,18})(?:\s*-\s*(\d{1,18}))?\s*", part)
+        if not found or (found[2] and int(found[2]) < int(found[1])):
+            raise SettingsError(f"--seeds {text!r}: give seeds like 1-3 or 1,4,7-9, not {part.strip()!r}")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last - first >= MAX_RUNS:
+            raise SettingsError(f"--seeds {text!r}: a sweep has at most {MAX_RUNS} runs")
+        seeds += range(first, last + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Keys and their values from texts such as "strategy=heterofl,fedrolex".
+
+    A value that has a comma stands in double quotes: `widths="1, 0.5","1, 0.25"`. Raises SettingsError.
+    """
+    grid: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not key or not values:
+            raise SettingsError(f"--grid {text!r} is not of the form key=value,value")
+        if key in grid:
+            raise SettingsError(f"--grid {key} is given twice: put all its values into one")
+        if key in ("seed", "run-name", "output-dir", "resume"):
+            instead = "use --seeds" if key == "seed" else "the sweep sets it for every run"
+            raise SettingsError(f"--grid {key}: {instead}")
+        row = [value.strip() for value in next(csv.reader([values], skipinitialspace=True))]
+        if "" in row or len(set(row)) < len(row):
+            raise SettingsError(f"--grid {text!r}: a value is empty or stands there twice")
+        grid[key] = row
+    return grid
+
+
+def plan(
+    experiment: Path,
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    grid: dict[str, list[str]],
+    folder: Path,
+    jobs: int,
+) -> list[Planned]:
+    """The runs of a sweep, each checked before any is started.
+
+    Raises SettingsError for settings that no run can start with, and where a folder holds a run of other settings.
+    """
+    combinations = list(product(*([f"{key}={value}" for value in values] for key, values in grid.items())))
+    if len(combinations) * len(seeds) > MAX_RUNS:
+        raise SettingsError(f"{len(combinations) * len(seeds)} runs: a sweep has at most {MAX_RUNS}")
+    given = [text.partition("=")[0].strip() for text in overrides]
+    if clash := sorted({"seed", "run-name", "output-dir", "resume", *grid} & set(given)):
+        raise SettingsError(f"--set {clash[0]}: a sweep sets it for every run")
+    share = [] if "workers" in given else [f"workers={max(1, cpu_cores() // jobs)}"]
+    planned = []
+    for combination, seed in product(combinations, seeds):
+        name = run_name([*combination, f"seed={seed}"])
+        own = [*share, *overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
+        config, run_dir = place(resolve(experiment, own).config, Path.cwd(), datetime.now())
+        if is_run(run_dir):
+            try:
+                check_resumable(run_dir, config.to_dict() | {"resume": True})
+            except JournalError as error:
+                raise SettingsError(f"{error}. Give this sweep a folder of its own by --folder") from None
+        planned.append(Planned(run_dir, config.rounds, tuple(own)))
+    return planned
+
+
+def run_name(parts: Sequence[str]) -> str:
+    """A folder's name that tells a run from the others of its sweep."""
+    name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
+    return (
+        name
+        if len(name) <= MAX_NAME_LETTERS
+        else f"{name[: MAX_NAME_LETTERS - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
+    )
+
+
+def sweep(
+    experiment: Path,
+    overrides: Sequence[str],
+    seeds: Sequence[int],
+    grid: dict[str, list[str]],
+    folder: Path,
+    jobs: int,
+    console: Console,
+) -> tuple[int, list[Path]]:
+    """Run what a sweep lacks, `jobs` runs at a time; what is finished is not run again, what was stopped goes on.
+
+    Returns:
+        The exit code, which is 0 only if all runs are finished, and the folders of the runs that are.
+
+    Raises:
+        SettingsError: a run could not be started with its settings.
+    """
+    with beside(experiment):
+        planned = plan(experiment, overrides, seeds, grid, folder, jobs)
+    waiting = [run for run in planned if not _finished(run)]
+    done = len(planned) - len(waiting)
+    console.print(f"{len(planned)} runs in {folder}, {done} of them finished", highlight=False, soft_wrap=True)
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    failed: list[Running] = []
+    code = 0
+    running: list[Running] = []
+    try:
+        with stop_signals_interrupt(), _stopped_together(running):
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    running.append(_start(experiment, waiting.pop(0), logs))
+                time.sleep(LOOK_SECONDS)
+                for ended in [job for job in running if job.process.poll() is not None]:
+                    running.remove(ended)
+                    done += 1
+                    if ended.process.returncode == 0:
+                        _tell(console, f"{done}/{len(planned)} {ended.run.name}: {_figures(ended.run)}")
+                    else:
+                        failed.append(ended)
+                        why = last_lines(ended.log, LOG_LINES)
+                        _tell(console, f"{done}/{len(planned)} {ended.run.name}: failed; see {ended.log}\n{why}")
+    except KeyboardInterrupt:
+        _tell(console, "Stopped; the same command goes on with what is missing.")
+        code = INTERRUPTED
+    if failed and not code:
+        code = 1
+    return code, [run.run_dir for run in planned if _finished(run)]
+
+
+def _finished(run: Planned) -> bool:
+    summary = read_summary(run.run_dir) if is_run(run.run_dir) else None
+    return summary is not None and summary.status == "finished" and summary.rounds >= run.rounds
+
+
+def _start(experiment: Path, run: Planned, logs: Path) -> Running:
+    overrides = [*run.overrides]
+    if is_run(run.run_dir):
+        overrides.append("resume=true")
+    log = logs / f"{run.name}.log"
+    with log.open("ab") as file:
+        # In a group of its own: a Ctrl-C at the terminal reaches the sweep alone, which then stops its runs in order.
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "wildflower",
+                "run",
+                str(experiment),
+                *(part for override in overrides for part in ("--set", override)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Running(run, process, log)
+
+
+@contextmanager
+def _stopped_together(running: Sequence[Running]) -> Iterator[None]:
+    """Runs that still go on when the sweep ends are interrupted, as by Ctrl-C, and waited for."""
+    try:
+        yield
+    finally:
+        for job in running:
+            job.process.send_signal(signal.SIGINT)
+        for job in running:
+            job.process.wait()
+
+
+def _figures(run: Planned) -> str:
+    summary: Summary | None = read_summary(run.run_dir)
+    if summary is None or summary.final_score is None:
+        return "finished"
+    score = score_format(summary.scale)(summary.final_score)
+    return f"final {summary.scale.label} {score} in {seconds_text(summary.wall_seconds)}"
+
+
+def _tell(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
