@@ -6,6 +6,7 @@ import torch
 from hypothesis import settings
 
 from client_app import work, worker
+from devices import speed
 
 # The same examples in every run: what fails here fails there.
 settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=50)
@@ -26,6 +27,13 @@ def _work_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     """Devices on hardware work in this process, where the test is not about their worker."""
     if "worker" not in request.keywords:
         monkeypatch.setattr(worker, "ask", work.do)
+
+
+@pytest.fixture(autouse=True)
+def _speed_is_known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device measures its speed, which takes a moment, where the test is not about that."""
+    if "measures" not in request.keywords:
+        monkeypatch.setattr(speed, "measure", lambda: 10e9)
 
 
 @pytest.hookimpl(wrapper=True)
