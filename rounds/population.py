@@ -330,6 +330,10 @@ class ConnectedDevices(Population):
             self._kinds[state.device] = state.report.kind
             self._factors[state.device] = state.memory_factor
 
+    def known_devices(self) -> list[int]:
+        """The devices whose reports are known."""
+        return sorted(self._known)
+
     def tier(self, device: int) -> str:
         """The device's kind, as it first said it."""
         return self._kinds[device]

@@ -1,6 +1,7 @@
 """The command `wildflower`. Everything heavy is imported by the subcommand that needs it, so that --help is quick."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -157,6 +158,47 @@ def config(
             if not changed or value != usual[key]
         ]
     Console().print(_as_rich("", ["key", "value", "source", "meaning"], rows))
+
+
+@app.command()
+def plan(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment file.")] = None,
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN_DIR", help="Plan for the real devices of this run, by their last reports."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show what every tier, or with --run every device, would get, what a round takes there, and what binds.
+
+    The exit code is 0 when every device gets a model, 3 when one gets none and 1 when the run could not begin.
+    """
+    import json
+
+    from rich.console import Console
+
+    from server_app.journal import JournalError
+    from wildflower.settings import SettingsError, beside, place, resolve
+
+    with beside(experiment):
+        try:
+            config, _ = place(resolve(experiment, overrides or []).config, Path.cwd(), datetime.now())
+            from wildflower.plan import make_plan, plan_tables
+
+            found = make_plan(config, run_dir)
+        except (SettingsError, JournalError, ValueError, OSError) as error:
+            raise _stop(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        console = Console()
+        console.print(f"{found.method} over {found.family}, whole: {found.whole_parameters:,} parameters", markup=False)
+        for table in plan_tables(found, by_node=run_dir is not None):
+            console.print(table)
+        for warning in found.warnings:
+            console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
+    raise typer.Exit(3 if found.left_out else 0)
 
 
 @app.command()
