@@ -202,6 +202,81 @@ def plan(
 
 
 @app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
+    file_format: Annotated[
+        str, typer.Option("--format", help="pt2, onnx, pte, or safetensors: the weights alone.")
+    ] = "pt2",
+    tier: Annotated[str | None, typer.Option(help="The model of a tier; default: the global one.")] = None,
+    architecture: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The model of an architecture, as models.json writes it.")
+    ] = None,
+    which: Annotated[str, typer.Option(help="Of the best evaluation, or of the newest.")] = "best",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to; default: the folder `export` of the run.")
+    ] = None,
+) -> None:
+    """Write a model of a run exactly as it was scored, as a file that works without Wildflower (docs/export.md)."""
+    import json
+
+    from models.architecture import Architecture
+    from server_app.models import ModelError
+    from wildflower.export import FORMATS, ExportError, facts_path
+    from wildflower.export import export as export_model
+
+    if file_format not in FORMATS:
+        raise _stop(f"--format {file_format!r}: must be one of {', '.join(FORMATS)}")
+    try:
+        wanted = None if architecture is None else Architecture.from_json(json.loads(architecture))
+    except (ValueError, TypeError) as error:
+        raise _stop(f"--architecture {architecture!r}: {error}") from None
+    try:
+        path = export_model(
+            run_dir,
+            file_format=file_format,
+            which=which,
+            tier=tier,
+            architecture=wanted,
+            out=out,  # type: ignore[arg-type]
+        )
+    except (ModelError, ExportError, OSError) as error:
+        raise _stop(str(error)) from None
+    typer.echo(f"{path} ({path.stat().st_size / 1e6:.3g} MB); labels and preparation: {facts_path(path)}")
+
+
+@app.command()
+def predict(
+    source: Annotated[Path, typer.Argument(metavar="RUN_DIR|FILE", help="The folder of a run, or an exported model.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the images.")],
+    tier: Annotated[str | None, typer.Option(help="The model of a tier; default: the global one.")] = None,
+    which: Annotated[str, typer.Option(help="Of the best evaluation, or of the newest.")] = "best",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print what a model says of every image of a folder. The exit code is 1 where an image cannot be read."""
+    import json
+
+    from rich.console import Console
+
+    from server_app.models import ModelError
+    from wildflower.export import ExportError
+    from wildflower.predict import PredictError
+    from wildflower.predict import predict as predict_folder
+
+    try:
+        found = predict_folder(source, folder, which=which, tier=tier)  # type: ignore[arg-type]
+    except (ModelError, ExportError, PredictError) as error:
+        raise _stop(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps([prediction.to_json() for prediction in found]))
+    else:
+        rows = [
+            [p.file, p.problem or p.label or f"{p.value:g}", "" if p.share is None else f"{p.share:.1%}"] for p in found
+        ]
+        Console().print(_as_rich("", ["image", "prediction", "share"], rows))
+    raise typer.Exit(1 if any(prediction.problem for prediction in found) else 0)
+
+
+@app.command()
 def nodes(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink that the nodes are connected to.")],
     run_dir: Annotated[

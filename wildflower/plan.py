@@ -219,7 +219,8 @@ def binding(engine: Engine, device: int, budget: Budget) -> tuple[str, ...]:
 
 def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     """What a user should change before the run, in sentences."""
-    method, found = engine.method, []
+    method = engine.method
+    found: list[str] = []
     smallest = method.cost(method.smallest_architecture)
     for tier, devices in _by_tier(plan.left_out).items():
         of = [device for device in plan.devices if device.tier == tier]
