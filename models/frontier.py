@@ -173,7 +173,10 @@ class Frontier:
 
     @cached_property
     def training_flops(self) -> Whole:
-        """Of every label, as in `models.cost.Cost`. Labels were not compared by it: see `ExactSearch`."""
+        """Of every label, as in `models.cost.Cost`.
+
+        Labels were not compared by it: of two with as many parameters, the one with fewer operations may be missing.
+        """
         flops = np.zeros(1, dtype=np.int64)  # the history begins behind the last block, with one label for all ends
         for table, (back, transitions) in zip(reversed(self._profiles), self._history, strict=True):
             blocks = [table[picks] for picks in transitions]
