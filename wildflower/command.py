@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from server_app.models import Which
+    from wildflower.export import Format
 
 app = typer.Typer(
     help="Federated learning over devices that cannot all train the same model.",
@@ -233,11 +236,11 @@ def export(
     try:
         path = export_model(
             run_dir,
-            file_format=file_format,
-            which=which,
+            file_format=cast("Format", file_format),
+            which=cast("Which", which),
             tier=tier,
             architecture=wanted,
-            out=out,  # type: ignore[arg-type]
+            out=out,
         )
     except (ModelError, ExportError, OSError) as error:
         raise _stop(str(error)) from None
@@ -263,7 +266,7 @@ def predict(
     from wildflower.predict import predict as predict_folder
 
     try:
-        found = predict_folder(source, folder, which=which, tier=tier)  # type: ignore[arg-type]
+        found = predict_folder(source, folder, which=cast("Which", which), tier=tier)
     except (ModelError, ExportError, PredictError) as error:
         raise _stop(str(error)) from None
     if as_json:

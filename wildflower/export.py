@@ -86,8 +86,8 @@ class Deployed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Prepare as `tasks.task.Task.prepare` does, and ask the model."""
         if self.tokens:
-            return self.model(inputs.long())  # type: ignore[no-any-return]
-        return self.model((inputs.float() - self.mean) / self.std)  # type: ignore[no-any-return]
+            return self.model(inputs.long())
+        return self.model((inputs.float() - self.mean) / self.std)
 
 
 def export(
@@ -266,7 +266,7 @@ def asked(module: nn.Module) -> Program:
 
     def ask(inputs: Tensor) -> Tensor:
         with torch.no_grad():
-            return module(inputs)  # type: ignore[no-any-return]
+            return module(inputs)
 
     return ask
 

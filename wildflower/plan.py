@@ -207,7 +207,7 @@ def binding(engine: Engine, device: int, budget: Budget) -> tuple[str, ...]:
 
     has = parameters(budget)
     for size in range(1, len(LIMITS) + 1):
-        found = []
+        found: list[str] = []
         for names in combinations(LIMITS, size):
             without = {key: value for name in names for key, value in LIMITS[name].items()}
             if parameters(replace(budget, **without)) > has:

@@ -36,6 +36,7 @@ COMMON: dict[str, Any] = {
     "evaluate-every": 1,
     "evaluate-tiers": False,
     "strategy": "heterofl",
+    "workers": 1,
 }
 # "deadline" is what there was before: devices train the whole model, and who is late is dropped.
 VARIANTS: dict[str, dict[str, Any]] = {
