@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from models.architecture import Architecture
 from models.base import with_weights
-from models.family import FAMILIES, make_family
+from models.family import make_family
 from server_app.app import build, run
 from server_app.journal import read_rounds
 from server_app.models import ModelError, load_model
@@ -77,14 +77,6 @@ session = onnxruntime.InferenceSession("model.onnx")
 image = numpy.array(Image.open("image.png"))[None, None]
 print(session.run(None, {"inputs": image})[0].argmax())
 """,
-    "pte": """\
-import numpy, torch
-from PIL import Image
-from executorch.runtime import Runtime
-method = Runtime.get().load_program("model.pte").load_method("forward")
-image = torch.from_numpy(numpy.array(Image.open("image.png")))[None, None]
-print(method.execute([image])[0].argmax().item())
-""",
 }
 
 
@@ -114,8 +106,8 @@ def test_five_lines_without_wildflower_use_it(digits_run, file_format, tmp_path)
         assert int(done.stdout) == int(model(info.prepare(image[None])).argmax())
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("choice", "bert", "resnet152")])
-def test_every_family_can_be_exported(name, tmp_path):
+@pytest.mark.parametrize("name", ["cnn3", "lenet5", "vgg", "resnet18", "vit-tiny", "bert-tiny"])
+def test_families_can_be_exported(name, tmp_path):
     family = make_family({"name": name} | ({"input_shape": [3, 32, 32]} if name != "bert-tiny" else {}))
     tokens = family.input_dtype == torch.int64
     torch.manual_seed(0)
