@@ -135,7 +135,7 @@ class Engine:
         question = self.method.first_question
         unknown = {} if question is None else self._introduce(grid, devices, question)
         with self._timed("assign"):
-            self.assignments = [a for device in devices for a in self._orders(device)]
+            self.assignments = [a for device in devices for a in self.orders(device)]
             for a in self.assignments:
                 a.outcome = a.outcome or unknown.get(a.device, "")
             beyond = [a.device for a in self.assignments if a.given is not None and not fits(a.given.cost, a.budget)]
@@ -226,8 +226,8 @@ class Engine:
             budget, lambda part: sum(parcel_bytes(local(o), family, o.architecture)[0] for o in wanted(part))
         )
 
-    def _orders(self, device: int) -> list[Assignment]:
-        """What a device is asked in this round: one order, or several."""
+    def orders(self, device: int) -> list[Assignment]:
+        """What a device is asked in this round: one order, or several; one that gives it nothing where nothing fits."""
         method = self.method
 
         def wanted(budget: Budget) -> list[Order]:

@@ -224,6 +224,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         memory_fraction=config.memory_fraction,
         transfer_seconds=config.transfer_seconds or None,
         deadline_seconds=config.deadline_seconds or None,
+        round_seconds=config.round_seconds or None,
         evaluate_every=config.evaluate_every,
         evaluate_tiers=config.evaluate_tiers,
         personal_every=config.personal_every,

@@ -173,6 +173,11 @@ class RunConfig(Params):
     deadline_seconds: Rate = Field(
         0.0, description="Longest time of a round, simulated under a fleet, real on hardware; 0 waits for all"
     )
+    round_seconds: Rate = Field(
+        0.0,
+        description="Longest time that a device's download, training and upload may take by what is known of it, which "
+        "bounds its model; 0 is no limit",
+    )
     report_max_age_seconds: Rate = Field(
         600.0, description="Age of a real node's last report from which on it is asked for a new one"
     )

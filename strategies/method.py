@@ -637,11 +637,12 @@ def parcel_bytes(local: Local, family: Family, architecture: Architecture) -> tu
 
 
 def fits(price: Cost, budget: Budget) -> bool:
-    """Whether a device can train an architecture of this cost, and its parcels can travel."""
+    """Whether a device can train an architecture of this cost, its parcels can travel, and there is time for both."""
     return fit_in_turn([price], budget)
 
 
 def fit_in_turn(prices: Sequence[Cost], budget: Budget) -> bool:
-    """Whether a device can train these one after the other, and all their parcels can travel at once."""
+    """Whether a device can train these one after the other, all their parcels can travel at once, and there is time."""
     within_link = budget.payload_bytes is None or sum(price.payload_bytes for price in prices) <= budget.payload_bytes
-    return all(price.peak_training_memory_bytes <= budget.memory_bytes for price in prices) and within_link
+    in_time = budget.in_time(sum(p.payload_bytes for p in prices), sum(p.training_flops for p in prices))
+    return all(p.peak_training_memory_bytes <= budget.memory_bytes for p in prices) and within_link and in_time
