@@ -28,7 +28,6 @@ from models.cost import (
     Convolution,
     Cost,
     cost,
-    distinct_convolutions,
 )
 from models.family import Family
 from models.layers import Network
@@ -171,7 +170,7 @@ def training_cost(
 
     whole = alone(architecture)
     narrower = [a for a in map(family.width, widths) if a.widths < architecture.widths]
-    convolutions = {a: distinct_convolutions(family, a) for a in (architecture, *narrower)}
+    convolutions = {a: set(family.convolutions(a)) for a in (architecture, *narrower)}
     largest = max(prod(spec.shape) for spec in family.tensors(architecture).values())
     copies = 1 + OPTIMIZERS[optimizer].state  # of all parameters: the weights themselves, and what the optimizer keeps
     steps_bytes = [_without_kernels(whole, convolutions[architecture])]
