@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -453,8 +454,22 @@ def with_weights(family: Family, architecture: Architecture, weights: Mapping[st
     """The sub-model over these very tensors: nothing is initialized or copied, and training changes them in place."""
     with torch.device("meta"):
         model = family.build(architecture)
-    model.load_state_dict(weights, assign=True)
+    state = OrderedDict(weights)
+    state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # or batch norms would want counters
+    model.load_state_dict(state, assign=True)
+    _fill(model, family, architecture)
     return model
+
+
+def _fill(model: Network, family: Family, architecture: Architecture) -> None:
+    """Give a model without memory the buffers that its state leaves out, as a fresh one has them."""
+    if not any(buffer.is_meta for buffer in model.buffers()):
+        return
+    fresh = dict(family.build(architecture).named_buffers())
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta:
+            path, _, own = name.rpartition(".")
+            model.get_submodule(path)._buffers[own] = fresh[name]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -254,7 +254,8 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
     far as the family has such arguments.
     """
     name = config.family or task.family
-    fixed = {"input_shape": list(task.input_shape), "classes": task.classes, **options}
+    of_task = {"input_shape": list(task.input_shape), "classes": task.classes}
+    fixed = {**of_task, **options}
     arguments = parse_arguments(config.family_arguments)
     if set(arguments) & set(fixed):
         raise ConfigError(
@@ -263,9 +264,11 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         )
     try:
         known = {field.name for field in fields(family_class(name))}
-        wanted = {key: value for key, value in defaults.items() if key in known}
-        family = make_family({"name": name, **wanted, **arguments, **fixed})
-        cost(family, family.full(), batch_size=1, optimizer="sgd")
+        # A family without batch norm or scaler, such as one of any modules, has nothing to say to a method's wishes.
+        wishes = {"tokens": task.normalization is None, **defaults, **arguments, **options}
+        wanted = {key: value for key, value in wishes.items() if key in known or key in arguments}
+        family = make_family({"name": name, **wanted, **of_task})
+        cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):
             raise
