@@ -14,6 +14,7 @@ from models.bert import Bert, BertTiny
 from models.choice import Choice
 from models.cnn import Cnn3, Cnn10, PflCnn
 from models.densenet import DenseNet121
+from models.encoder import Encoder
 from models.lenet import LeNet5
 from models.levels import Levels
 from models.resnet import ResNet18, ResNet34, ResNet152
@@ -27,7 +28,7 @@ FAMILIES: dict[str, type[Family]] = {
     family.name: family
     for family in (
         *(LeNet5, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
-        *(VitTiny, Bert, BertTiny, Choice),
+        *(VitTiny, Bert, BertTiny, Encoder, Choice),
     )
 }
 
