@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from models.base import Family
 from models.cost import Convolution, Cost
 from models.layers import Network, TensorSpec
 from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
-from models.trace import follow
+
+if TYPE_CHECKING:
+    from models.trace import Step
 
 
 class AnyNetwork(Network):
@@ -88,12 +91,16 @@ class ModuleFamily(Family):
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """See `Family.price`: one training step is followed on fake tensors."""
-        step = follow(lambda: self.build(arch), batch_size, self.input_shape, self.input_dtype, self.classes)
-        return step.cost(batch_size, optimizer)
+        return self._step(arch, batch_size).cost(batch_size, optimizer)
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Those that a step computes."""
-        return follow(lambda: self.build(arch), 2, self.input_shape, self.input_dtype, self.classes).convolutions
+        return self._step(arch, 2).convolutions
+
+    def _step(self, arch: Architecture, batch_size: int) -> Step:
+        from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
+
+        return follow(lambda: self.build(arch), batch_size, self.input_shape, self.input_dtype, self.classes)
 
 
 @lru_cache(maxsize=256)

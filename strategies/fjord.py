@@ -73,7 +73,7 @@ class OrderedDropout(Training):
             raise MessageError("ordered dropout would mix the batch norm statistics of all widths: use norm = 'static'")
         cuts: dict[float, Callable[[Tensor], Tensor]] = {self.widths[-1]: model}
         for width in self.widths[:-1]:
-            cuts[width] = leading_cut(model, family, family.width(width))
+            cuts[width] = leading_cut(model, family, bench.architecture, family.width(width))
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             cut = cuts[bench.chance.choice(self.widths)]
@@ -91,14 +91,16 @@ class OrderedDropout(Training):
         return loss
 
 
-def leading_cut(model: Network, family: Family, architecture: Architecture) -> Callable[[Tensor], Tensor]:
+def leading_cut(
+    model: Network, family: Family, whole: Architecture, architecture: Architecture
+) -> Callable[[Tensor], Tensor]:
     """A narrower sub-model that computes with the leading slices of the model's parameters.
 
     It has no tensors of its own, so that its gradients arrive in those of the model.
     """
     with torch.device("meta"):
         cut = family.build(architecture)
-    coordinates = family.place(architecture).coordinates
+    coordinates = family.place(architecture).within(family.place(whole))
 
     def compute(inputs: Tensor) -> Tensor:
         slices = {name: p[coordinates[name]] for name, p in model.named_parameters() if name in coordinates}
