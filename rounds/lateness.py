@@ -21,6 +21,7 @@ def drop_late(
         travelling = [parcel_bytes(a.task.local, family, a.task.architecture) for a in orders]
         flops = sum(a.flops_per_example for a in orders) * _examples_trained(device, population, settings)
         down, up = (sum(way) for way in zip(*travelling, strict=True))
+        down += sum(a.frozen_bytes for a in orders)
         timing = population.timing(device, bytes_down=down, flops=flops, bytes_up=up)
         if timing is not None:
             timed.append((timing.total_seconds, device, orders))

@@ -33,7 +33,7 @@ from devices.budget import Budget
 from devices.validation import shown
 from messages.error import MessageError
 from messages.orders import LocalHalf, LocalTraining, Merge
-from messages.parcels import Parcel, Parcels, Weights, nbytes
+from messages.parcels import Parcel, Parcels, Weights, frozen_layout, nbytes
 from messages.sums import WeightedSum
 from models.architecture import Architecture
 from models.base import Family
@@ -592,6 +592,10 @@ class Method(ABC):
         architecture = self.assign(device, budget)
         return None if architecture is None else (architecture, LEADING)
 
+    def frozen_weights(self) -> Weights:
+        """The tensors of the global model that the run freezes; {} where it freezes none."""
+        return {}
+
     @abstractmethod
     def state(self) -> State:
         """Everything a resumed run needs beside the configuration and the round's number."""
@@ -610,6 +614,8 @@ class Method(ABC):
     def cost(self, architecture: Architecture) -> Cost:
         """`training_cost`, with the bytes of the parcels that travel: one way, the heavier one."""
         down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture)
+        # A device that gets an architecture for the first time is sent what is frozen of it, too.
+        down += frozen_layout(self.family, architecture).nbytes
         return replace(self.training_cost(architecture), payload_bytes=max(down, up))
 
     @property
