@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,13 +19,23 @@ from models.architecture import Architecture
 from models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
 from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading, spread
 
+if TYPE_CHECKING:
+    from models.cost import Convolution, Cost
+
+
+STATISTICS = ("running_mean", "running_var")  # what batch norm learns without gradients
+
 
 @dataclass(frozen=True)
 class Family(ABC):
     """A global model and the sub-models that can be cut out of it.
 
     A family is a value: equal arguments make equal families, which is what its caches go by. Subclasses are frozen
-    dataclasses whose fields are what `spec` writes and `make_family` reads.
+    dataclasses whose fields are what `spec` writes and `make_family` reads. This is all that engine, client and methods
+    ask of a family; `BlockFamily` is one whose networks are made of described layers.
+
+    freeze: names of tensors, or what they begin with in front of a dot, that are not trained. Batch norm's running
+        statistics are not learned by gradients and go on.
     """
 
     name: ClassVar[str]
@@ -32,24 +43,76 @@ class Family(ABC):
 
     input_shape: tuple[int, ...]
     classes: int = 10
-    norm: str = "batch"
-    scaler: bool = False
+    freeze: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.input_shape or any(not is_count(size) for size in self.input_shape):
             raise ValueError(f"{self.name}: input_shape must hold sizes >= 1, not {self.input_shape!r}")
         if not is_count(self.classes):
             raise ValueError(f"{self.name}: classes must be a number >= 1, not {self.classes!r}")
-        if self.norm not in ("batch", "static"):
-            raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
-        if not isinstance(self.scaler, bool):
-            raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
-        self.blocks(self.full())  # an input that is too small is found here, not in the middle of a round
+        if not isinstance(self.freeze, tuple) or not all(isinstance(part, str) and part for part in self.freeze):
+            raise ValueError(f"{self.name}: freeze must be a list of names such as ['embeddings'], not {self.freeze!r}")
+
+    @classmethod
+    def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with what only this machine can read, such as a folder, replaced by its contents.
+
+        `make_family` calls it. Nodes make the family from `spec`, which names nothing that they would have to have.
+        """
+        return dict(arguments)
+
+    def spec(self) -> dict[str, Any]:
+        """Return the JSON from which `make_family` makes this family again; one from outside is named by reference."""
+        kind = type(self)
+        name = self.name if kind.__module__.startswith("models.") else f"{kind.__module__}:{kind.__qualname__}"
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"name": name} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    # What is frozen
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a tensor of this name is not trained."""
+        if name.endswith(STATISTICS):
+            return False
+        return any(name == part or name.startswith(f"{part}.") for part in self.freeze)
+
+    def check_parts(self, parts: Iterable[str]) -> None:
+        """Raise ValueError where a part, the beginning of tensors' names in front of a dot, names nothing."""
+        names = list(self.tensors(self.full()))
+        for part in parts:
+            if not any(name == part or name.startswith(f"{part}.") for name in names):
+                known = dict.fromkeys(name[:position] for name in names for position in _ends(name))
+                raise ValueError(f"{self.name} has no part {part!r}; {nearest(part, known)}")
+
+    def check_freeze(self) -> None:
+        """Raise ValueError where an entry of `freeze` names nothing, or where nothing is left to train."""
+        self.check_parts(self.freeze)
+        learned = [name for name in self.tensors(self.full()) if not name.endswith(STATISTICS)]
+        if all(map(self.is_frozen, learned)):
+            raise ValueError(f"{self.name}: with freeze = {', '.join(self.freeze)} nothing is left to train")
+
+    def _with_frozen(self, network: Network) -> Network:
+        """The network, with no gradients of what is frozen."""
+        if self.freeze:
+            for name, parameter in network.named_parameters():
+                parameter.requires_grad_(not self.is_frozen(name))
+        return network
+
+    def _marked(self, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """The specs of tensors, with what is frozen marked."""
+        return {name: replace(spec, frozen=self.is_frozen(name)) for name, spec in specs.items()}
+
+    # Architectures
 
     @property
     @abstractmethod
     def groups(self) -> Mapping[str, int]:
-        """Channel groups and their full sizes, in the order of `Architecture.widths`."""
+        """What an architecture chooses, such as channel groups, and the full sizes, in the order of its `widths`."""
+
+    @cached_property
+    def kernels(self) -> Mapping[str, int]:
+        """Elastic kernels and their full sides (odd), in the order of `Architecture.kernels`; at least 3 is kept."""
+        return {}
 
     @cached_property
     def segments(self) -> Mapping[str, tuple[str, ...]]:
@@ -60,6 +123,107 @@ class Family(ABC):
         """
         return {"head": tuple(self.groups)}
 
+    @property
+    def stacks(self) -> Mapping[str, tuple[str, ...]]:
+        """Stacks of blocks alike: name -> its blocks in order, removable ones and those that always stay.
+
+        The tensors of a block are those whose names begin with its name, and with "." or "_" behind it.
+        """
+        return {}
+
+    def full(self) -> Architecture:
+        """Return the global model's architecture."""
+        return Architecture(tuple(self.groups.values()), tuple(self.kernels.values()))
+
+    def largest(self) -> Architecture:
+        """Return the largest architecture, which is the full one."""
+        return self.full()
+
+    @abstractmethod
+    def smallest(self) -> Architecture:
+        """Return the smallest architecture."""
+
+    def width(self, rate: float, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+        """Return the architecture that keeps `rate` of every channel group, at full depth, with full kernels.
+
+        HeteroFL keeps ceil(rate * full) channels. RecipFL's cut of ResNet-18 to 0.2 rounds down: pass `math.floor`.
+        """
+        return self.up_to(len(self.segments), rate, rounding)
+
+    @abstractmethod
+    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+        """Return the architecture that ends at an exit, counted from 1, and keeps `rate` of every group up to there."""
+
+    def candidates(self, widths: Iterable[float]) -> list[Architecture]:
+        """Return the architectures that devices may get, largest first: the cuts of these width rates."""
+        return [self.width(width) for width in sorted(widths, reverse=True)]
+
+    def exit_of(self, arch: Architecture) -> int:
+        """Return the number of the exit at which an architecture ends, counted from 1."""
+        kept = {group for group, width in zip(self.groups, arch.widths, strict=True) if width}
+        return sum(not kept.isdisjoint(groups) for groups in self.segments.values())
+
+    @abstractmethod
+    def validate(self, arch: Architecture) -> None:
+        """Raise ValueError that names the entry out of bounds and its bound."""
+
+    # Sub-models
+
+    @abstractmethod
+    def build(self, arch: Architecture) -> Network:
+        """Return the sub-model, initialized by torch's generator, on the current default device.
+
+        It maps (batch, *input_shape) to (batch, classes), by its deepest exit. Raises ValueError for an architecture
+        out of bounds.
+        """
+
+    def initial(self) -> dict[str, Tensor]:
+        """Return first weights of the global model, drawn by torch's generator."""
+        return {name: value.detach().clone() for name, value in self.build(self.full()).state_dict().items()}
+
+    @property
+    def with_statistics(self) -> Family:
+        """The family whose networks keep the batch norm statistics that this one's leave out; itself where none do."""
+        return self
+
+    @abstractmethod
+    def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
+        """Return what the sub-model's state_dict holds, in its order, without building it. Do not change the result."""
+
+    @abstractmethod
+    def place(self, arch: Architecture, select: Select = leading) -> Placement:
+        """Return where the sub-model's tensors lie in the global ones, with `select` applied to every channel group.
+
+        ValueError where the family is cut otherwise than `select` wants.
+        """
+
+    @abstractmethod
+    def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+        """Return what an architecture costs; `models.cost.cost` checks the question and keeps the answer."""
+
+    @abstractmethod
+    def convolutions(self, arch: Architecture) -> Collection[Convolution]:
+        """Return the distinct convolutions of an architecture, for each of which code is compiled."""
+
+
+@dataclass(frozen=True)
+class BlockFamily(Family):
+    """A family whose networks are blocks of described layers (`models.layers`), cut by channel groups.
+
+    The same description builds a sub-model, names its tensors and prices it.
+    """
+
+    norm: str = "batch"
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm not in ("batch", "static"):
+            raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
+        if not isinstance(self.scaler, bool):
+            raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
+        self.blocks(self.full())  # an input that is too small is found here, not in the middle of a round
+
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
         """Layers that an architecture may leave out, in order: name -> the groups inside, which are then all 0.
@@ -68,26 +232,9 @@ class Family(ABC):
         """
         return dict(list(self.segments.items())[1:])
 
-    @property
-    def stacks(self) -> Mapping[str, tuple[str, ...]]:
-        """Stacks of blocks alike: name -> its blocks in order, removable ones and those that always stay."""
-        return {}
-
-    @cached_property
-    def kernels(self) -> Mapping[str, int]:
-        """Elastic kernels and their full sides (odd), in the order of `Architecture.kernels`; at least 3 is kept."""
-        return {}
-
     @abstractmethod
     def blocks(self, arch: Architecture) -> list[Block]:
         """Return the pieces of the architecture in order of computation."""
-
-    def spec(self) -> dict[str, Any]:
-        """Return the JSON from which `make_family` makes this family again; one from outside is named by reference."""
-        kind = type(self)
-        name = self.name if kind.__module__.startswith("models.") else f"{kind.__module__}:{kind.__qualname__}"
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"name": name} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     # Architectures
 
@@ -114,24 +261,9 @@ class Family(ABC):
         self.validate(arch)
         return arch
 
-    def full(self) -> Architecture:
-        """Return the global model's architecture."""
-        return Architecture(tuple(self.groups.values()), tuple(self.kernels.values()))
-
-    def largest(self) -> Architecture:
-        """Return the largest architecture, which is the full one."""
-        return self.full()
-
     def smallest(self) -> Architecture:
         """Return the architecture with one channel in every group and without all removable layers."""
         return self.architecture(dict.fromkeys(self.groups, 1), self.removable, kernel=3 if self.kernels else None)
-
-    def width(self, rate: float, rounding: Callable[[float], int] = math.ceil) -> Architecture:
-        """Return the architecture that keeps `rate` of every channel group, at full depth, with full kernels.
-
-        HeteroFL keeps ceil(rate * full) channels. RecipFL's cut of ResNet-18 to 0.2 rounds down: pass `math.floor`.
-        """
-        return self.up_to(len(self.segments), rate, rounding)
 
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
         """Return the architecture that ends at an exit, counted from 1, and keeps `rate` of every group up to there."""
@@ -144,15 +276,6 @@ class Family(ABC):
             {group: max(1, rounding(round(rate * full, 9))) for group, full in self.groups.items()},
             without=list(self.segments)[exit:],
         )
-
-    def candidates(self, widths: Iterable[float]) -> list[Architecture]:
-        """Return the architectures that devices may get, largest first: the cuts of these width rates."""
-        return [self.width(width) for width in sorted(widths, reverse=True)]
-
-    def exit_of(self, arch: Architecture) -> int:
-        """Return the number of the exit at which an architecture ends, counted from 1."""
-        kept = {group for group, width in zip(self.groups, arch.widths, strict=True) if width}
-        return sum(not kept.isdisjoint(groups) for groups in self.segments.values())
 
     def sample(self, rng: np.random.Generator) -> Architecture:
         """Draw an exit, or a coin for every removable layer; kernels, and the width of every kept group (uniform)."""
@@ -220,11 +343,7 @@ class Family(ABC):
         out of bounds.
         """
         self.validate(arch)
-        return Network(self.blocks(arch))
-
-    def initial(self) -> dict[str, Tensor]:
-        """Return first weights of the global model, drawn by torch's generator."""
-        return {name: value.detach().clone() for name, value in self.build(self.full()).state_dict().items()}
+        return self._with_frozen(Network(self.blocks(arch)))
 
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
         """Return what the sub-model's state_dict holds, in its order, without building it. Do not change the result."""
@@ -258,9 +377,28 @@ class Family(ABC):
             {name: spec.axes for name, spec in specs.items()},
         )
 
+    @property
+    def with_statistics(self) -> BlockFamily:
+        """The same family with running statistics."""
+        return self if self.norm == "batch" else replace(self, norm="batch")
+
+    def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+        """Follow one training step by what is known of every layer."""
+        from models.cost import price_of_blocks  # which knows the layers of all families, and so imports them
+
+        if self.freeze:
+            return _traced(self, arch, batch_size, optimizer)
+        return price_of_blocks(self, arch, batch_size, optimizer)
+
+    def convolutions(self, arch: Architecture) -> set[Convolution]:
+        """Those of the layers."""
+        from models.cost import distinct_convolutions
+
+        return distinct_convolutions(self, arch)
+
 
 @dataclass(frozen=True)
-class ImageFamily(Family):
+class ImageFamily(BlockFamily):
     """A family over images of shape (channels, height, width), where `signals` also over (channels, length)."""
 
     signals: ClassVar[bool] = False
@@ -338,22 +476,64 @@ class ExitFamily(ImageFamily):
 
 # Bounded: a ResNet-152 has some 800 tensors, and a search may look at many thousand architectures.
 @lru_cache(maxsize=256)
-def _tensors(family: Family, arch: Architecture) -> dict[str, TensorSpec]:
+def _tensors(family: BlockFamily, arch: Architecture) -> dict[str, TensorSpec]:
     family.validate(arch)
-    return dict(item for block in family.blocks(arch) for item in block.tensors())
+    specs = dict(item for block in family.blocks(arch) for item in block.tensors())
+    return family._marked(specs) if family.freeze else specs
 
 
 @lru_cache(maxsize=256)
-def _leading_placement(family: Family, arch: Architecture) -> Placement:
+def _leading_placement(family: BlockFamily, arch: Architecture) -> Placement:
     return family._place(arch, leading)
+
+
+def described(family: Family, who: str) -> BlockFamily:
+    """The family, for what reads descriptions of layers; ValueError where it has none."""
+    if not isinstance(family, BlockFamily):
+        raise ValueError(
+            f"{who} needs a family of described layers, such as resnet18 (docs/families.md): {family.name} is not one"
+        )
+    return family
 
 
 def with_weights(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> Network:
     """The sub-model over these very tensors: nothing is initialized or copied, and training changes them in place."""
     with torch.device("meta"):
         model = family.build(architecture)
-    model.load_state_dict(weights, assign=True)
+    state = OrderedDict(weights)
+    state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # or batch norms would want counters
+    model.load_state_dict(state, assign=True)
+    _fill(model, family, architecture)
     return model
+
+
+def _fill(model: Network, family: Family, architecture: Architecture) -> None:
+    """Give a model without memory the buffers that its state leaves out, as a fresh one has them."""
+    if not any(buffer.is_meta for buffer in model.buffers()):
+        return
+    fresh = dict(family.build(architecture).named_buffers())
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta:
+            path, _, own = name.rpartition(".")
+            model.get_submodule(path)._buffers[own] = fresh[name]
+
+
+def _traced(family: BlockFamily, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+    """The cost by a step on fake tensors: what layers need whose input or weight has no gradient is not described."""
+    from models.trace import follow
+
+    step = follow(lambda: family.build(arch), batch_size, family.input_shape, family.input_dtype, family.classes)
+    return step.cost(batch_size, optimizer)
+
+
+def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that are not frozen, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _ends(name: str) -> list[int]:
+    """Where the dotted parts of a name end."""
+    return [position for position, letter in enumerate(name) if letter == "."] + [len(name)]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -40,6 +40,10 @@ def rehearse_parcels(method: Method) -> None:
             raise RehearsalError(f"`{function}` of {name} must return parcels by name, not {parcels!r}")
     if digest(*mine) != digest(*theirs):
         raise RehearsalError(f"server and device derive other parcels of {name} from the same settings {there!r}")
+    try:
+        method.family.place(order.architecture, method.selection(order.device, order.architecture).select)
+    except ValueError as error:
+        raise RehearsalError(str(error)) from error
 
 
 def rehearse_payload(method: Method) -> None:
@@ -59,7 +63,8 @@ def rehearse_payload(method: Method) -> None:
             f"`payload` holds the parcels {sorted(contents)}, and `sent` of {name} lists {sorted(sent)}"
         )
     for parcel, tensors in contents.items():
-        if difference := sent[parcel].layout.difference(Layout.of(tensors)):
+        unfrozen = {name: tensor for name, tensor in tensors.items() if not method.family.is_frozen(name)}
+        if difference := sent[parcel].layout.difference(Layout.of(unfrozen)):
             raise RehearsalError(
                 f"the parcel {parcel!r} of `payload` is not the one that `sent` of {name} lists: {difference}"
             )

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
 from models.family import FAMILIES, family_class
+from models.initial import checked_names
 from plugins.beside import digests
 from plugins.reference import is_loaded, is_reference, module_label, one_sentence
 from server_app.keys import listed_keys, missing_keys
@@ -99,7 +100,20 @@ def parse_arguments(text: str, like: str = "first_channels = 16, activation = 'r
         raise ValueError(f'must be like "{like}": {error}') from None
 
 
+def _names_table(value: object) -> object:
+    """What names in a file of weights are called in the family: the inside of an inline TOML table."""
+    if isinstance(value, str):
+        checked_names(parse_arguments(value, like="'bert' = '', 'fc' = false"))
+    return value
+
+
+def rates_of(text: str) -> dict[str, Any]:
+    """What `learning-rates` holds: part of the model -> how many times the learning rate it has."""
+    return _flat(parse_arguments(text, like="classifier = 10, embeddings = 0.1"))
+
+
 Arguments = Annotated[str, BeforeValidator(_arguments)]
+NamesTable = Annotated[str, BeforeValidator(_names_table)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 # Where a part of the settings begins, by its first field.
@@ -134,6 +148,15 @@ class RunConfig(Params):
     family: str = Field("", description='Global model, and how it is cut (docs/families.md); "" takes the task\'s own')
     family_arguments: Arguments = Field(
         "", description='Arguments of the family, such as "first_channels = 16" (docs/families.md)'
+    )
+    initial_weights: str = Field(
+        "",
+        description='First weights: a safetensors or .pth file, a folder of Hugging Face\'s or a name on its hub; "" '
+        "draws them (docs/your-model.md)",
+    )
+    initial_names: NamesTable = Field(
+        "",
+        description="What names in that file are called in the family, such as \"'features' = 'stem', 'fc' = false\"",
     )
     partition: Literal["iid", "dirichlet", "natural", "strong-and-weak"] = Field(
         "dirichlet", description="How examples are dealt out to devices: iid, dirichlet, natural, strong-and-weak"
@@ -208,6 +231,16 @@ class RunConfig(Params):
         "sgd", description="Optimizer of local training: sgd, adam, adamw"
     )
     learning_rate: PositiveRate = Field(0.05, description="Learning rate of local training")
+    learning_rates: Arguments = Field(
+        "",
+        description="Parts of the model with another learning rate, and how many times the usual one it is, such as "
+        '"classifier = 10, embeddings = 0.1"',
+    )
+    freeze: str = Field(
+        "",
+        description='Parts of the model that are not trained, such as "embeddings, encoder.layer.0"; a device is sent '
+        "them once (docs/your-model.md)",
+    )
     momentum: Decay = Field(0.9, description="Momentum of sgd; the other optimizers have none")
     betas: Numbers = Field((0.9, 0.999), description="Betas of adam and adamw")
     weight_decay: Rate = Field(5e-4, description="Weight decay of local training")
@@ -363,6 +396,27 @@ class RunConfig(Params):
             raise
         except Exception as error:
             raise ValueError(f"strategy = {self.strategy!r}: its check fails: {one_sentence(error)}") from error
+        need(
+            not self.initial_weights or self.method.takes_initial_weights,
+            "initial-weights",
+            f"strategy = {self.strategy!r} has no global model that could begin with given weights",
+        )
+        need(
+            bool(self.initial_weights) or not self.initial_names,
+            "initial-names",
+            "says what names in the file of initial-weights are called, and there is none",
+        )
+        need(
+            not self.freeze or self.method.takes_initial_weights,
+            "freeze",
+            f"strategy = {self.strategy!r} has no global model, of which parts could be frozen",
+        )
+        rates = rates_of(self.learning_rates)
+        need(
+            all(type(rate) in (int, float) and 0 <= rate < float("inf") for rate in rates.values()),
+            "learning-rates",
+            "every entry is a part and a multiple, such as classifier = 10",
+        )
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,
