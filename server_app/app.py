@@ -70,13 +70,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
 def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer) -> None:
     # First, because it says in words how a resumed run's configuration differs from the one before.
     journal = Journal.open(run_dir, config.to_dict(), config.resume, engine.population.fleet_digest, digests_of(config))
-    first_round = 1
-    if config.resume and (journal.last_round or checkpoint.exists(run_dir)):
-        saved = checkpoint.load(run_dir)
-        engine.load(saved.state)
-        engine.population.now_seconds = saved.now_seconds
-        first_round = saved.round + 1
-        journal.drop_after(saved.round)
+    first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
     log(INFO, "Run folder: %s", run_dir)
     method = engine.method
     log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
@@ -99,7 +93,8 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
                 _save_scored(run_dir, engine, result.record)
             if reports := engine.population.newest_reports():
                 write_nodes(run_dir, reports)
-            checkpoint.save(run_dir, checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state()))
+            state = checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state())
+            checkpoint.save(run_dir, state, config.keep_checkpoints)
             log(INFO, "%s", _line(config, result.record))
             if idle_rounds == NO_PROGRESS_ROUNDS:
                 outcomes = Counter(d["outcome"] for d in result.devices).most_common(1)
@@ -114,13 +109,37 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             why = why_nobody_trained(run_dir, config, engine.method)
             raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
     except (NoProgressError, ConfigError) as error:
-        journal.finish("failed", str(error))
+        _finish_failed(journal, str(error))
         raise
     except BaseException:
-        journal.finish("failed", traceback.format_exc())
+        _finish_failed(journal, traceback.format_exc())
         raise
     journal.finish("finished")
     log(INFO, "Report: %s", run_dir / "report.html")
+
+
+def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal) -> int:
+    """Restore the newest good checkpoint, or that of `resume-from`. -> the round that comes next."""
+    if not config.resume_from and journal.last_round <= 1 and not checkpoint.exists(run_dir):
+        # The journal is written first: a run that broke off in between has a round there, and nothing to go on from.
+        log(INFO, "%s has no checkpoint yet: the run begins anew", run_dir)
+        journal.drop_after(0)
+        return 1
+    saved = checkpoint.load(run_dir, config.resume_from)
+    engine.load(saved.state)
+    engine.population.now_seconds = saved.now_seconds
+    # The checkpoints first: they must never be ahead of the journal.
+    checkpoint.drop_after(run_dir, saved.round)
+    journal.drop_after(saved.round)
+    return saved.round + 1
+
+
+def _finish_failed(journal: Journal, error: str) -> None:
+    """Write the end of a failed run; on a full disk that fails too, and what failed first is what counts."""
+    try:
+        journal.finish("failed", error)
+    except OSError as second:
+        log(WARNING, "The summary of the failed run could not be written: %s", second)
 
 
 def start(engine: Engine, config: RunConfig, first_round: int = 1) -> None:

@@ -246,7 +246,11 @@ class RunConfig(Params):
         "where you are)",
     )
     run_name: str = Field("", description='Folder of this run; "" makes a name of strategy, task and time')
-    resume: bool = Field(False, description="Whether the run of this name goes on from its checkpoint")
+    resume: bool = Field(False, description="Whether the run of this name goes on from its newest good checkpoint")
+    resume_from: CountOrZero = Field(
+        0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
+    )
+    keep_checkpoints: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
     state_dir: str = Field(
         "", description='Folder where simulated devices keep what stays on them; "" is a folder of the run'
     )
@@ -345,6 +349,11 @@ class RunConfig(Params):
             not self.personal_every or self.personal_from <= self.rounds,
             "personal-from",
             f"with rounds = {self.rounds} no round is scored personally: at most that, or personal-every = 0",
+        )
+        need(
+            not self.resume_from or self.resume,
+            "resume-from",
+            "goes with resume = true only, and names a round of the run that is resumed",
         )
         for group, params in self.groups.items():
             if group not in (*METHODS, self.method_name, *self.method.shared_params):
