@@ -22,8 +22,8 @@ from devices.budget import Budget
 from messages.orders import LocalTraining, Score
 from messages.packing import MessageError
 from messages.parcels import STATISTICS, Parcels, Weights
-from messages.sums import SCALE, WeightedSum, split
 from models.architecture import Architecture
+from models.placement import whole
 from rounds.budgets import beside_message, budget_in_round
 from rounds.exchange import Failure, exchange
 from rounds.lateness import drop_late, simulated_seconds
@@ -152,6 +152,7 @@ class Engine:
                 enough=self.settings.devices_per_round,
                 simulated=self.population.simulated,
                 norm_bound=self.settings.norm_bound,
+                each_by_itself=not self.settings.aggregation.adds_up,
             )
             self._route(grid, work)
             self.method.begin_round([a.task.order for a in self.assignments if a.node is not None])
@@ -453,7 +454,8 @@ class Engine:
             text = "Round %s: no device affords %s, so any device takes its batch norm statistics"
             log(WARNING, text, self.round, name)
         layout = local.returned(model.family, architecture)["statistics"].layout
-        total = WeightedSum.zeros(layout)
+        zeros = {entry.name: torch.zeros(entry.shape) for entry in layout.entries}
+        placement, mean = whole(zeros), self.method.running_mean(zeros)
         sent = {
             tensor: model.weights[tensor] if tensor in model.weights else torch.zeros(spec.shape)
             for tensor, spec in model.family.tensors(architecture).items()
@@ -464,16 +466,16 @@ class Engine:
             assignments=assignments,
             family=model.family,
             payload=lambda group: {"weights": sent},
-            absorb=lambda contribution: total.include(contribution.sum_of("statistics")),
+            absorb=lambda contribution: mean.add(placement, layout, contribution.sum_of("statistics")),
             enough=len(assignments),
             simulated=self.population.simulated,
+            each_by_itself=not self.settings.aggregation.adds_up,
         )
         self._exchange(grid, work)
-        if not total.weight:
+        if not any(a.outcome == "trained" for a in assignments):
             log(WARNING, "Round %s: no device returned batch norm statistics, %s is not scored", self.round, name)
             return None
-        mean = total.total.double() / (total.weight * SCALE)
-        return {tensor: value.float() for tensor, value in split(mean, layout).items()}
+        return mean.mean(zeros)
 
     def evaluate_personally(self, grid: Grid) -> Personal:
         """Let every device train and score, on its own examples, the model that it would be given now.

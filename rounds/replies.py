@@ -54,7 +54,7 @@ def read_reply(
         raise MessageError(
             f"the reply is for round {reply.round} of run {shown(reply.run)}, not for round {work.round} of {run!r}"
         )
-    if reply.sums and not work.simulated:
+    if reply.sums and not work.adds_up:
         raise MessageError("it holds a sum of updates, which only a worker of a simulation sends")
     asked = {a.number: a for a in batch}
     answered: dict[int, Update] = {}
@@ -74,7 +74,7 @@ def read_reply(
             raise MessageError(
                 f"device {update.device} says that it trained on {update.examples} examples, its shard holds {most}"
             )
-        if update.bounded and not work.simulated:
+        if update.bounded and not work.adds_up:
             raise MessageError(f"device {update.device} says that it held itself to the norm bound, as the server does")
         answered[update.order] = update
     silent = dict.fromkeys(asked, "failed: the node's reply says nothing of this order")
@@ -112,7 +112,7 @@ def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[byt
     """One order's own parcels, and whether they had to be moved back to the norm bound."""
     group, who = work.groups[a.group], f"device {a.device}"
     returned = group.returned
-    wanted = {name for name, parcel in returned.items() if not work.simulated or parcel.merge is None}
+    wanted = {name for name, parcel in returned.items() if not work.adds_up or parcel.merge is None}
     if update.payloads.keys() != wanted:
         came = shown(sorted(update.payloads))
         raise MessageError(f"{who}: parcels {came} came, not {sorted(wanted)}")

@@ -110,12 +110,14 @@ class Orders:
 
     Attributes:
         payload: the contents of the parcels that a group is sent.
+        each_by_itself: nodes of many devices add nothing up, also where parcels might be.
     """
 
     round: int
     assignments: list[Assignment]
     family: Family
     payload: Callable[[Group], Parcels]
+    each_by_itself: bool = False
     groups: list[Group] = field(init=False, default_factory=list)
     _packed: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
 
@@ -172,7 +174,8 @@ class Orders:
 
     def _returned_bytes(self, group: int, *, merged: bool) -> int:
         parcels = self.groups[group].returned.values()
-        return sum(parcel.layout.nbytes for parcel in parcels if (parcel.merge is not None) == merged)
+        adds_up = not self.each_by_itself
+        return sum(parcel.layout.nbytes for parcel in parcels if (parcel.merge is not None and adds_up) == merged)
 
     def arrays(self, batch: list[Assignment]) -> tuple[list[bytes], dict[int, dict[str, int]]]:
         """The packed parcels of a batch, those that several devices share once, and where each group's are."""
@@ -224,6 +227,11 @@ class Work(Orders):
     simulated: bool
     norm_bound: float = 0.0
 
+    @property
+    def adds_up(self) -> bool:
+        """Whether nodes send sums of the parcels that may be merged."""
+        return self.simulated and not self.each_by_itself
+
     def bytes_down(self, a: Assignment) -> int:
         """Bytes of the parcels that a device is sent."""
         return nbytes(self.groups[a.group].sent)
@@ -261,6 +269,7 @@ class Work(Orders):
             family=self.family.spec(),
             training=settings.training_in(self.round),
             shared_process=self.simulated,
+            each_by_itself=self.each_by_itself,
             norm_bound=self.norm_bound,
             state_dir=settings.state_dir,
             orders=orders,

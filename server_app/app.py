@@ -33,6 +33,7 @@ from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import write_nodes
 from server_app.rehearsal import rehearse_step
+from strategies.aggregation import Aggregation
 from strategies.method import Method, Model, Setup
 from strategies.settings import RoundSettings
 from tasks.metrics import scale_of
@@ -250,6 +251,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         personal_from=config.personal_from,
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
+        aggregation=Aggregation(config.aggregation, config.aggregation_trim),
         metric=task.metric,
     )
 

@@ -212,6 +212,14 @@ class RunConfig(Params):
         description="Largest norm of a device's update, larger ones are scaled down; 0 does not bound "
         "(docs/security.md)",
     )
+    aggregation: Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"] = Field(
+        "mean",
+        description="What becomes of the values that devices return of one coordinate: mean, trimmed-mean, median, "
+        "norm-bounded-mean (docs/security.md)",
+    )
+    aggregation_trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+        0.2, description="Share of a coordinate's devices that trimmed-mean leaves out at each end"
+    )
     schedule: Literal["steps", "cosine"] = Field(
         "steps",
         description="Schedule of the learning rate: steps (at decay-rounds), cosine (down to 0 in the last round)",
@@ -367,6 +375,11 @@ class RunConfig(Params):
             raise
         except Exception as error:
             raise ValueError(f"strategy = {self.strategy!r}: its check fails: {one_sentence(error)}") from error
+        need(
+            self.aggregation == "mean" or self.method.averages(self.params),
+            "aggregation",
+            f"strategy = {self.strategy!r} relies on the mean with these settings, or has none: leave it 'mean'",
+        )
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,
