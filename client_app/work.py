@@ -348,4 +348,7 @@ def _own_device(config: NodeConfig) -> int:
 
 @lru_cache(maxsize=8)
 def _family(spec_json: str) -> Family:
-    return make_family(json.loads(spec_json))
+    try:
+        return make_family(json.loads(spec_json))
+    except ValueError as error:
+        raise MessageError(f"the server's {error}") from None

@@ -30,21 +30,33 @@ from strategies.method import Contribution, Local
 
 @dataclass
 class Checked:
-    """A reply that may be used, by the numbers of the orders: an outcome for every one, and what is to be absorbed."""
+    """A reply that may be used, by the numbers of the orders: an outcome for every one, and what is to be absorbed.
+
+    wrong: why updates are refused that the device itself calls trained.
+    """
 
     outcomes: dict[int, str]
     updates: dict[int, Update]
     reports: dict[int, DeviceReport] = field(default_factory=dict)
     contributions: list[Contribution] = field(default_factory=list)
+    wrong: dict[int, str] = field(default_factory=dict)
 
 
 def read_reply(
-    run: str, work: Work, batch: list[Assignment], message: Message, examples: Callable[[int], int]
+    run: str,
+    work: Work,
+    batch: list[Assignment],
+    message: Message,
+    examples: Callable[[int], int],
+    check_report: Callable[[int, DeviceReport], None],
 ) -> Checked:
     """Check a node's reply to a batch. Raises MessageError where the reply as a whole cannot be used.
 
-    `examples` says how many a device holds for training: none can have trained on more. A real node carries one device
-    and sends no sum: in one there would be nothing left to hold to the norm bound.
+    A real node carries one device and sends no sum: in one there would be nothing left to hold to the norm bound.
+
+    Args:
+        examples: how many a device holds for training: none can have trained on more.
+        check_report: MessageError where a report cannot be of the node that carries its device.
     """
     parcels = max((len(work.groups[a.group].returned) for a in batch), default=1)
     facts = max((sum(a.task.local.facts(work.family).values()) for a in batch), default=0)
@@ -84,7 +96,9 @@ def read_reply(
             continue
         try:
             if update.report is not None:
-                checked.reports[number] = DeviceReport.from_json(update.report)
+                report = DeviceReport.from_json(update.report)
+                check_report(update.device, report)
+                checked.reports[number] = report
             _check_facts(update, asked[number].task.local, work.family)
             if update.payloads:
                 contribution, far = own_contribution(work, asked[number], update, arrays)
@@ -94,6 +108,7 @@ def read_reply(
             why = one_line(str(error))
             log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, why)
             checked.outcomes[number] = one_line(f"refused: {why}")
+            checked.wrong[number] = why
     checked.contributions += _sums(work, asked, checked, reply, arrays)
     covered: dict[int, set[str]] = {number: set() for number in asked}
     for contribution in checked.contributions:

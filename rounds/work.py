@@ -220,12 +220,14 @@ class Work(Orders):
         enough: devices that trained, after which the rest is not waited for.
         simulated: nodes carry many devices, and add up what may be added up.
         norm_bound: how far a parcel may be from what its device was sent (`messages.bound`); 0: as far as it likes.
+        refused: nodes of which the server has refused something, and why.
     """
 
     absorb: Callable[[Contribution], None]
     enough: int
     simulated: bool
     norm_bound: float = 0.0
+    refused: dict[int, str] = field(init=False, default_factory=dict)
 
     @property
     def adds_up(self) -> bool:

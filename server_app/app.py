@@ -31,7 +31,7 @@ from server_app.config import ConfigError, RunConfig, digests_of, parse_argument
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
 from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
-from server_app.nodes import write_nodes
+from server_app.nodes import take_releases, write_nodes
 from server_app.rehearsal import rehearse_step
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Model, Setup
@@ -82,6 +82,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     try:
         start(engine, config, first_round)
         for number in range(first_round, config.rounds + 1):
+            engine.population.release(take_releases(run_dir))
             result = engine.run_round(grid, number, scorer)
             troubles = [d["outcome"] for d in result.devices if d["outcome"].startswith(("failed", "refused"))]
             trained = trained or result.record["devices_replied"] > 0
@@ -93,7 +94,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             if engine.scored and result.record["score"] is not None:
                 _save_scored(run_dir, engine, result.record)
             if reports := engine.population.newest_reports():
-                write_nodes(run_dir, reports)
+                write_nodes(run_dir, reports, engine.population.quarantined())
             state = checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state())
             checkpoint.save(run_dir, state, config.keep_checkpoints)
             log(INFO, "%s", _line(config, result.record))
