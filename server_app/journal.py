@@ -473,7 +473,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of its letters, its form, or how deep it is
         raise JournalError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict) or set(content) - {PLUGINS} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
