@@ -16,7 +16,7 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-def changed_json(rng: random.Random, value: Any, copies: int = 1000) -> Any:
+def changed_json(rng: random.Random, value: Any, copies: int = 50) -> Any:
     """A copy of a JSON value in which one to three places are other ones; elements come up to `copies` times."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -37,7 +37,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def _changed_once(rng: random.Random, value: Any, copies: int) -> Any:
     path = rng.choice(_places(value))
     if not path:
-        return rng.choice(VALUES) if rng.random() < 0.1 else value
+        return copy.deepcopy(rng.choice(VALUES)) if rng.random() < 0.1 else value
     inside = value
     for key in path[:-1]:
         inside = inside[key]
@@ -45,7 +45,7 @@ def _changed_once(rng: random.Random, value: Any, copies: int) -> Any:
     if how < 0.1:
         del inside[key]
     elif how < 0.2 and isinstance(inside, dict):
-        inside[rng.choice(("more", "", "__class__", "\x1b[2J", "x" * 300))] = rng.choice(VALUES)
+        inside[rng.choice(("more", "", "__class__", "\x1b[2J", "x" * 300))] = copy.deepcopy(rng.choice(VALUES))
     elif how < 0.3 and isinstance(inside, list):
         inside.extend([copy.deepcopy(inside[key])] * rng.choice((1, 2, copies)))
     elif how < 0.4 and type(inside[key]) in (int, float):

@@ -63,6 +63,8 @@ class Target:
     max_seconds: float = 0.05
 
 
+# A node trusts its server with all its work: large batches are honest, and take their time.
+MAX_ORDER_LETTERS = 2**17
 BOUND, HELD = 0.5, 24  # the norm bound, and how many examples the device has
 FAMILY = LeNet5(input_shape=(1, 8, 8), classes=4, conv_channels=(2, 3), hidden=(8, 6))
 REPORT = DeviceReport("raspberry-pi-4", 4 * 2**30, 2**30, 20.0, 5.0)
@@ -131,7 +133,7 @@ def replies() -> Target:
         assert all(outcome.isprintable() for outcome in checked.outcomes.values())
         assert all(isinstance(report, DeviceReport) for report in checked.reports.values())
 
-    return Target("replies", 2000, make, read, (MessageError,), harmless)
+    return Target("replies", 8000, make, read, (MessageError,), harmless)
 
 
 def orders() -> Target:
@@ -139,8 +141,8 @@ def orders() -> Target:
     honest = json.loads(batch(work_order(1), work_order(2)).model_dump_json())
 
     def make(rng: random.Random) -> str:
-        # Large batches are honest work, and take their time.
-        return as_text(changed_json(rng, honest, 20)) if rng.random() < 0.8 else changed_text(rng, as_text(honest))
+        text = as_text(changed_json(rng, honest, 20)) if rng.random() < 0.8 else changed_text(rng, as_text(honest))
+        return text if len(text) < MAX_ORDER_LETTERS else as_text(honest)
 
     def read(text: str) -> Batch:
         found = parse(Batch, text)
@@ -157,7 +159,7 @@ def orders() -> Target:
         assert 1 <= len(found.orders) <= 4000
         assert all(0 <= order.device < 2**63 for order in found.orders)
 
-    return Target("orders", 4000, make, read, (MessageError,), harmless)
+    return Target("orders", 5000, make, read, (MessageError,), harmless)
 
 
 def reports() -> Target:
@@ -177,7 +179,7 @@ def reports() -> Target:
         assert 0 <= report.memory_available_bytes <= report.memory_total_bytes < 2**63
         assert replace(report) == report
 
-    return Target("reports", 13_000, make, read, (ValueError,), harmless)
+    return Target("reports", 6000, make, read, (ValueError,), harmless)
 
 
 def checkpoints(folder: Path) -> Target:
@@ -251,7 +253,7 @@ def fleets(folder: Path) -> Target:
     def make(rng: random.Random) -> str:
         if rng.random() < 0.4:
             return changed_text(rng, FLEET)
-        groups = changed_json(rng, tomllib.loads(FLEET)["group"], copies=20)
+        groups = changed_json(rng, tomllib.loads(FLEET)["group"], copies=3)
         lines: list[str] = []
         for group in groups if isinstance(groups, list) else []:
             lines.append("[[group]]")
