@@ -14,7 +14,7 @@ from tests.fuzz.harness import fuzz
 from tests.fuzz.targets import all_targets
 
 RESULTS = Path(__file__).with_name("fuzz.json")
-MEASURED = 300  # inputs whose memory is measured, which makes everything slower
+MEASURED = 50  # inputs whose memory is measured, which makes everything slower
 
 
 def main() -> None:
