@@ -11,8 +11,12 @@ Flower is started with one function replaced, and as little as possible is impor
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
+
+from client_app.server_clock import clock_trouble
+from devices.instance import draw_instance
 
 # Weights travel in pieces of this size, two at a time, each of which has to arrive within 30 seconds: of Flower's own,
 # 5 MB, two need 2.8 Mbit/s for that, and what comes too late is sent again.
@@ -39,8 +43,11 @@ def letting_go(pull: Pull) -> Pull:
 
 
 def main() -> None:
-    """Run flower-supernode."""
+    """Say what is wrong with the clock, and run flower-supernode as a new instance of the node."""
     os.environ.setdefault("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", str(PIECE_BYTES))
+    draw_instance()
+    if trouble := clock_trouble(sys.argv[1:]):
+        print(f"WARNING: {trouble}", file=sys.stderr, flush=True)
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 

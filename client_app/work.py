@@ -171,7 +171,8 @@ def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Net
 
 def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out: list[bytes], sums: _Sums) -> Update:
     """The update of a device that trained: each of its parcels goes into a sum or into the message."""
-    merged = {name for name, parcel in bench.returned.items() if parcel.merge is not None and batch.shared_process}
+    adds_up = batch.shared_process and not batch.each_by_itself
+    merged = {name for name, parcel in bench.returned.items() if parcel.merge is not None and adds_up}
     far = False
     added: dict[str, Weights] = {}
     for name in merged:
@@ -347,4 +348,7 @@ def _own_device(config: NodeConfig) -> int:
 
 @lru_cache(maxsize=8)
 def _family(spec_json: str) -> Family:
-    return make_family(json.loads(spec_json))
+    try:
+        return make_family(json.loads(spec_json))
+    except ValueError as error:
+        raise MessageError(f"the server's {error}") from None

@@ -139,8 +139,8 @@ main() {
     write "$unit" <<TEXT
 [Unit]
 Description=Wildflower node
-Wants=network-online.target
-After=network-online.target $(after)
+Wants=network-online.target time-sync.target
+After=network-online.target time-sync.target $(after)
 StartLimitIntervalSec=0
 
 [Service]

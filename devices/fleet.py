@@ -34,6 +34,7 @@ from devices.validation import MAX_WHOLE, check_number, nearest
 
 Requirement = Callable[[float], tuple[int, int]]
 
+MAX_FILE_BYTES = 2**20
 FLEETS_DIR = Path(__file__).parent / "fleets"
 
 
@@ -300,8 +301,10 @@ def _shortest(group: _Group) -> int:
 
 def _read_table(path: Path) -> FleetTable:
     try:
+        if (nbytes := path.stat().st_size) > MAX_FILE_BYTES:
+            raise ValueError(f"{path}: {nbytes} bytes: a fleet file has at most {MAX_FILE_BYTES}")
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: cannot read this fleet file: {error}") from error
     try:
         table = FleetTable.model_validate(raw)

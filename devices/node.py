@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from devices.instance import instance
 from devices.links import LinkSettings, update_links, with_links
 from devices.probe import probe_machine
 from devices.report import MAX_KIND_LETTERS, DeviceReport
@@ -28,7 +29,8 @@ def node_report(
         ValueError: a key of the node config, or a limit of a control group, is not what it should be; names it.
     """
     settings = LinkSettings.from_node_config(config)
-    report = probe_machine(root)
+    name, age_seconds = instance()
+    report = replace(probe_machine(root), instance=name, instance_age_seconds=age_seconds)
     if "kind" in config:
         report = replace(report, kind=check_text(config["kind"], "node config kind", maximum=MAX_KIND_LETTERS))
     if "memory-limit-bytes" in config:

@@ -11,6 +11,7 @@ MAX_FLOP_PER_S = 1e18
 MAX_CELSIUS = 1000.0
 MAX_CPUS = 1e5
 MAX_KIND_LETTERS = 64
+MAX_INSTANCE_LETTERS = 32
 LINK_SOURCES = ("probe", "node config")
 
 
@@ -41,6 +42,8 @@ class DeviceReport:
         payload_limit_bytes: What the owner lets travel one way in one round. None: the owner set nothing.
         temperature_celsius: Of the hottest sensor; None where none can be read.
         throttled: Whether the processor is slowed down for heat or want of power; None where that cannot be read.
+        instance: What the node drew at random when it started; None where it was not started by `wildflower-node`.
+        instance_age_seconds: How long ago that was; None likewise.
         memory_is_ram: Whether messages lie in the same memory; false of a CUDA card with memory of its own.
     """
 
@@ -62,6 +65,8 @@ class DeviceReport:
     throttled: bool | None = None
     memory_is_ram: bool = True
     speed_age_seconds: float | None = None
+    instance: str | None = None
+    instance_age_seconds: float | None = None
 
     def __post_init__(self) -> None:
         check_text(self.kind, "device report: kind", maximum=MAX_KIND_LETTERS)
@@ -100,6 +105,10 @@ class DeviceReport:
             )
         if self.throttled is not None and not isinstance(self.throttled, bool):
             raise ValueError(f"device report: throttled = {shown(self.throttled)}: must be true, false or null")
+        if self.instance is not None:
+            check_text(self.instance, "device report: instance", maximum=MAX_INSTANCE_LETTERS)
+        if self.instance_age_seconds is not None:
+            check_number(self.instance_age_seconds, "device report: instance_age_seconds")
         if not isinstance(self.memory_is_ram, bool):
             raise ValueError(f"device report: memory_is_ram = {shown(self.memory_is_ram)}: must be true or false")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import MISSING, fields
+from functools import lru_cache
+from typing import Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from models.base import Family, nearest
@@ -70,9 +73,39 @@ def make_family(spec: Mapping[str, Any]) -> Family:
         if isinstance(value, list):
             arguments[key] = tuple(value)
     arguments = kind.resolved(arguments)
+    _check_types(name, kind, arguments)
     if issubclass(kind, Choice):
         arguments["members"] = _members(arguments)
     return kind(**arguments)
+
+
+def _check_types(name: object, kind: type[Family], arguments: Mapping[str, Any]) -> None:
+    """ValueError where an argument is missing, or is of another kind than its field, such as a number for a list.
+
+    A family itself checks the values, and may then rely on what they are.
+    """
+    missing = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    for key in missing:
+        if key not in arguments:
+            raise ValueError(f"family {name!r}: argument {key!r} is missing")
+    for key, adapter in _adapters(kind).items():
+        if key in arguments:
+            try:
+                adapter.validate_python(arguments[key])
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                where = "".join(f"[{part}]" for part in first["loc"])
+                what = "a list" if first["type"] == "tuple_type" else first["msg"].removeprefix("Input should be ")
+                raise ValueError(
+                    f"family {name!r}: {key}{where} = {reprlib.repr(first['input'])}: must be {what}"
+                ) from None
+
+
+@lru_cache(maxsize=64)
+def _adapters(kind: type[Family]) -> dict[str, TypeAdapter[Any]]:
+    """What checks the fields of a family whose types are plain values; members of a choice are families."""
+    hints = get_type_hints(kind)
+    return {field.name: TypeAdapter(hints[field.name]) for field in fields(kind) if field.name != "members"}
 
 
 def _members(arguments: Mapping[str, Any]) -> tuple[tuple[str, Family], ...]:

@@ -201,6 +201,14 @@ class Placement:
             raise ValueError(f"{what}: tensors {missing[:5]} are missing")
 
 
+def whole(tensors: Mapping[str, Tensor]) -> Placement:
+    """The placement of tensors that are not cut at all, and have no channels."""
+    return Placement(
+        {name: (slice(None),) * value.dim() for name, value in tensors.items()},
+        {name: (None,) * value.dim() for name, value in tensors.items()},
+    )
+
+
 def _narrow(tensor: Tensor, coordinates: tuple[Coordinates, ...]) -> Tensor:
     """Return a view with the slices applied; indexed dimensions stay whole."""
     return tensor[tuple(slice(None) if isinstance(index, Tensor) else index for index in coordinates)]

@@ -19,11 +19,12 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from devices.budget import Budget
+from devices.validation import one_line
 from messages.orders import LocalTraining, Score
 from messages.packing import MessageError
 from messages.parcels import STATISTICS, Parcels, Weights, frozen_layout
-from messages.sums import SCALE, WeightedSum, split
 from models.architecture import Architecture
+from models.placement import whole
 from rounds.budgets import beside_message, budget_in_round
 from rounds.exchange import Failure, exchange
 from rounds.frozen import Frozen
@@ -158,6 +159,7 @@ class Engine:
                 enough=self.settings.devices_per_round,
                 simulated=self.population.simulated,
                 norm_bound=self.settings.norm_bound,
+                each_by_itself=not self.settings.aggregation.adds_up,
             )
             self._route(grid, work)
             self.method.begin_round([a.task.order for a in self.assignments if a.node is not None])
@@ -355,6 +357,12 @@ class Engine:
                 self._frozen.lost(a.device)
             if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now
                 self.population.ask_again(a.device)
+        trained = {a.node for a in work.assignments if a.outcome == "trained" and a.node is not None}
+        for node in sorted(trained - work.refused.keys()):
+            self.population.accepted(node)
+        if trained:  # where all are refused it is rather the run's fault, such as a model that has diverged
+            for node, why in sorted(work.refused.items()):
+                self.population.refused(node, why)
         overran = by_device(a for a in work.assignments if a.update is not None and a.update.overrun)
         for device, orders in overran.items():  # lowered once: a child that is killed loses all orders of its device
             largest_bytes = max(a.task.cost.peak_training_memory_bytes for a in orders)
@@ -378,13 +386,15 @@ class Engine:
 
     def _absorb(self, work: Work, batch: list[Assignment], reply: Message) -> None:
         try:
-            checked = read_reply(self.settings.run, work, batch, reply, self.population.examples)
+            population, run = self.population, self.settings.run
+            checked = read_reply(run, work, batch, reply, population.examples, population.check_report)
         except MessageError as error:
-            devices = list(by_device(batch))
-            log(WARNING, "Round %s: the reply for devices %s is refused: %s", work.round, devices, error)
-            for a in batch:
-                a.outcome = f"refused: {error}"
+            devices, why = list(by_device(batch)), one_line(str(error))
+            log(WARNING, "Round %s: the reply for devices %s is refused: %s", work.round, devices, why)
+            _refuse(work, batch, why)
             return
+        for number, why in checked.wrong.items():
+            _note_refused(work, [a for a in batch if a.number == number], why)
         for a in batch:
             a.outcome, a.update = checked.outcomes[a.number], checked.updates.get(a.number)
             if a.number in checked.reports:
@@ -393,10 +403,9 @@ class Engine:
             try:
                 work.absorb(contribution)
             except MessageError as error:
-                log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, error)
-                for a in batch:
-                    if a.number in contribution.orders:
-                        a.outcome = f"refused: {error}"
+                why = one_line(str(error))
+                log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
+                _refuse(work, [a for a in batch if a.number in contribution.orders], why)
 
     def _timed(self, part: str) -> Any:
         return self.method.stopwatch.timed(part)
@@ -477,7 +486,8 @@ class Engine:
             text = "Round %s: no device affords %s, so any device takes its batch norm statistics"
             log(WARNING, text, self.round, name)
         layout = local.returned(model.family, architecture)["statistics"].layout
-        total = WeightedSum.zeros(layout)
+        zeros = {entry.name: torch.zeros(entry.shape) for entry in layout.entries}
+        placement, mean = whole(zeros), self.method.running_mean(zeros)
         sent = {
             tensor: model.weights[tensor] if tensor in model.weights else torch.zeros(spec.shape)
             for tensor, spec in model.family.tensors(architecture).items()
@@ -489,16 +499,16 @@ class Engine:
             family=model.family,
             payload=lambda group: {"weights": sent},
             frozen=self._frozen,
-            absorb=lambda contribution: total.include(contribution.sum_of("statistics")),
+            absorb=lambda contribution: mean.add(placement, layout, contribution.sum_of("statistics")),
             enough=len(assignments),
             simulated=self.population.simulated,
+            each_by_itself=not self.settings.aggregation.adds_up,
         )
         self._exchange(grid, work)
-        if not total.weight:
+        if not any(a.outcome == "trained" for a in assignments):
             log(WARNING, "Round %s: no device returned batch norm statistics, %s is not scored", self.round, name)
             return None
-        mean = total.total.double() / (total.weight * SCALE)
-        return {tensor: value.float() for tensor, value in split(mean, layout).items()}
+        return mean.mean(zeros)
 
     def evaluate_personally(self, grid: Grid) -> Personal:
         """Let every device train and score, on its own examples, the model that it would be given now.
@@ -546,6 +556,16 @@ def _missing_statistics(model: Model) -> list[str]:
     """The running statistics that a model's family has and its weights have not."""
     names = model.family.tensors(model.architecture)
     return [name for name in names if name.endswith(STATISTICS) and name not in model.weights]
+
+
+def _refuse(work: Work, assignments: Sequence[Assignment], why: str) -> None:
+    for a in assignments:
+        a.outcome = one_line(f"refused: {why}")
+    _note_refused(work, assignments, why)
+
+
+def _note_refused(work: Work, assignments: Sequence[Assignment], why: str) -> None:
+    work.refused |= {a.node: why for a in assignments if a.node is not None}
 
 
 def _no_parcels(group: Group) -> Parcels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -23,6 +23,8 @@ from messages.orders import NodeReport
 from messages.packing import MessageError
 from messages.wire import NODE_REPORT_LIMITS, from_records
 from rounds.exchange import Failure, exchange, pull
+from rounds.instances import Instances
+from rounds.quarantine import Quarantine
 
 # What an overrun leaves of a device's budget, and what a round gives back of it.
 OVERRUN_FACTOR, RECOVERY = 0.7, 1.05
@@ -108,6 +110,26 @@ class Population(ABC):
     def newest_reports(self) -> list[NodeState]:
         """What the nodes of real devices said last; simulated devices have none."""
         return []
+
+    def quarantined(self) -> Mapping[int, str]:
+        """The nodes that are asked nothing any more, and why; workers of a simulation never are."""
+        return {}
+
+    @abstractmethod
+    def check_report(self, device: int, report: DeviceReport) -> None:
+        """Raise MessageError where the report of an update cannot be of the node that carries the device."""
+
+    @abstractmethod
+    def refused(self, node: int, why: str) -> None:
+        """The server has refused a reply of a node."""
+
+    @abstractmethod
+    def accepted(self, node: int) -> None:
+        """A reply of a node was good."""
+
+    @abstractmethod
+    def release(self, nodes: Iterable[int]) -> None:
+        """Ask nodes again that were quarantined."""
 
     def memory_factor(self, device: int) -> float:
         """The share of its memory budget that a device gets; below 1 after work of its outgrew its memory."""
@@ -205,6 +227,18 @@ class SimulatedDevices(Population):
     def ask_again(self, device: int) -> None:
         """The fleet file still holds."""
 
+    def check_report(self, device: int, report: DeviceReport) -> None:
+        """The workers are our own."""
+
+    def refused(self, node: int, why: str) -> None:
+        """The workers are our own."""
+
+    def accepted(self, node: int) -> None:
+        """The workers are our own."""
+
+    def release(self, nodes: Iterable[int]) -> None:
+        """No worker is ever quarantined."""
+
     def _wait_for_workers(self, grid: Grid) -> list[int]:
         # The ServerApp starts before the simulation engine has registered its nodes.
         nodes = _wait_for_nodes(grid, lambda found: len(found) >= self._workers, self._wait_seconds)
@@ -264,16 +298,18 @@ class ConnectedDevices(Population):
         self._said: dict[int, _Known] = {}  # device -> what was last said, also by who is busy or gone
         self._owners: dict[int, tuple[int, int]] = {}  # device -> the first node that carried it, and the last
         self._kinds: dict[int, str] = {}  # device -> its tier: what it said first, or every report could make a new one
+        self._quarantine, self._instances = Quarantine(), Instances()
         self._asked: dict[int, str] = {}  # busy node -> the query that it has not answered yet
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: also to whom devices belong."""
         owners = {str(device): list(nodes) for device, nodes in sorted(self._owners.items())}
-        return {**super().state_dict(), "owners": owners}
+        return {**super().state_dict(), **self._quarantine.state_dict(), "owners": owners}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
         super().load_state_dict(values)
+        self._quarantine.load_state_dict(values)
         self._owners = {int(device): (first, last) for device, (first, last) in values.get("owners", {}).items()}
 
     def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
@@ -288,7 +324,9 @@ class ConnectedDevices(Population):
         if len(connected) < wanted:
             text = "%s nodes connected within %g s, the run asks for %s devices per round: going on with those"
             log(WARNING, text, len(connected), self._wait, wanted)
-        online, now = set(grid.get_node_ids()), time.monotonic()
+        online, now = set(grid.get_node_ids()) - self._quarantine.held.keys(), time.monotonic()
+        if not online:
+            log(WARNING, "All %s connected nodes are quarantined", len(connected))
         self._look_after_busy(grid, online)
         # What is not fresh is forgotten: a node that does not answer now with a good report is left out.
         self._known = {
@@ -307,7 +345,7 @@ class ConnectedDevices(Population):
             log(INFO, "All %s nodes are busy with an earlier round: waiting for the first", len(self.busy))
         while not self._known and self.busy and time.monotonic() < end:
             time.sleep(self.poll_seconds)
-            self._look_after_busy(grid, set(grid.get_node_ids()))
+            self._look_after_busy(grid, set(grid.get_node_ids()) - self._quarantine.held.keys())
 
     def report(self, device: int) -> DeviceReport:
         """The device's newest report."""
@@ -344,7 +382,7 @@ class ConnectedDevices(Population):
 
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
         """Those whose node is known and online, and not left working at a deadline."""
-        online = set(grid.get_node_ids()) - self.busy
+        online = set(grid.get_node_ids()) - self.busy - self._quarantine.held.keys()
         return [device for device in devices if device in self._known and self._known[device].node in online]
 
     def advance(self, simulated_seconds: float, wall_seconds: float) -> None:
@@ -355,6 +393,26 @@ class ConnectedDevices(Population):
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> None:
         """Nothing is simulated here."""
         return None
+
+    def quarantined(self) -> Mapping[int, str]:
+        """The nodes that are asked nothing any more, and why."""
+        return self._quarantine.held
+
+    def check_report(self, device: int, report: DeviceReport) -> None:
+        """MessageError where a second board with the node's key sent it."""
+        self._instances.check(self._known[device].node, report)
+
+    def refused(self, node: int, why: str) -> None:
+        """Count it: a node whose replies are refused again and again is quarantined."""
+        self._quarantine.refused(node, why)
+
+    def accepted(self, node: int) -> None:
+        """It has not been refused again."""
+        self._quarantine.accepted(node)
+
+    def release(self, nodes: Iterable[int]) -> None:
+        """Ask them again."""
+        self._quarantine.release(nodes)
 
     def replied(self, device: int, report: DeviceReport) -> None:
         """Keep the report that came with an update."""
@@ -401,8 +459,10 @@ class ConnectedDevices(Population):
             answer, _ = from_records(NodeReport, reply.content, NODE_REPORT_LIMITS)
             report = DeviceReport.from_json(answer.report)
             self.holdings.training(answer.device)  # IndexError where the run has no such device
+            self._instances.check(node, report)
         except (ValueError, IndexError) as error:  # MessageError is a ValueError
             log(WARNING, "Node %s sent a report that is refused: %s", node, one_line(str(error)))
+            self.refused(node, str(error))
             return
         self._give_up_others(node, answer.device)
         first, last = self._owners.get(answer.device, (node, node))

@@ -30,21 +30,33 @@ from strategies.method import Contribution, Local
 
 @dataclass
 class Checked:
-    """A reply that may be used, by the numbers of the orders: an outcome for every one, and what is to be absorbed."""
+    """A reply that may be used, by the numbers of the orders: an outcome for every one, and what is to be absorbed.
+
+    wrong: why updates are refused that the device itself calls trained.
+    """
 
     outcomes: dict[int, str]
     updates: dict[int, Update]
     reports: dict[int, DeviceReport] = field(default_factory=dict)
     contributions: list[Contribution] = field(default_factory=list)
+    wrong: dict[int, str] = field(default_factory=dict)
 
 
 def read_reply(
-    run: str, work: Work, batch: list[Assignment], message: Message, examples: Callable[[int], int]
+    run: str,
+    work: Work,
+    batch: list[Assignment],
+    message: Message,
+    examples: Callable[[int], int],
+    check_report: Callable[[int, DeviceReport], None],
 ) -> Checked:
     """Check a node's reply to a batch. Raises MessageError where the reply as a whole cannot be used.
 
-    `examples` says how many a device holds for training: none can have trained on more. A real node carries one device
-    and sends no sum: in one there would be nothing left to hold to the norm bound.
+    A real node carries one device and sends no sum: in one there would be nothing left to hold to the norm bound.
+
+    Args:
+        examples: how many a device holds for training: none can have trained on more.
+        check_report: MessageError where a report cannot be of the node that carries its device.
     """
     parcels = max((len(work.groups[a.group].returned) for a in batch), default=1)
     facts = max((sum(a.task.local.facts(work.family).values()) for a in batch), default=0)
@@ -54,7 +66,7 @@ def read_reply(
         raise MessageError(
             f"the reply is for round {reply.round} of run {shown(reply.run)}, not for round {work.round} of {run!r}"
         )
-    if reply.sums and not work.simulated:
+    if reply.sums and not work.adds_up:
         raise MessageError("it holds a sum of updates, which only a worker of a simulation sends")
     asked = {a.number: a for a in batch}
     answered: dict[int, Update] = {}
@@ -74,7 +86,7 @@ def read_reply(
             raise MessageError(
                 f"device {update.device} says that it trained on {update.examples} examples, its shard holds {maximum}"
             )
-        if update.bounded and not work.simulated:
+        if update.bounded and not work.adds_up:
             raise MessageError(f"device {update.device} says that it held itself to the norm bound, as the server does")
         answered[update.order] = update
     silent = dict.fromkeys(asked, "failed: the node's reply says nothing of this order")
@@ -84,7 +96,9 @@ def read_reply(
             continue
         try:
             if update.report is not None:
-                checked.reports[number] = DeviceReport.from_json(update.report)
+                report = DeviceReport.from_json(update.report)
+                check_report(update.device, report)
+                checked.reports[number] = report
             _check_facts(update, asked[number].task.local, work.family)
             if update.payloads:
                 contribution, far = own_contribution(work, asked[number], update, arrays)
@@ -94,6 +108,7 @@ def read_reply(
             why = one_line(str(error))
             log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, why)
             checked.outcomes[number] = one_line(f"refused: {why}")
+            checked.wrong[number] = why
     checked.contributions += _sums(work, asked, checked, reply, arrays)
     covered: dict[int, set[str]] = {number: set() for number in asked}
     for contribution in checked.contributions:
@@ -112,7 +127,7 @@ def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[byt
     """One order's own parcels, and whether they had to be moved back to the norm bound."""
     group, who = work.groups[a.group], f"device {a.device}"
     returned = group.returned
-    wanted = {name for name, parcel in returned.items() if not work.simulated or parcel.merge is None}
+    wanted = {name for name, parcel in returned.items() if not work.adds_up or parcel.merge is None}
     if update.payloads.keys() != wanted:
         came = shown(sorted(update.payloads))
         raise MessageError(f"{who}: parcels {came} came, not {sorted(wanted)}")

@@ -144,14 +144,16 @@ def score_on_devices(
         try:
             scores = _read(settings.run, orders.round, devices, sums, reply)
         except MessageError as error:
-            troubles[f"the reply is refused: {error}"] += len(devices)
+            troubles[one_line(f"the reply is refused: {error}")] += len(devices)
+            if batch[0].node is not None:
+                population.refused(batch[0].node, str(error))
             continue
         for device in devices:
             maximum = population.holdings.testing(device) if data == "shard" else population.holdings.test_set
             try:
                 found[device] = _checked(scores.get(device), metric, classes, maximum)
             except ValueError as error:
-                troubles[str(error)] += 1
+                troubles[one_line(str(error))] += 1
     for why, times in troubles.most_common(MAX_REASONS):
         log(WARNING, "Round %s: %s devices have no score: %s", orders.round, times, why)
     return found
@@ -164,7 +166,7 @@ def _read(run: str, round_number: int, devices: list[int], sums: int, reply: Mes
         raise MessageError(f"it is of round {answer.round} of run {shown(answer.run)}")
     answered = [score.device for score in answer.scores]
     if len(set(answered)) != len(answered) or not set(answered) <= set(devices):
-        raise MessageError(f"it is of devices {answered}, asked were {devices}")
+        raise MessageError(f"it is of devices {shown(answered)}, asked were {devices}")
     return {score.device: score for score in answer.scores}
 
 
@@ -180,7 +182,7 @@ def _checked(score: Score | None, metric: Metric, classes: int, maximum: int) ->
     if score is None:
         raise ValueError("the node's reply says nothing of this device")
     if score.error is not None:
-        raise ValueError(one_line(score.error))
+        raise ValueError(score.error)
     if not 0 < score.examples <= maximum:
         raise ValueError(f"refused: a score of {score.examples} examples cannot be right, the device has {maximum}")
     try:

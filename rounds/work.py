@@ -116,6 +116,7 @@ class Orders:
     Attributes:
         payload: the contents of the parcels that a group is sent.
         frozen: what is frozen of the model; None where nothing is.
+        each_by_itself: nodes of many devices add nothing up, also where parcels might be.
     """
 
     round: int
@@ -123,6 +124,7 @@ class Orders:
     family: Family
     payload: Callable[[Group], Parcels]
     frozen: Frozen | None = None
+    each_by_itself: bool = False
     groups: list[Group] = field(init=False, default_factory=list)
     _packed: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
 
@@ -179,7 +181,8 @@ class Orders:
 
     def _returned_bytes(self, group: int, *, merged: bool) -> int:
         parcels = self.groups[group].returned.values()
-        return sum(parcel.layout.nbytes for parcel in parcels if (parcel.merge is not None) == merged)
+        adds_up = not self.each_by_itself
+        return sum(parcel.layout.nbytes for parcel in parcels if (parcel.merge is not None and adds_up) == merged)
 
     def arrays(self, batch: list[Assignment]) -> tuple[list[bytes], dict[int, dict[str, int]]]:
         """The packed parcels of a batch, those that several devices share once, and where each group's are."""
@@ -240,12 +243,19 @@ class Work(Orders):
         enough: devices that trained, after which the rest is not waited for.
         simulated: nodes carry many devices, and add up what may be added up.
         norm_bound: how far a parcel may be from what its device was sent (`messages.bound`); 0: as far as it likes.
+        refused: nodes of which the server has refused something, and why.
     """
 
     absorb: Callable[[Contribution], None]
     enough: int
     simulated: bool
     norm_bound: float = 0.0
+    refused: dict[int, str] = field(init=False, default_factory=dict)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether nodes send sums of the parcels that may be merged."""
+        return self.simulated and not self.each_by_itself
 
     def bytes_down(self, a: Assignment) -> int:
         """Bytes of the parcels that a device is sent, and of what it lacks of the frozen tensors."""
@@ -287,6 +297,7 @@ class Work(Orders):
             family=self.family.spec(),
             training=settings.training_in(self.round),
             shared_process=self.simulated,
+            each_by_itself=self.each_by_itself,
             norm_bound=self.norm_bound,
             state_dir=settings.state_dir,
             orders=orders,

@@ -33,8 +33,9 @@ from server_app.config import ConfigError, RunConfig, digests_of, parse_argument
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
 from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
-from server_app.nodes import write_nodes
+from server_app.nodes import take_releases, write_nodes
 from server_app.rehearsal import rehearse_step
+from strategies.aggregation import Aggregation
 from strategies.method import Method, Model, Setup
 from strategies.settings import RoundSettings
 from tasks.metrics import scale_of
@@ -79,13 +80,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         digests_of(config),
         _initial_digest(config),
     )
-    first_round = 1
-    if config.resume and (journal.last_round or checkpoint.exists(run_dir)):
-        saved = checkpoint.load(run_dir)
-        engine.load(saved.state)
-        engine.population.now_seconds = saved.now_seconds
-        first_round = saved.round + 1
-        journal.drop_after(saved.round)
+    first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
     log(INFO, "Run folder: %s", run_dir)
     method = engine.method
     log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
@@ -96,6 +91,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     try:
         start(engine, config, first_round)
         for number in range(first_round, config.rounds + 1):
+            engine.population.release(take_releases(run_dir))
             result = engine.run_round(grid, number, scorer)
             troubles = [d["outcome"] for d in result.devices if d["outcome"].startswith(("failed", "refused"))]
             trained = trained or result.record["devices_replied"] > 0
@@ -107,8 +103,9 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             if engine.scored and result.record["score"] is not None:
                 _save_scored(run_dir, engine, result.record)
             if reports := engine.population.newest_reports():
-                write_nodes(run_dir, reports)
-            checkpoint.save(run_dir, checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state()))
+                write_nodes(run_dir, reports, engine.population.quarantined())
+            state = checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state())
+            checkpoint.save(run_dir, state, config.keep_checkpoints)
             log(INFO, "%s", _line(config, result.record))
             if idle_rounds == NO_PROGRESS_ROUNDS:
                 outcomes = Counter(d["outcome"] for d in result.devices).most_common(1)
@@ -123,13 +120,37 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             why = why_nobody_trained(run_dir, config, engine.method)
             raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
     except (NoProgressError, ConfigError) as error:
-        journal.finish("failed", str(error))
+        _finish_failed(journal, str(error))
         raise
     except BaseException:
-        journal.finish("failed", traceback.format_exc())
+        _finish_failed(journal, traceback.format_exc())
         raise
     journal.finish("finished")
     log(INFO, "Report: %s", run_dir / "report.html")
+
+
+def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal) -> int:
+    """Restore the newest good checkpoint, or that of `resume-from`. -> the round that comes next."""
+    if not config.resume_from and journal.last_round <= 1 and not checkpoint.exists(run_dir):
+        # The journal is written first: a run that broke off in between has a round there, and nothing to go on from.
+        log(INFO, "%s has no checkpoint yet: the run begins anew", run_dir)
+        journal.drop_after(0)
+        return 1
+    saved = checkpoint.load(run_dir, config.resume_from)
+    engine.load(saved.state)
+    engine.population.now_seconds = saved.now_seconds
+    # The checkpoints first: they must never be ahead of the journal.
+    checkpoint.drop_after(run_dir, saved.round)
+    journal.drop_after(saved.round)
+    return saved.round + 1
+
+
+def _finish_failed(journal: Journal, error: str) -> None:
+    """Write the end of a failed run; on a full disk that fails too, and what failed first is what counts."""
+    try:
+        journal.finish("failed", error)
+    except OSError as second:
+        log(WARNING, "The summary of the failed run could not be written: %s", second)
 
 
 def start(engine: Engine, config: RunConfig, first_round: int = 1) -> None:
@@ -242,6 +263,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         personal_from=config.personal_from,
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
+        aggregation=Aggregation(config.aggregation, config.aggregation_trim),
         metric=task.metric,
     )
 

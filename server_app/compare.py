@@ -34,7 +34,10 @@ from server_app.journal import (
 from tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
-NOT_THE_EXPERIMENT = frozenset({"seed", "run-name", "output-dir", "data-dir", "state-dir", "resume", "workers"})
+NOT_THE_EXPERIMENT = frozenset(
+    {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers"}
+    | {"resume", "resume-from", "keep-checkpoints"}
+)
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,14 @@ class RunConfig(Params):
         description="Largest norm of a device's update, larger ones are scaled down; 0 does not bound "
         "(docs/security.md)",
     )
+    aggregation: Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"] = Field(
+        "mean",
+        description="What becomes of the values that devices return of one coordinate: mean, trimmed-mean, median, "
+        "norm-bounded-mean (docs/security.md)",
+    )
+    aggregation_trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+        0.2, description="Share of a coordinate's devices that trimmed-mean leaves out at each end"
+    )
     schedule: Literal["steps", "cosine"] = Field(
         "steps",
         description="Schedule of the learning rate: steps (at decay-rounds), cosine (down to 0 in the last round)",
@@ -284,7 +292,11 @@ class RunConfig(Params):
         "where you are)",
     )
     run_name: str = Field("", description='Folder of this run; "" makes a name of strategy, task and time')
-    resume: bool = Field(False, description="Whether the run of this name goes on from its checkpoint")
+    resume: bool = Field(False, description="Whether the run of this name goes on from its newest good checkpoint")
+    resume_from: CountOrZero = Field(
+        0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
+    )
+    keep_checkpoints: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
     state_dir: str = Field(
         "", description='Folder where simulated devices keep what stays on them; "" is a folder of the run'
     )
@@ -384,6 +396,11 @@ class RunConfig(Params):
             "personal-from",
             f"with rounds = {self.rounds} no round is scored personally: at most that, or personal-every = 0",
         )
+        need(
+            not self.resume_from or self.resume,
+            "resume-from",
+            "goes with resume = true only, and names a round of the run that is resumed",
+        )
         for group, params in self.groups.items():
             if group not in (*METHODS, self.method_name, *self.method.shared_params):
                 readers = ", ".join(name for name, kind in METHODS.items() if group in kind.shared_params)
@@ -416,6 +433,11 @@ class RunConfig(Params):
             all(type(rate) in (int, float) and 0 <= rate < float("inf") for rate in rates.values()),
             "learning-rates",
             "every entry is a part and a multiple, such as classifier = 10",
+        )
+        need(
+            self.aggregation == "mean" or self.method.averages(self.params),
+            "aggregation",
+            f"strategy = {self.strategy!r} relies on the mean with these settings, or has none: leave it 'mean'",
         )
         parted = self.partition == "strong-and-weak"
         need(

@@ -4,12 +4,13 @@ import fcntl
 import json
 import os
 import platform
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 # Tasks whose data set is what the folder holds; those of named data sets may lie anywhere.
 DATA_OF_A_FOLDER = ("idx", "npz")
 MAY_CHANGE_ON_RESUME = frozenset(
-    {"resume", "rounds", "workers", "output-dir", "data-dir", "evaluate-every", "personal-every", "personal-from"}
+    {"resume", "resume-from", "keep-checkpoints", "rounds", "workers", "output-dir", "data-dir"}
+    | {"evaluate-every", "personal-every", "personal-from"}
 )
 ERROR_LINES = 40
+LOCK, LOCK_SECONDS = "lock", 0.2
 # What journals called scores while accuracy was the only metric.
 EARLIER_NAMES = {
     "accuracy": "score",
@@ -244,6 +247,8 @@ class Journal:
             rounds = read_rounds(run_dir)
             # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
             journal.drop_after(rounds[-1].round if rounds else 0)
+        elif (run_dir / "devices.jsonl").exists():  # of a run that broke off before its first checkpoint
+            journal.drop_after(0)
         resolved = {
             "config": dict(config),
             "versions": versions(),
@@ -357,14 +362,10 @@ def alone_in(run_dir: Path) -> Iterator[None]:
     The lock goes with the process that holds it, so that a killed run leaves none behind.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / "lock"
+    path = run_dir / LOCK
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise JournalError(
-                f"another process is writing the run in {run_dir}: wait for it, or stop its ServerApp"
-            ) from None
+        if not _locked(file, seconds=LOCK_SECONDS):
+            raise JournalError(f"another process is writing the run in {run_dir}: wait for it, or stop its ServerApp")
         try:
             yield
         finally:
@@ -376,10 +377,39 @@ def is_run(run_dir: Path) -> bool:
     return (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
 
 
+def _locked(file: IO[str], seconds: float) -> bool:
+    """Lock an open file; a process that only looks whether it is locked holds it for a moment."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+
+
+def is_held(run_dir: Path) -> bool | None:
+    """Whether a process writes the run; None where none has begun, or the last one has ended in order.
+
+    False: the one that did was killed, and could not take its lock away.
+    """
+    path = run_dir / LOCK
+    try:
+        with path.open("r") as file:
+            if not _locked(file, seconds=0.0):
+                return True
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except FileNotFoundError:
+        return None
+    return False if path.exists() else None  # it may have been taken away in between
+
+
 def check_folder(run_dir: Path, resume: bool) -> None:
     """Raise JournalError unless a new run may start in `run_dir`, or with `resume` an earlier one go on there."""
     exists = is_run(run_dir)
-    if exists and not resume:
+    if exists and not resume and not _broke_off_at_once(run_dir):
         summary = read_summary(run_dir)
         state = f"a {summary.status}" if summary else "an unfinished"
         raise JournalError(
@@ -388,6 +418,13 @@ def check_folder(run_dir: Path, resume: bool) -> None:
         )
     if resume and not exists:
         raise JournalError(f"{run_dir} holds no run to resume: check output-dir and run-name, or set resume=false")
+
+
+def _broke_off_at_once(run_dir: Path) -> bool:
+    """Whether a run ended before its first checkpoint, as on a full disk: there is nothing of it to keep."""
+    from server_app import checkpoint  # which imports torch, and this is seldom asked
+
+    return not checkpoint.exists(run_dir) and len(read_rounds(run_dir)) <= 1
 
 
 def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
@@ -402,6 +439,9 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     if changed:
         raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
     finished = len(read_rounds(run_dir))
+    if config.get("resume-from", 0) > finished:
+        raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")
+    finished = config.get("resume-from", 0) or finished
     # Nothing would be run, and config.json would say fewer rounds than there are.
     if config["rounds"] < finished:
         raise JournalError(
@@ -452,7 +492,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of its letters, its form, or how deep it is
         raise JournalError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")

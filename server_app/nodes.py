@@ -5,34 +5,46 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from devices.report import DeviceReport
-from devices.validation import check_number, check_whole, json_object
+from devices.validation import check_number, check_text, check_whole, json_object
 from rounds.population import NodeState
 from server_app.journal import JournalError
 
 FILE = "nodes.json"
-KEYS = ("node", "device", "report", "reported_at", "memory_factor")
+RELEASES = "release"  # the nodes that are to be released from quarantine, one a line
+KEYS = ("node", "device", "report", "reported_at", "memory_factor", "quarantined")
 
 
 @dataclass(frozen=True)
 class LastReport:
-    """A node's last report; `reported_at` is seconds since 1970, `memory_factor` the share of its budget it gets."""
+    """A node's last report; `reported_at` is seconds since 1970, `memory_factor` the share of its budget it gets.
+
+    quarantined: why it is asked nothing any more; None where it is.
+    """
 
     node: int
     device: int
     report: DeviceReport
     reported_at: float
     memory_factor: float
+    quarantined: str | None
 
 
-def write_nodes(run_dir: Path, nodes: Sequence[NodeState]) -> None:
-    """Write nodes.json anew: beside, then renamed."""
-    now = time.time()
+def write_nodes(run_dir: Path, nodes: Sequence[NodeState], quarantined: Mapping[int, str] | None = None) -> None:
+    """Write nodes.json anew: beside, then renamed.
+
+    Nodes that are quarantined, each with the reason, stay in it also where a resumed run has not heard of them.
+    """
+    now, quarantined = time.time(), quarantined or {}
+    unheard = quarantined.keys() - {state.node for state in nodes}
+    earlier = (
+        [last for last in read_nodes(run_dir) if last.node in unheard] if unheard and (run_dir / FILE).exists() else []
+    )
     lines: list[dict[str, Any]] = [
         {
             "node": state.node,
@@ -40,9 +52,11 @@ def write_nodes(run_dir: Path, nodes: Sequence[NodeState]) -> None:
             "report": state.report.to_json(),
             "reported_at": now - state.age_seconds,
             "memory_factor": state.memory_factor,
+            "quarantined": quarantined.get(state.node),
         }
         for state in nodes
     ]
+    lines += [asdict(last) | {"quarantined": quarantined[last.node]} for last in earlier]
     beside = run_dir / f"{FILE}.part"
     beside.write_text(json.dumps(lines, indent=1))
     os.replace(beside, run_dir / FILE)
@@ -72,7 +86,30 @@ def _read(value: object) -> LastReport:
         DeviceReport.from_json(line["report"]),
         check_number(line["reported_at"], "reported_at"),
         check_number(line["memory_factor"], "memory_factor", maximum=1.0),
+        None if line["quarantined"] is None else check_text(line["quarantined"], "quarantined"),
     )
+
+
+def ask_release(run_dir: Path, node: int) -> None:
+    """Have the run release a node from quarantine before its next round. Raises JournalError where it holds no such."""
+    held = {report.node for report in read_nodes(run_dir) if report.quarantined is not None}
+    if node not in held:
+        there = ", ".join(map(str, sorted(held))) or "none"
+        raise JournalError(f"node {node} is not quarantined in {run_dir}; quarantined: {there}")
+    with (run_dir / RELEASES).open("a") as file:
+        file.write(f"{node}\n")
+
+
+def take_releases(run_dir: Path) -> list[int]:
+    """The nodes that were asked to be released since the last call."""
+    taken = run_dir / f"{RELEASES}.taken"
+    try:
+        os.replace(run_dir / RELEASES, taken)  # what is written from now on is of the next call
+    except FileNotFoundError:
+        return []
+    lines = taken.read_text().split()
+    taken.unlink()
+    return [int(line) for line in lines if line.isascii() and line.isdecimal()]
 
 
 def _node(value: object) -> int:

@@ -125,6 +125,11 @@ class DepthFL(SubModelMethod):
         }
 
     @classmethod
+    def averages(cls, params: Any) -> bool:
+        """With alpha it does not: h sums up how far the mean has moved."""
+        return not params.alpha
+
+    @classmethod
     def check(cls, params: Any, *, both_models: bool) -> None:
         """A device's correction is that of one model."""
         if both_models and params.alpha:

@@ -38,6 +38,7 @@ from models.cost import FLOAT_BYTES, Cost, cost
 from models.layers import Network
 from models.placement import Placement, Select, leading
 from plugins.reference import PluginError, class_of
+from strategies.aggregation import CoordinateMean, running_mean
 from strategies.losses import Loss, Regularizer
 from strategies.params import Params
 from strategies.settings import RoundSettings
@@ -475,6 +476,14 @@ class Method(ABC):
     def check(cls, params: Any, *, both_models: bool) -> None:
         """Raise ValueError where the method's settings do not go together, or not with `both-models`."""
 
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """Whether all that devices return goes into a `running_mean`, and nothing relies on its being the mean.
+
+        Then the run's `aggregation` may be another one; by default it may not.
+        """
+        return False
+
     @property
     def needs_classes(self) -> bool:
         """Whether the method goes only with tasks that have one class per example; by default what devices need."""
@@ -622,6 +631,10 @@ class Method(ABC):
         return True
 
     # Services
+
+    def running_mean(self, weights: Weights) -> CoordinateMean:
+        """What aggregates values at the coordinates of some tensors over devices, as the run's `aggregation` says."""
+        return running_mean(weights, self.settings.aggregation)
 
     def rng(self, purpose: int, *more: int) -> np.random.Generator:
         """A generator that depends on the seed, the round and the given numbers only."""

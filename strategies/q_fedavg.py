@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -95,6 +95,11 @@ class QFedAvg(OneModel):
     def __init__(self, setup: Setup, params: QFedAvgParams) -> None:
         super().__init__(setup, params)
         self.params = params
+
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """It does not: its step is a quotient of two sums over the devices."""
+        return False
 
     def local(self, order: Order) -> Local:
         """Training whose change is weighed by the loss."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -96,6 +96,11 @@ class Scaffold(OneModel):
         learned = [name for name in self.weights if not name.endswith(STATISTICS)]
         self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
         self.control_mean = CoordinateMean(self.control)
+
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """It does not: c must stay the mean of the devices' control variates."""
+        return False
 
     def local(self, order: Order) -> Local:
         """Training under control variates."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from messages.orders import LocalTraining
+from strategies.aggregation import MEAN, Aggregation
 from tasks.metrics import ACCURACY, Metric
 
 
@@ -38,6 +39,7 @@ class RoundSettings:
     personal_from: int = 1
     state_dir: str = ""
     norm_bound: float = 0.0
+    aggregation: Aggregation = MEAN
     metric: Metric = ACCURACY
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -85,8 +85,13 @@ class SubModelMethod(CandidateMethod):
     def __init__(self, setup: Setup, params: Params, candidates: list[Architecture] | None = None) -> None:
         super().__init__(setup, params, candidates)
         self.weights = first_weights(setup)
-        self.mean = CoordinateMean(self.weights)
+        self.mean = self.running_mean(self.weights)
         self.scored_family = setup.family
+
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """By default it does."""
+        return True
 
     def payload(self, group: Group) -> Parcels:
         """The group's cut of the global model."""

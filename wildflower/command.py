@@ -329,17 +329,25 @@ def nodes(
         Path | None, typer.Option(help="PEM file of the authority that signed the SuperLink's certificate.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Talk to the SuperLink without TLS.")] = False,
+    release: Annotated[
+        int | None, typer.Option(metavar="NODE", help="Release a node from quarantine before the run's next round.")
+    ] = None,
 ) -> None:
     """List the nodes that a SuperLink knows, and with --run what each said last."""
     from rich.console import Console
 
     from server_app.journal import JournalError
+    from server_app.nodes import ask_release
     from wildflower.flower import FlowerError
     from wildflower.nodes import HEADERS, node_rows
 
+    if release is not None and run_dir is None:
+        raise _stop("--release needs --run RUN_DIR, the run in which the node is quarantined")
     if insecure == (root_certificates is not None):
         raise _stop("--superlink needs --root-certificates FILE, or --insecure to talk without TLS")
     try:
+        if release is not None and run_dir is not None:
+            ask_release(run_dir, release)
         rows = node_rows(superlink, root_certificates, run_dir)
     except (FlowerError, JournalError) as error:
         raise _stop(str(error)) from None

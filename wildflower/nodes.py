@@ -29,7 +29,8 @@ def table(nodes: Mapping[int, str], reports: Mapping[int, LastReport], now: floa
     order = sorted(nodes, key=lambda n: (nodes[n] != "online", reports[n].device if n in reports else 2**63, n))
     for node in order:
         last = reports.get(node)
-        rows.append([str(node), nodes[node], *(_cells(last, now) if last else ["", "", "", "", "", "no report"])])
+        status = nodes[node] + (f", quarantined: {last.quarantined}" if last and last.quarantined else "")
+        rows.append([str(node), status, *(_cells(last, now) if last else ["", "", "", "", "", "no report"])])
     return rows
 
 

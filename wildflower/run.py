@@ -28,6 +28,7 @@ from server_app.journal import (
     check_resumable,
     check_same_fleet,
     check_same_plugins,
+    is_held,
     read_rounds,
     read_summary,
 )
@@ -146,6 +147,8 @@ def _run(
             console.print(reason, markup=False, highlight=False, soft_wrap=True)
         logs = str(app_log) if deployment else f"{app_log} and {run_dir / 'superlink.log'}"
         console.print(f"Logs: {logs}", markup=False, highlight=False, soft_wrap=True)
+        if own is None or "\n" in own:  # what the run says of itself in words would come again
+            print_resume_hint(run_dir, config, console)
         return 1
     assert summary is not None
     console.print(summary_table(summary))
@@ -215,14 +218,18 @@ def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: "
     journal = JournalWatch(run_dir)
     while True:
         log_stream = flower.follow_log(run_id, app_log)
-        while not _ended(log_stream):
+        killed = False
+        while not killed and not _ended(log_stream):
             show.rounds(journal.rounds())
             if flower.process is not None and flower.process.poll() is not None:
                 break
+            killed = journal.writer_was_killed()
         show.rounds(journal.rounds())
         if flower.process is not None and flower.process.poll() is not None:
             last = last_lines(run_dir / "superlink.log", 10)
             return f"flower-superlink ended with code {flower.process.returncode}; its last lines:\n{last}"
+        if killed:  # Flower itself would notice after a minute
+            return "The server's process has ended without a word: it was killed, or the run was stopped from elsewhere"
         status = flower.status(run_id)
         if status.ended:
             return None if status.completed else f"Flower says {status.status}: {status.details}"
@@ -245,6 +252,15 @@ class JournalWatch:
         self.run_dir = run_dir
         self._seen: tuple[int, int] | None = None
         self._rounds: list[RoundRecord] = []
+        self._held = False
+
+    def writer_was_killed(self) -> bool:
+        """Whether the process that wrote the run is gone without having ended it."""
+        held = is_held(self.run_dir)
+        if self._held and held is False:
+            return True
+        self._held = self._held or held is True  # a lock that nobody holds yet may be left from an earlier run
+        return False
 
     def rounds(self) -> list[RoundRecord]:
         """All finished rounds so far."""
@@ -349,16 +365,20 @@ def _resume_hint(run_dir: Path, config: "RunConfig", console: Console) -> Iterat
     try:
         yield
     except (KeyboardInterrupt, FlowerError):
-        finished = len(read_rounds(run_dir))
-        if finished:
-            console.print(
-                f"{finished} of {config.rounds} rounds are in {run_dir}; go on with the same command and "
-                f"--set resume=true --set run-name={config.run_name}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+        print_resume_hint(run_dir, config, console)
         raise
+
+
+def print_resume_hint(run_dir: Path, config: "RunConfig", console: Console) -> None:
+    """Say how a run goes on that has broken off; nothing where no round was finished."""
+    if finished := len(read_rounds(run_dir)):
+        console.print(
+            f"{finished} of {config.rounds} rounds are in {run_dir}; go on with the same command and "
+            f"--set resume=true --set run-name={config.run_name}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @contextmanager

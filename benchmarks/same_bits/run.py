@@ -424,7 +424,8 @@ def digest(run_dir: Path, clock: bool) -> Record:
     """
     import safetensors.torch
 
-    tensors = safetensors.torch.load_file(run_dir / "checkpoint" / "state.safetensors")
+    files = (run_dir / "checkpoint").glob("**/state.safetensors")  # versions differ in how many they keep
+    tensors = safetensors.torch.load_file(max(files, key=lambda path: path.stat().st_mtime_ns))
     state, by_name = hashlib.sha256(), {}
     for name in sorted(tensors):
         value = tensors[name].contiguous()

@@ -160,6 +160,11 @@ class HypeMeFed(SubModelMethod):
         """The sum of the losses of all exits that the device has."""
         return SumOfExits(all_exits=self.params.exits)
 
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """It does not: hypernetworks learn from every device's own tensors as well."""
+        return False
+
     def absorb(self, contribution: Contribution) -> None:
         """Add what the device trained to the running means, and keep what hypernetworks read."""
         weights = contribution.own("weights")

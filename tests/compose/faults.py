@@ -446,7 +446,7 @@ def test_a_killed_superlink_comes_back_and_the_run_is_resumed(deployment):
     wait_for_round(deployment, "killed", 1, process, 300)
     deployment.when_training("node-3")
     run("docker", "kill", deployment.container("superlink"))
-    assert process.wait(120) == 1, deployment.output("killed")[-3000:]
+    assert process.wait(10) == 1, deployment.output("killed")[-3000:]
     assert "--set resume=true --set run-name=killed" in deployment.output("killed")
     run("docker", "start", deployment.container("superlink"))
     wait_for("the SuperLink is healthy", lambda: deployment.state("superlink")["Health"]["Status"] == "healthy", 120)
@@ -456,9 +456,8 @@ def test_a_killed_superlink_comes_back_and_the_run_is_resumed(deployment):
     devices = deployment.journal("killed", "devices")
     assert [d["outcome"] for d in devices] == ["trained"] * 8
     assert len({(d["device"], d["node"]) for d in devices}) == 4, "nodes have other ids than before"
-    folder = run("docker", "exec", deployment.container("superlink"), "ls", "/runs/killed/checkpoint").split()
-    (file,) = (name for name in folder if name.endswith(".safetensors"))
-    one, other = (load(deployment.read(f"{name}/checkpoint/{file}")) for name in ("undisturbed", "killed"))
+    file = "checkpoint/round-2/state.safetensors"
+    one, other = (load(deployment.read(f"{name}/{file}")) for name in ("undisturbed", "killed"))
     assert one.keys() == other.keys()
     for name in one:
         # Sums in order of arrival differ in their last bits.

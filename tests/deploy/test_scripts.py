@@ -245,7 +245,7 @@ def test_a_jetson_trains_on_its_gpu_where_it_is_asked_to(secrets):
     assert "+ systemctl restart wildflower-gpu.service" in text
     assert text.index("wildflower-gpu.service") < text.index("restart wildflower-node.service")
     assert r"gpu-trainer=\"/run/wildflower/gpu.sock\"" in text
-    assert "After=network-online.target docker.service wildflower-gpu.service" in text
+    assert "After=network-online.target time-sync.target docker.service wildflower-gpu.service" in text
     code, text = script("jetson/install", *given, "/no/python3")
     assert code == 1
     assert "--gpu-python '/no/python3': no such program" in text

@@ -298,3 +298,29 @@ def test_architectures_out_of_bounds_are_refused(arch, message):
             use(arch)
     with pytest.raises(ValueError, match="has no group 'conv3'; did you mean"):
         family.architecture({"conv3": 4})
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"name": "vgg", "block_channels": 5}, "family 'vgg': block_channels = 5: must be a list"),
+        (
+            {"name": "vgg", "block_channels": [1, {}]},
+            r"family 'vgg': block_channels\[1\] = {}: must be a valid integer",
+        ),
+        ({"name": "lenet5", "input_shape": 8}, "family 'lenet5': input_shape = 8: must be a list"),
+        ({"name": "lenet5", "conv_channels": "many"}, "family 'lenet5': conv_channels = 'many': must be a list"),
+        ({"name": "lenet5", "input_shape": None}, "family 'lenet5': input_shape = None: must be a list"),
+        ({"name": "resnet18", "classes": {}}, "family 'resnet18': classes = {}: must be a valid integer"),
+        ({"name": "lenet5", "norm": 3}, "family 'lenet5': norm = 3: must be a valid string"),
+        ({"name": "choice", "members": {"a": {"name": "vgg", "exits": 2}}}, "family 'vgg': exits = 2: must be a list"),
+    ],
+)
+def test_an_argument_of_another_kind_is_an_error_that_names_it(spec, words):
+    with pytest.raises(ValueError, match=words):
+        make_family({"input_shape": [3, 32, 32], **spec})
+
+
+def test_a_missing_argument_is_named():
+    with pytest.raises(ValueError, match="family 'choice': argument 'input_shape' is missing"):
+        make_family({"name": "choice", "members": {}})

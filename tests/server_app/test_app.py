@@ -105,10 +105,10 @@ def test_a_checkpoint_that_is_a_round_behind_the_journal_is_enough(tmp_path, mon
     whole = run(simulated_grid(), small_config(tmp_path / "whole", **keys))
     save = checkpoint.save
 
-    def crash_before_round_3(run_dir, state):
+    def crash_before_round_3(run_dir, state, keep):
         if state.round == 3:
             raise Crash
-        save(run_dir, state)
+        save(run_dir, state, keep)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", crash_before_round_3)
@@ -218,13 +218,55 @@ def test_an_optimizer_without_momentum_starts_under_flowers_defaults(tmp_path):
 
 
 def test_a_torn_checkpoint_stops_a_resumed_run_before_it_changes_anything(tmp_path):
-    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=2))
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=2, keep_checkpoints=1))
     before = (run_dir / "rounds.jsonl").read_bytes()
-    path = run_dir / "checkpoint" / "state.safetensors"
+    path = run_dir / "checkpoint" / "round-2" / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match="not a whole checkpoint"):
         run(simulated_grid(), small_config(tmp_path, rounds=4, resume=True))
     assert (run_dir / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(tmp_path):
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    keys = METHODS["fedadam"]
+    whole = run(simulated_grid(), small_config(tmp_path / "whole", **keys))
+    broken = run(simulated_grid(), small_config(tmp_path / "broken", **keys))
+    (broken / "checkpoint" / "round-4" / "state.json").write_text("{")
+    assert run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True)) == broken
+    assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
+    again = small_config(tmp_path / "broken", **keys, resume=True, resume_from=2)
+    run(simulated_grid(), again)
+    assert checkpoint.rounds(broken) == [4, 3, 2]
+    assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
+    assert told(whole) == told(broken)
+    with pytest.raises(CheckpointError, match=r"resume-from = 1: .* there are those of rounds 2, 3, 4"):
+        run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True, resume_from=1))
+    with pytest.raises(ConfigError, match="resume-from = 2: goes with resume = true only"):
+        small_config(tmp_path, resume_from=2)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_disk_that_fills_before_the_first_checkpoint_does_not_block_the_runs_name(resume, tmp_path, monkeypatch):
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    config = small_config(tmp_path / "broken", rounds=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", full)
+        patch.setattr("server_app.journal.Journal.finish", full)  # nor is there room for the summary
+        with pytest.raises(OSError, match="No space left"):
+            run(simulated_grid(), config)
+    broken = run_folder(config)
+    assert len(read_rounds(broken)) == 1
+    run(simulated_grid(), small_config(tmp_path / "broken", rounds=2, resume=resume))
+    whole = run(simulated_grid(), small_config(tmp_path / "whole", rounds=2))
+    assert told(whole) == told(broken)
+    assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
 
 
 # Before round 1

@@ -1,4 +1,6 @@
+import hashlib
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -101,10 +103,81 @@ def test_a_crash_in_the_first_round_is_a_clear_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize("cut", [1, 40, 10**6])
 def test_a_truncated_file_of_tensors_is_a_clear_error(tmp_path, cut):
     save(tmp_path, of_round(1))
-    path = tmp_path / "checkpoint" / "state.safetensors"
+    path = tmp_path / "checkpoint" / "round-1" / "state.safetensors"
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(CheckpointError, match=r"checkpoint is not a whole checkpoint .*; start the run anew"):
+    with pytest.raises(CheckpointError, match=r"round-1 is not a whole checkpoint .*; start the run anew"):
         load(tmp_path)
+
+
+def spoil(run_dir, number):
+    """Turn over one bit of a tensor: the file is read as well as before."""
+    path = run_dir / "checkpoint" / f"round-{number}" / "state.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_last_ones_are_kept(tmp_path):
+    for number in range(1, 6):
+        save(tmp_path, of_round(number), keep=3)
+    assert checkpoint.rounds(tmp_path) == [5, 4, 3]
+    assert [load(tmp_path, number).round for number in (3, 4, 5)] == [3, 4, 5]
+    with pytest.raises(CheckpointError, match=r"resume-from = 2: .* there are those of rounds 3, 4, 5"):
+        load(tmp_path, 2)
+
+
+def test_it_goes_back_to_the_newest_good_one_and_says_so(tmp_path, caplog):
+    for number in range(1, 5):
+        save(tmp_path, of_round(number), keep=4)
+    spoil(tmp_path, 4)
+    (tmp_path / "checkpoint" / "round-3" / "SHA256SUMS").write_text("")
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        assert round_in(tmp_path) == 2
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.rpartition(": ")[2] for text in told] == ["going back to the checkpoint of round 2"] * 2
+    assert "round-4 is not a whole checkpoint (state.safetensors has not the SHA-256" in told[0]
+    with pytest.raises(CheckpointError, match="round-4 is not a whole checkpoint"):
+        load(tmp_path, 4)  # which was asked for by name: nothing else will do
+    for number in (1, 2):
+        spoil(tmp_path, number)
+    with pytest.raises(CheckpointError, match=r"has no good checkpoint: .*round-4.*round-1.*; start the run anew"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_state_that_is_not_finite_is_neither_kept_nor_taken(tmp_path, value, caplog, monkeypatch):
+    save(tmp_path, of_round(1), keep=2)
+    wrong = Checkpoint(2, 0.2, State({"w": torch.tensor([1.0, value])}, {}))
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        save(tmp_path, wrong, keep=2)
+    assert "Round 2: the state holds values that are not finite (w)" in caplog.text
+    assert round_in(tmp_path) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_not_finite", lambda tensors: "")
+        save(tmp_path, wrong, keep=2)
+    assert checkpoint.rounds(tmp_path) == [2, 1]
+    assert round_in(tmp_path) == 1
+
+
+def test_sums_are_those_of_sha256sum(tmp_path):
+    save(tmp_path, of_round(1))
+    folder = tmp_path / "checkpoint" / "round-1"
+    files = [folder / name for name in ("state.safetensors", "state.json")]
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    assert (folder / "SHA256SUMS").read_text() == "".join(lines)
+
+
+def test_what_an_earlier_version_kept_is_read_and_replaced(tmp_path):
+    save(tmp_path, of_round(4))
+    folder = tmp_path / "checkpoint"
+    for name in ("state.safetensors", "state.json"):
+        (folder / "round-4" / name).rename(folder / name)
+    shutil.rmtree(folder / "round-4")
+    assert checkpoint.exists(tmp_path)
+    assert round_in(tmp_path) == 4
+    save(tmp_path, of_round(5))
+    assert round_in(tmp_path) == 5
+    assert [path.name for path in folder.iterdir()] == ["round-5"]
 
 
 @pytest.mark.parametrize(
@@ -112,13 +185,16 @@ def test_a_truncated_file_of_tensors_is_a_clear_error(tmp_path, cut):
 )
 def test_values_that_cannot_be_read_are_a_clear_error(tmp_path, text):
     save(tmp_path, of_round(1))
-    (tmp_path / "checkpoint" / "state.json").write_text(text)
+    folder = tmp_path / "checkpoint" / "round-1"
+    (folder / "state.json").write_text(text)
+    sums = (folder / "SHA256SUMS").read_text().splitlines()
+    (folder / "SHA256SUMS").write_text(f"{sums[0]}\n{hashlib.sha256(text.encode()).hexdigest()}  state.json\n")
     with pytest.raises(CheckpointError, match="not a whole checkpoint"):
         load(tmp_path)
 
 
 def test_a_checkpoint_is_no_pickle(tmp_path):
     save(tmp_path, of_round(1))
-    folder = tmp_path / "checkpoint"
-    assert sorted(path.name for path in folder.iterdir()) == ["state.json", "state.safetensors"]
+    folder = tmp_path / "checkpoint" / "round-1"
+    assert sorted(path.name for path in folder.iterdir()) == ["SHA256SUMS", "state.json", "state.safetensors"]
     assert json.loads((folder / "state.json").read_text())["round"] == 1

@@ -60,6 +60,16 @@ def log() -> None:
         (run_dir / "rounds.jsonl").write_text(os.environ["FAKE_ROUND"] + "\n")
         os.kill(os.getppid(), signal.SIGTERM if os.environ.get("FAKE_TERM") else signal.SIGINT)
         signal.pause()
+    if MODE == "server dies":
+        holding = "import fcntl, signal, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(flush=True)"
+        command = [sys.executable, "-c", f"{holding}; signal.pause()", str(run_dir / "lock")]
+        with (run_dir / "rounds.jsonl").open("w") as file:
+            file.write(os.environ["FAKE_ROUND"] + "\n")
+        server = subprocess.Popen(command, stdout=subprocess.PIPE)
+        server.stdout.readline()
+        note_pid(server.pid)
+        Path(os.environ["FAKE_DIES"]).touch()
+        signal.pause()
     if MODE == "superlink dies":
         os.kill(int(Path(os.environ["FAKE_PIDS"]).read_text().split()[0]), signal.SIGKILL)
         signal.pause()

@@ -1,9 +1,11 @@
 import io
 import json
 import os
+import signal
 import stat
 import sys
 import tempfile
+import time
 import tomllib
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from devices.fleet import Fleet, bundled_fleet
-from server_app.journal import Journal, RoundRecord, Summary
+from server_app.journal import Journal, RoundRecord, Summary, is_held
 from tests.server_app import fake_runs
 from wildflower import flower
 from wildflower.run import (
@@ -212,6 +214,27 @@ def test_a_superlink_that_dies(world):
     assert world.left_behind() == ([], [])
 
 
+def test_a_server_process_that_is_killed_is_told_at_once_with_the_command_that_resumes(world, monkeypatch):
+    monkeypatch.setenv("FAKE_DIES", str(world.here / "up"))
+    looks = []
+
+    def kill_once_seen(run_dir):
+        held = is_held(run_dir)
+        if held and (world.here / "up").exists() and not looks:
+            looks.append(time.monotonic())
+            os.kill(int(world.pids.read_text().split()[-1]), signal.SIGKILL)
+        return held
+
+    monkeypatch.setattr("wildflower.run.is_held", kill_once_seen)
+    code, text = world.run("server dies", "rounds=5")
+    assert time.monotonic() - looks[0] < 10
+    assert code == 1
+    assert "The server's process has ended without a word" in text
+    assert "1 of 5 rounds" in text
+    assert text.rstrip().endswith("--set resume=true --set run-name=one")
+    assert world.left_behind() == ([], [])
+
+
 @pytest.mark.parametrize("terminate", ["", "yes"])
 def test_ctrl_c_and_sigterm_stop_everything(world, monkeypatch, terminate):
     monkeypatch.setenv("FAKE_TERM", terminate)
@@ -264,6 +287,7 @@ def test_real_devices_have_no_fleet_and_a_certificate_to_trust(world):
 def test_nothing_starts_over_an_earlier_run(world):
     world.run_dir.mkdir(parents=True)
     (world.run_dir / "rounds.jsonl").write_text("")
+    (world.run_dir / "checkpoint" / "round-1").mkdir(parents=True)
     code, text = world.run("finish")
     assert code == 1
     assert "resume=true" in text

@@ -1,0 +1,72 @@
+"""A node whose clock is wrong is told so when it starts, before Flower refuses it without a word."""
+
+import ssl
+import subprocess
+import threading
+import time
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from client_app.server_clock import clock_trouble
+
+
+@pytest.fixture
+def server():
+    """A server whose clock is `offset` seconds behind this one's; it answers everything with 404, as the gate does."""
+
+    class Answer(BaseHTTPRequestHandler):
+        offset = 0.0
+
+        def do_HEAD(self):
+            self.send_response_only(404)
+            self.send_header("Date", formatdate(time.time() - self.offset, usegmt=True))
+            self.end_headers()
+
+    found = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=found.serve_forever)
+    thread.start()
+    yield found
+    found.shutdown()
+    thread.join()
+    found.server_close()
+
+
+def trouble(server, offset, *more):
+    server.RequestHandlerClass.offset = offset
+    return clock_trouble([f"--superlink=127.0.0.1:{server.server_port}", *(more or ["--insecure"])])
+
+
+@pytest.mark.parametrize("offset", [0, 3, -200])
+def test_a_clock_that_flower_takes_is_not_told(server, offset):
+    assert trouble(server, offset) == ""
+
+
+@pytest.mark.parametrize(("offset", "words"), [(42, "42 s ahead of the server's"), (-400, "400 s behind the server's")])
+def test_a_wrong_clock_is_told_with_the_command_that_mends_it(server, offset, words):
+    told = trouble(server, offset)
+    assert words in told or words.replace("42", "41") in told or words.replace("400", "401") in told
+    assert "`sudo timedatectl set-ntp true`" in told
+    right = int(told.rpartition("@")[2].rstrip("`"))
+    assert right == pytest.approx(time.time() - offset, abs=2)
+
+
+def test_a_certificate_that_is_not_valid_yet_does_not_hide_the_date(server, tmp_path):
+    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate), "-days", "-1"]
+    if subprocess.run(command, capture_output=True).returncode:
+        command[-1] = "1"  # an OpenSSL that makes no expired ones
+        subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    assert "42 s ahead" in (told := trouble(server, 42, "--root-certificates", str(certificate))) or "41 s" in told
+    assert trouble(server, 42, "--root-certificates", "/nowhere") == ""
+
+
+def test_nobody_to_ask_is_no_trouble():
+    assert clock_trouble(["--superlink", "127.0.0.1:1", "--insecure"]) == ""
+    assert clock_trouble(["--superlink", "nowhere", "--insecure"]) == ""
+    assert clock_trouble([]) == ""

@@ -1,0 +1,319 @@
+"""What reads from outside, each with honest input, a way to change it, and what may become of what is accepted."""
+
+from __future__ import annotations
+
+import json
+import random
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client_app.work import _family
+from devices.budget import Budget
+from devices.fleet import Fleet
+from devices.report import DeviceReport
+from messages.error import MessageError
+from messages.orders import Batch, NodeReport, Reply, Update, parse
+from messages.packing import pack
+from messages.records import make_records
+from messages.sums import SCALE
+from messages.wire import NODE_REPORT_LIMITS, from_records
+from models.architecture import Architecture
+from models.cost import cost
+from models.lenet import LeNet5
+from rounds.replies import read_reply
+from rounds.work import Assignment, Given, Work
+from server_app import checkpoint
+from server_app.checkpoint import Checkpoint, CheckpointError
+from server_app.config import ConfigError, RunConfig
+from server_app.journal import JournalError, read_config, read_devices, read_rounds, read_summary
+from strategies.heterofl import MaskedTraining
+from strategies.method import LEADING, Order, State, local_half
+from strategies.submodel import initial_weights
+from tests.client_app.work_orders import batch, work_order
+from tests.fuzz.mutations import as_text, changed_bytes, changed_json, changed_text
+from tests.server_app.fake_runs import CONFIG, three_rounds
+from tests.small_run import FLEET
+
+Made = Callable[[random.Random], Any]
+"""Makes one hostile input."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """make: a hostile input. read: reads it, and raises one of `refusals`, or returns what may be used.
+
+    harmless: AssertionError where what was accepted could do more harm than an honest input.
+    max_seconds: the processor's, of one input. What a user writes may take longer than what a node sends.
+    """
+
+    name: str
+    count: int
+    make: Made
+    read: Callable[[Any], Any]
+    refusals: tuple[type[Exception], ...]
+    harmless: Callable[[Any], None]
+    max_seconds: float = 0.05
+
+
+# A node trusts its server with all its work: large batches are honest, and take their time.
+MAX_ORDER_LETTERS = 2**17
+BOUND, HELD = 0.5, 24  # the norm bound, and how many examples the device has
+FAMILY = LeNet5(input_shape=(1, 8, 8), classes=4, conv_channels=(2, 3), hidden=(8, 6))
+REPORT = DeviceReport("raspberry-pi-4", 4 * 2**30, 2**30, 20.0, 5.0)
+
+
+def replies() -> Target:
+    """A node's reply to one order, under a norm bound."""
+    local, full = MaskedTraining(weighting="uniform"), FAMILY.full()
+    price = cost(FAMILY, full, batch_size=4, optimizer="sgd")
+    given = Given(Order(3, full), LEADING, price, local)
+    asked = Assignment(3, "all", Budget(2**30, None, None), given, node=1)
+    sent = initial_weights(FAMILY, 1)
+    work = Work(
+        round=2,
+        assignments=[asked],
+        family=FAMILY,
+        payload=lambda group: {"weights": sent},
+        absorb=lambda contribution: None,
+        enough=1,
+        simulated=False,
+        norm_bound=BOUND,
+    )
+    parcel = work.groups[0].returned["weights"]
+    array = pack({name: value + 0.001 for name, value in sent.items()}, parcel.layout)
+    update = Update(
+        order=0,
+        device=3,
+        outcome="trained",
+        payloads={"weights": 0},
+        examples=HELD,
+        loss=1.0,
+        present_classes=[0, 2],
+        report=REPORT.to_json(),
+    )
+    honest = json.loads(Reply(run="a run", round=2, updates=[update]).model_dump_json())
+    start = torch.cat([sent[entry.name].flatten() for entry in parcel.layout.entries])
+
+    def make(rng: random.Random) -> RecordDict:
+        how, text, arrays = rng.random(), as_text(honest), [array]
+        if how < 0.7:
+            text = as_text(changed_json(rng, honest))
+        elif how < 0.8:
+            text = changed_text(rng, text)
+        if how >= 0.8 or rng.random() < 0.1:
+            arrays = [changed_bytes(rng, array)] * rng.choice((1, 1, 1, 0, 2, 50))
+        return make_records(text, arrays)
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # a Flower process sets them
+
+    def read(records: RecordDict) -> Any:
+        message = Message(records, 1, "train")
+        asked.outcome, asked.update = "", None
+        checked = read_reply("a run", work, [asked], message, lambda device: HELD, lambda device, report: None)
+        if set(checked.outcomes.values()) != {"trained"}:
+            raise MessageError(next(iter(checked.outcomes.values())))
+        return checked
+
+    def harmless(checked: Any) -> None:
+        [contribution] = checked.contributions
+        assert 1 <= contribution.examples <= HELD
+        total = contribution.sums["weights"]
+        assert total.weight == 1024
+        moved = total.total.double() / (total.weight * SCALE) - start
+        moved[total.total == 0] = 0.0  # rows of absent classes
+        assert float(moved.norm()) <= BOUND * 1.001
+        assert all(outcome.isprintable() for outcome in checked.outcomes.values())
+        assert all(isinstance(report, DeviceReport) for report in checked.reports.values())
+
+    return Target("replies", 8000, make, read, (MessageError,), harmless)
+
+
+def orders() -> Target:
+    """A message to a node, as far as it is read before anything is trained."""
+    honest = json.loads(batch(work_order(1), work_order(2)).model_dump_json())
+
+    def make(rng: random.Random) -> str:
+        text = as_text(changed_json(rng, honest, 20)) if rng.random() < 0.8 else changed_text(rng, as_text(honest))
+        return text if len(text) < MAX_ORDER_LETTERS else as_text(honest)
+
+    def read(text: str) -> Batch:
+        found = parse(Batch, text)
+        family = _family(json.dumps(found.family))
+        for order in found.orders:
+            try:
+                family.validate(Architecture.from_json(order.architecture))
+            except ValueError as error:  # of the order alone
+                raise MessageError(str(error)) from None
+            local_half(order.local)
+        return found
+
+    def harmless(found: Batch) -> None:
+        assert 1 <= len(found.orders) <= 4000
+        assert all(0 <= order.device < 2**63 for order in found.orders)
+
+    return Target("orders", 5000, make, read, (MessageError,), harmless)
+
+
+def reports() -> Target:
+    """A node's answer to a query."""
+    honest = {"device": 3, "report": REPORT.to_json()}
+
+    def make(rng: random.Random) -> RecordDict:
+        text = as_text(changed_json(rng, honest)) if rng.random() < 0.8 else changed_text(rng, as_text(honest))
+        return RecordDict({"wildflower": ConfigRecord({"json": text})})
+
+    def read(records: RecordDict) -> DeviceReport:
+        answer, _ = from_records(NodeReport, records, NODE_REPORT_LIMITS)
+        return DeviceReport.from_json(answer.report)
+
+    def harmless(report: DeviceReport) -> None:
+        assert report.kind.isprintable()
+        assert 0 <= report.memory_available_bytes <= report.memory_total_bytes < 2**63
+        assert replace(report) == report
+
+    return Target("reports", 6000, make, read, (ValueError,), harmless)
+
+
+def checkpoints(folder: Path) -> Target:
+    """Two checkpoints, of which one has another file, or both have."""
+    state = State({"weights/w": torch.arange(12.0).reshape(3, 4)}, {"tiers": {"a": {"widths": [3]}}})
+    for number in (1, 2):
+        checkpoint.save(folder, Checkpoint(number, 0.5 * number, state), keep=2)
+    rounds = [folder / "checkpoint" / f"round-{number}" for number in (1, 2)]
+    honest = {path: path.read_bytes() for written in rounds for path in written.iterdir()}
+
+    def make(rng: random.Random) -> dict[Path, bytes]:
+        """Files of the newest checkpoint, or of both."""
+        changed = rounds[rng.choice((0, 1)) :]
+        paths = [rng.choice(sorted(path for path in honest if path.parent == written)) for written in changed]
+        return {path: changed_bytes(rng, honest[path]) for path in paths}
+
+    def read(changes: dict[Path, bytes]) -> Checkpoint:
+        for path, data in changes.items():
+            path.write_bytes(data)
+        try:
+            return checkpoint.load(folder)
+        finally:
+            for path in changes:
+                path.write_bytes(honest[path])
+
+    def harmless(found: Checkpoint) -> None:
+        assert found.round in (1, 2)
+        assert torch.equal(found.state.tensors["weights/w"], state.tensors["weights/w"])
+        assert found.state.values == state.values
+
+    return Target("checkpoints", 400, make, read, (CheckpointError,), harmless)
+
+
+def journals(folder: Path) -> Target:
+    """The folder of a run of which one file is another."""
+    three_rounds(folder).finish("finished")
+    names = ("rounds.jsonl", "devices.jsonl", "config.json", "summary.json")
+    honest = {name: (folder / name).read_bytes() for name in names}
+
+    def make(rng: random.Random) -> tuple[str, bytes]:
+        name = rng.choice(names)
+        if rng.random() < 0.5:
+            return name, changed_bytes(rng, honest[name])
+        lines = honest[name].decode().splitlines() if name.endswith("l") else [honest[name].decode()]
+        place = rng.randrange(len(lines))
+        lines[place] = as_text(changed_json(rng, json.loads(lines[place])))
+        return name, ("\n".join(lines) + "\n").encode()
+
+    def read(change: tuple[str, bytes]) -> Any:
+        name, data = change
+        (folder / name).write_bytes(data)
+        try:
+            return read_rounds(folder), list(read_devices(folder)), read_config(folder), read_summary(folder)
+        finally:
+            (folder / name).write_bytes(honest[name])
+
+    def harmless(found: Any) -> None:
+        rounds, devices, config, _ = found
+        assert [record.round for record in rounds] == list(range(1, len(rounds) + 1))
+        assert len(rounds) <= 4
+        assert all(device.round >= 1 for device in devices)
+        assert "config" in config
+        assert CONFIG  # what is in it is compared with the run's own, word by word, before it is resumed
+
+    return Target("journals", 300, make, read, (JournalError,), harmless)
+
+
+def fleets(folder: Path) -> Target:
+    """A fleet file."""
+
+    def make(rng: random.Random) -> str:
+        if rng.random() < 0.4:
+            return changed_text(rng, FLEET)
+        groups = changed_json(rng, tomllib.loads(FLEET)["group"], copies=3)
+        lines: list[str] = []
+        for group in groups if isinstance(groups, list) else []:
+            lines.append("[[group]]")
+            if isinstance(group, dict):
+                lines += [f"{json.dumps(key)} = {_toml(value)}" for key, value in group.items()]
+        return "\n".join(lines)
+
+    def read(text: str) -> Fleet:
+        path = folder / "fleet.toml"
+        path.write_text(text, errors="replace")
+        return Fleet.load(path, devices=6, seed=1, requirement=lambda width: (10**6, 10**5))
+
+    def harmless(fleet: Fleet) -> None:
+        assert fleet.size == 6
+        for device in (0, 5):
+            report = fleet.report(device, 60.0)
+            assert 0 <= report.memory_available_bytes < 2**63
+
+    return Target("fleet files", 200, make, read, (ValueError,), harmless, max_seconds=1.0)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(key))} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
+
+
+def configurations() -> Target:
+    """A run configuration, as Flower hands it over."""
+    honest = RunConfig().to_dict()
+    keys = sorted(honest)
+
+    def make(rng: random.Random) -> dict[str, Any]:
+        few = {key: honest[key] for key in rng.sample(keys, 6)}
+        found = changed_json(rng, few)
+        return found if isinstance(found, dict) else {"task": found}
+
+    def read(values: dict[str, Any]) -> RunConfig:
+        with suppress(RecursionError):
+            return RunConfig.from_run_config(values)
+        raise ConfigError("too deep")
+
+    def harmless(config: RunConfig) -> None:
+        assert RunConfig.from_run_config(config.to_dict()) == config
+
+    return Target("configurations", 100, make, read, (ConfigError,), harmless, max_seconds=1.0)
+
+
+def all_targets(folder: Path) -> list[Target]:
+    """All of them, over a folder of their own."""
+    for name in ("checkpoints", "journals", "fleets"):
+        (folder / name).mkdir()
+    return [
+        replies(),
+        orders(),
+        reports(),
+        checkpoints(folder / "checkpoints"),
+        journals(folder / "journals"),
+        fleets(folder / "fleets"),
+        configurations(),
+    ]

@@ -1,0 +1,182 @@
+"""Aggregations that a few wrong devices cannot move far, by hand."""
+
+import itertools
+
+import pytest
+import torch
+
+from messages.packing import Layout
+from messages.sums import UNIT, WeightedSum, flatten
+from models.lenet import LeNet5
+from models.placement import whole
+from server_app.config import ConfigError
+from strategies.aggregation import Aggregation, running_mean
+from tests.small_run import METHODS, changed_reply, connected_grid, small_config, started
+from tests.strategies.test_contract import HARDWARE, run_rounds
+
+ROBUST = ("trimmed-mean", "median", "norm-bounded-mean")
+
+
+def of_device(weights, weight=UNIT, present=None, spans=()):
+    layout = Layout.of(weights)
+    found = WeightedSum.zeros(layout, None if present is None else len(present))
+    found.add(flatten(weights, layout), weight, None if present is None else torch.tensor(present), spans)
+    return layout, found
+
+
+def aggregated(kind, values, previous=0.0, weights=None, trim=0.2):
+    """What becomes of one coordinate of these values."""
+    mean = running_mean({"w": torch.zeros(1)}, Aggregation(kind, trim))
+    for value, weight in zip(values, weights or [UNIT] * len(values), strict=True):
+        tensors = {"w": torch.tensor([float(value)])}
+        mean.add(whole(tensors), *of_device(tensors, weight))
+    return float(mean.mean({"w": torch.tensor([previous])})["w"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("median", [3, 1, 1000], 3.0),
+        ("median", [4, 1, 1000, 2], 3.0),  # the mean of the two in the middle
+        ("median", [7], 7.0),
+        ("median", [1.5, 4], 1.5),  # two owners: the change from 1 of 3 is brought down to 0.5
+        ("trimmed-mean", [1, 2, 3, 6, 1000], 11 / 3),  # a fifth of five: one at each end
+        ("trimmed-mean", [1, 2, 4, -1000, 6, 1000], 3.0),  # a fifth of six, rounded up: two at each end
+        ("trimmed-mean", [0, 4], 1.0),
+        ("mean", [1, 2, 3, 6, 1000], 202.4),
+        # Changes from 1 of sizes 0, 1, 2, 2, 999: the median one is 2.
+        ("norm-bounded-mean", [1, 2, 3, -1, 1000], (1 + 2 + 3 - 1 + 3) / 5),
+    ],
+)
+def test_one_coordinate(kind, values, expected):
+    for order in itertools.islice(itertools.permutations(values), 30):
+        assert aggregated(kind, order, previous=1.0) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_nobody_changes_nothing():
+    for kind in ("mean", *ROBUST):
+        assert aggregated(kind, [], previous=5.0) == 5.0
+
+
+def test_examples_that_a_device_claims_do_not_count_where_owners_count_alike():
+    assert aggregated("median", [1, 2, 3], weights=[UNIT, UNIT, 10**6]) == 2.0
+    assert aggregated("trimmed-mean", [1, 2, 3], weights=[UNIT, UNIT, 10**6]) == 2.0
+    # The bound is on how far each goes; within it the mean weighs them as always.
+    assert aggregated("norm-bounded-mean", [1, 1, 3], weights=[1, 1, 2]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_coordinates_have_owners_of_their_own(kind):
+    """Five devices own the first two channels of the hidden layer, three the third, and nobody the last."""
+    family = LeNet5(input_shape=(1, 8, 8), hidden=(4, 4))
+    full = {name: torch.zeros(spec.shape) for name, spec in family.tensors(family.full()).items()}
+    [name, *_] = [name for name, value in full.items() if value.shape == (4,)]
+    group = next(g for g in family.groups if family.groups[g] == 4)
+    mean = running_mean(full, Aggregation(kind))
+    for size, value in ((2, 1.0), (2, 2.0), (3, 3.0), (3, 4.0), (3, 500.0)):
+        architecture = family.architecture({group: size})
+        tensors = {n: torch.full(spec.shape, value) for n, spec in family.tensors(architecture).items()}
+        mean.add(family.place(architecture), *of_device(tensors))
+    found = mean.mean({n: torch.full_like(v, -7.0) for n, v in full.items()})[name]
+    if kind == "norm-bounded-mean":  # changes from -7 of sizes 8, 9, 10, 11, 507: none above 10
+        expected = torch.tensor([(1 + 2 + 3 + 3 + 3) / 5, (1 + 2 + 3 + 3 + 3) / 5, 3.0, -7.0])
+    else:
+        expected = torch.tensor([3.0, 3.0, 4.0, -7.0])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_rows_of_absent_classes_are_not_owned(kind):
+    family = LeNet5(input_shape=(1, 8, 8), classes=2)
+    full = {name: torch.zeros(spec.shape) for name, spec in family.tensors(family.full()).items()}
+    bias = next(name for name, value in full.items() if value.shape == (2,))
+    mean = running_mean(full, Aggregation(kind))
+    start = 0
+    for entry in Layout.of(full).entries:
+        if entry.name == bias:
+            break
+        start += entry.numel
+    for value, present in ((1.0, [True, True]), (1.0, [True, False]), (1.0, [True, False])):
+        tensors = {n: torch.full(v.shape, value) for n, v in full.items()}
+        tensors[bias] = torch.tensor([value, 2 * value])
+        mean.add(family.place(family.full()), *of_device(tensors, present=present, spans=((start, start + 2),)))
+    found = mean.mean(full)[bias]
+    assert float(found[0]) == pytest.approx(1.0, abs=1e-3)
+    assert float(found[1]) == pytest.approx(2.0, abs=1e-3)  # of the one device that has the class, not 2 / 3
+
+
+# Whole rounds, in which one device of four answers with weights of a million.
+
+
+def hostile(reply, arrays):
+    arrays[0] = torch.full((len(arrays[0]) // 4,), 1e6).numpy().tobytes()
+
+
+def rounds_with_one_hostile(tmp_path, method, kind, number=1):
+    grid = connected_grid(5, tmp_path / f"{kind}")
+    kinds = {("train", 1)}
+    grid.tamper = lambda m: (
+        changed_reply(hostile)(m) if (m.metadata.message_type, m.metadata.src_node_id) in kinds else m
+    )
+    changes = HARDWARE | {"aggregation": kind, "devices": 5, "devices-per-round": 5}
+    engine, results = run_rounds(tmp_path / f"run-{kind}", method, grid, number, **changes)
+    assert {line["outcome"] for line in results[0].devices} == {"trained"}
+    return max(float(v.abs().max()) for n, v in engine.state().tensors.items() if n.startswith("weights/"))
+
+
+def allowed(method):
+    try:
+        config = small_config_of(method)
+    except ConfigError:
+        return False
+    return config.aggregation == "median"
+
+
+def small_config_of(method):
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        return small_config(Path(folder), **METHODS[method] | {"aggregation": "median"})
+
+
+def test_methods_that_rely_on_the_mean_or_have_none_say_so(tmp_path):
+    refused = {METHODS[method]["strategy"] for method in METHODS if not allowed(method)}
+    assert {"local", "recipfl", "hypemefed", "scaffold", "q-fedavg"} <= refused
+    with pytest.raises(ConfigError, match="aggregation = 'median': strategy = 'scaffold' relies on the mean"):
+        small_config(tmp_path, strategy="scaffold", aggregation="median")
+    with pytest.raises(ConfigError, match="strategy = 'depthfl'"):
+        small_config(tmp_path, **METHODS["depthfl"] | {"depthfl.alpha": 0.1, "aggregation": "median"})
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if allowed(method)])
+def test_one_device_does_not_move_the_model_of_any_method_that_takes_it(method, tmp_path):
+    assert rounds_with_one_hostile(tmp_path, method, "median") < 100
+
+
+@pytest.mark.parametrize("kind", ["trimmed-mean", "norm-bounded-mean"])
+@pytest.mark.parametrize("method", ["all-large", "heterofl"])
+def test_other_robust_means_do_as_well(kind, method, tmp_path):
+    assert rounds_with_one_hostile(tmp_path, method, kind) < 100
+
+
+def test_the_mean_is_moved(tmp_path):
+    assert rounds_with_one_hostile(tmp_path, "all-large", "mean") > 10**5
+
+
+@pytest.mark.parametrize("kind", ROBUST)
+def test_a_simulation_and_nodes_of_their_own_come_to_the_same_model(kind, tmp_path):
+    from tests.small_run import same_bits, simulated_grid
+
+    states = []
+    for nodes in (1, 3):
+        grid = simulated_grid(nodes)
+        grid.turn = lambda messages: messages[::-1]
+        folder = tmp_path / f"{nodes}"
+        folder.mkdir()
+        engine, scorer = started(small_config(folder, aggregation=kind, workers=nodes, evaluate_every=1))
+        result = engine.run_round(grid, 1, scorer)
+        assert result.record["devices_replied"] == 4
+        assert result.record["score"] is not None
+        states.append(engine.state().tensors)
+    assert same_bits(*states)
