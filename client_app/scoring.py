@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from client_app.bench import DeviceBench, Workplace, batches_of, do_order, out_of_memory_refused
@@ -55,7 +53,7 @@ def score_order(
         model = local.model(bench) if batch.training is None else do_order(bench).answer.model
         if model is None:
             raise MessageError(f"device {order.device}: {order.local.name} trained no model that could be scored")
-        if order.data == "shard" and family.norm == "static":
+        if order.data == "shard" and family.with_statistics != family:
             model = _with_statistics(model, bench, training)
         scored = local.scored(bench, model) if order.data == "shard" else model
         found = score(scored, task, inputs, labels, batch_size=batch.batch_size, device=place.device)
@@ -68,7 +66,7 @@ def _with_statistics(model: Network, bench: DeviceBench, training: LocalTraining
     While they train, norms of a "static" family keep none. Scored by the statistics of the batch instead, a device with
     few test examples would be scored by which of them come together.
     """
-    scored = replace(bench.family, norm="batch").build(bench.architecture).to(bench.device)
+    scored = bench.family.with_statistics.build(bench.architecture).to(bench.device)
     # What lacks are the statistics themselves, which the pass sets.
     scored.load_state_dict(model.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(0)  # of the order in which examples are seen

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,13 +19,17 @@ from models.architecture import Architecture
 from models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
 from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading, spread
 
+if TYPE_CHECKING:
+    from models.cost import Convolution, Cost
+
 
 @dataclass(frozen=True)
 class Family(ABC):
     """A global model and the sub-models that can be cut out of it.
 
     A family is a value: equal arguments make equal families, which is what its caches go by. Subclasses are frozen
-    dataclasses whose fields are what `spec` writes and `make_family` reads.
+    dataclasses whose fields are what `spec` writes and `make_family` reads. This is all that engine, client and methods
+    ask of a family; `BlockFamily` is one whose networks are made of described layers.
     """
 
     name: ClassVar[str]
@@ -32,24 +37,39 @@ class Family(ABC):
 
     input_shape: tuple[int, ...]
     classes: int = 10
-    norm: str = "batch"
-    scaler: bool = False
 
     def __post_init__(self) -> None:
         if not self.input_shape or any(not is_count(size) for size in self.input_shape):
             raise ValueError(f"{self.name}: input_shape must hold sizes >= 1, not {self.input_shape!r}")
         if not is_count(self.classes):
             raise ValueError(f"{self.name}: classes must be a number >= 1, not {self.classes!r}")
-        if self.norm not in ("batch", "static"):
-            raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
-        if not isinstance(self.scaler, bool):
-            raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
-        self.blocks(self.full())  # an input that is too small is found here, not in the middle of a round
+
+    @classmethod
+    def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with what only this machine can read, such as a folder, replaced by its contents.
+
+        `make_family` calls it. Nodes make the family from `spec`, which names nothing that they would have to have.
+        """
+        return dict(arguments)
+
+    def spec(self) -> dict[str, Any]:
+        """Return the JSON from which `make_family` makes this family again; one from outside is named by reference."""
+        kind = type(self)
+        name = self.name if kind.__module__.startswith("models.") else f"{kind.__module__}:{kind.__qualname__}"
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"name": name} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    # Architectures
 
     @property
     @abstractmethod
     def groups(self) -> Mapping[str, int]:
-        """Channel groups and their full sizes, in the order of `Architecture.widths`."""
+        """What an architecture chooses, such as channel groups, and the full sizes, in the order of its `widths`."""
+
+    @cached_property
+    def kernels(self) -> Mapping[str, int]:
+        """Elastic kernels and their full sides (odd), in the order of `Architecture.kernels`; at least 3 is kept."""
+        return {}
 
     @cached_property
     def segments(self) -> Mapping[str, tuple[str, ...]]:
@@ -60,6 +80,107 @@ class Family(ABC):
         """
         return {"head": tuple(self.groups)}
 
+    @property
+    def stacks(self) -> Mapping[str, tuple[str, ...]]:
+        """Stacks of blocks alike: name -> its blocks in order, removable ones and those that always stay.
+
+        The tensors of a block are those whose names begin with its name, and with "." or "_" behind it.
+        """
+        return {}
+
+    def full(self) -> Architecture:
+        """Return the global model's architecture."""
+        return Architecture(tuple(self.groups.values()), tuple(self.kernels.values()))
+
+    def largest(self) -> Architecture:
+        """Return the largest architecture, which is the full one."""
+        return self.full()
+
+    @abstractmethod
+    def smallest(self) -> Architecture:
+        """Return the smallest architecture."""
+
+    def width(self, rate: float, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+        """Return the architecture that keeps `rate` of every channel group, at full depth, with full kernels.
+
+        HeteroFL keeps ceil(rate * full) channels. RecipFL's cut of ResNet-18 to 0.2 rounds down: pass `math.floor`.
+        """
+        return self.up_to(len(self.segments), rate, rounding)
+
+    @abstractmethod
+    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+        """Return the architecture that ends at an exit, counted from 1, and keeps `rate` of every group up to there."""
+
+    def candidates(self, widths: Iterable[float]) -> list[Architecture]:
+        """Return the architectures that devices may get, largest first: the cuts of these width rates."""
+        return [self.width(width) for width in sorted(widths, reverse=True)]
+
+    def exit_of(self, arch: Architecture) -> int:
+        """Return the number of the exit at which an architecture ends, counted from 1."""
+        kept = {group for group, width in zip(self.groups, arch.widths, strict=True) if width}
+        return sum(not kept.isdisjoint(groups) for groups in self.segments.values())
+
+    @abstractmethod
+    def validate(self, arch: Architecture) -> None:
+        """Raise ValueError that names the entry out of bounds and its bound."""
+
+    # Sub-models
+
+    @abstractmethod
+    def build(self, arch: Architecture) -> Network:
+        """Return the sub-model, initialized by torch's generator, on the current default device.
+
+        It maps (batch, *input_shape) to (batch, classes), by its deepest exit. Raises ValueError for an architecture
+        out of bounds.
+        """
+
+    def initial(self) -> dict[str, Tensor]:
+        """Return first weights of the global model, drawn by torch's generator."""
+        return {name: value.detach().clone() for name, value in self.build(self.full()).state_dict().items()}
+
+    @property
+    def with_statistics(self) -> Family:
+        """The family whose networks keep the batch norm statistics that this one's leave out; itself where none do."""
+        return self
+
+    @abstractmethod
+    def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
+        """Return what the sub-model's state_dict holds, in its order, without building it. Do not change the result."""
+
+    @abstractmethod
+    def place(self, arch: Architecture, select: Select = leading) -> Placement:
+        """Return where the sub-model's tensors lie in the global ones, with `select` applied to every channel group.
+
+        ValueError where the family is cut otherwise than `select` wants.
+        """
+
+    @abstractmethod
+    def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+        """Return what an architecture costs; `models.cost.cost` checks the question and keeps the answer."""
+
+    @abstractmethod
+    def convolutions(self, arch: Architecture) -> Collection[Convolution]:
+        """Return the distinct convolutions of an architecture, for each of which code is compiled."""
+
+
+@dataclass(frozen=True)
+class BlockFamily(Family):
+    """A family whose networks are blocks of described layers (`models.layers`), cut by channel groups.
+
+    The same description builds a sub-model, names its tensors and prices it.
+    """
+
+    norm: str = "batch"
+    scaler: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm not in ("batch", "static"):
+            raise ValueError(f"{self.name}: norm must be 'batch' or 'static', not {self.norm!r}")
+        if not isinstance(self.scaler, bool):
+            raise ValueError(f"{self.name}: scaler must be true or false, not {self.scaler!r}")
+        self.blocks(self.full())  # an input that is too small is found here, not in the middle of a round
+
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
         """Layers that an architecture may leave out, in order: name -> the groups inside, which are then all 0.
@@ -68,26 +189,9 @@ class Family(ABC):
         """
         return dict(list(self.segments.items())[1:])
 
-    @property
-    def stacks(self) -> Mapping[str, tuple[str, ...]]:
-        """Stacks of blocks alike: name -> its blocks in order, removable ones and those that always stay."""
-        return {}
-
-    @cached_property
-    def kernels(self) -> Mapping[str, int]:
-        """Elastic kernels and their full sides (odd), in the order of `Architecture.kernels`; at least 3 is kept."""
-        return {}
-
     @abstractmethod
     def blocks(self, arch: Architecture) -> list[Block]:
         """Return the pieces of the architecture in order of computation."""
-
-    def spec(self) -> dict[str, Any]:
-        """Return the JSON from which `make_family` makes this family again; one from outside is named by reference."""
-        kind = type(self)
-        name = self.name if kind.__module__.startswith("models.") else f"{kind.__module__}:{kind.__qualname__}"
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {"name": name} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     # Architectures
 
@@ -114,24 +218,9 @@ class Family(ABC):
         self.validate(arch)
         return arch
 
-    def full(self) -> Architecture:
-        """Return the global model's architecture."""
-        return Architecture(tuple(self.groups.values()), tuple(self.kernels.values()))
-
-    def largest(self) -> Architecture:
-        """Return the largest architecture, which is the full one."""
-        return self.full()
-
     def smallest(self) -> Architecture:
         """Return the architecture with one channel in every group and without all removable layers."""
         return self.architecture(dict.fromkeys(self.groups, 1), self.removable, kernel=3 if self.kernels else None)
-
-    def width(self, rate: float, rounding: Callable[[float], int] = math.ceil) -> Architecture:
-        """Return the architecture that keeps `rate` of every channel group, at full depth, with full kernels.
-
-        HeteroFL keeps ceil(rate * full) channels. RecipFL's cut of ResNet-18 to 0.2 rounds down: pass `math.floor`.
-        """
-        return self.up_to(len(self.segments), rate, rounding)
 
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
         """Return the architecture that ends at an exit, counted from 1, and keeps `rate` of every group up to there."""
@@ -144,15 +233,6 @@ class Family(ABC):
             {group: max(1, rounding(round(rate * full, 9))) for group, full in self.groups.items()},
             without=list(self.segments)[exit:],
         )
-
-    def candidates(self, widths: Iterable[float]) -> list[Architecture]:
-        """Return the architectures that devices may get, largest first: the cuts of these width rates."""
-        return [self.width(width) for width in sorted(widths, reverse=True)]
-
-    def exit_of(self, arch: Architecture) -> int:
-        """Return the number of the exit at which an architecture ends, counted from 1."""
-        kept = {group for group, width in zip(self.groups, arch.widths, strict=True) if width}
-        return sum(not kept.isdisjoint(groups) for groups in self.segments.values())
 
     def sample(self, rng: np.random.Generator) -> Architecture:
         """Draw an exit, or a coin for every removable layer; kernels, and the width of every kept group (uniform)."""
@@ -222,10 +302,6 @@ class Family(ABC):
         self.validate(arch)
         return Network(self.blocks(arch))
 
-    def initial(self) -> dict[str, Tensor]:
-        """Return first weights of the global model, drawn by torch's generator."""
-        return {name: value.detach().clone() for name, value in self.build(self.full()).state_dict().items()}
-
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
         """Return what the sub-model's state_dict holds, in its order, without building it. Do not change the result."""
         return _tensors(self, arch)
@@ -258,9 +334,26 @@ class Family(ABC):
             {name: spec.axes for name, spec in specs.items()},
         )
 
+    @property
+    def with_statistics(self) -> BlockFamily:
+        """The same family with running statistics."""
+        return self if self.norm == "batch" else replace(self, norm="batch")
+
+    def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+        """Follow one training step by what is known of every layer."""
+        from models.cost import price_of_blocks  # which knows the layers of all families, and so imports them
+
+        return price_of_blocks(self, arch, batch_size, optimizer)
+
+    def convolutions(self, arch: Architecture) -> set[Convolution]:
+        """Those of the layers."""
+        from models.cost import distinct_convolutions
+
+        return distinct_convolutions(self, arch)
+
 
 @dataclass(frozen=True)
-class ImageFamily(Family):
+class ImageFamily(BlockFamily):
     """A family over images of shape (channels, height, width), where `signals` also over (channels, length)."""
 
     signals: ClassVar[bool] = False
@@ -338,22 +431,45 @@ class ExitFamily(ImageFamily):
 
 # Bounded: a ResNet-152 has some 800 tensors, and a search may look at many thousand architectures.
 @lru_cache(maxsize=256)
-def _tensors(family: Family, arch: Architecture) -> dict[str, TensorSpec]:
+def _tensors(family: BlockFamily, arch: Architecture) -> dict[str, TensorSpec]:
     family.validate(arch)
     return dict(item for block in family.blocks(arch) for item in block.tensors())
 
 
 @lru_cache(maxsize=256)
-def _leading_placement(family: Family, arch: Architecture) -> Placement:
+def _leading_placement(family: BlockFamily, arch: Architecture) -> Placement:
     return family._place(arch, leading)
+
+
+def described(family: Family, who: str) -> BlockFamily:
+    """The family, for what reads descriptions of layers; ValueError where it has none."""
+    if not isinstance(family, BlockFamily):
+        raise ValueError(
+            f"{who} needs a family of described layers, such as resnet18 (docs/families.md): {family.name} is not one"
+        )
+    return family
 
 
 def with_weights(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> Network:
     """The sub-model over these very tensors: nothing is initialized or copied, and training changes them in place."""
     with torch.device("meta"):
         model = family.build(architecture)
-    model.load_state_dict(weights, assign=True)
+    state = OrderedDict(weights)
+    state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # or batch norms would want counters
+    model.load_state_dict(state, assign=True)
+    _fill(model, family, architecture)
     return model
+
+
+def _fill(model: Network, family: Family, architecture: Architecture) -> None:
+    """Give a model without memory the buffers that its state leaves out, as a fresh one has them."""
+    if not any(buffer.is_meta for buffer in model.buffers()):
+        return
+    fresh = dict(family.build(architecture).named_buffers())
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta:
+            path, _, own = name.rpartition(".")
+            model.get_submodule(path)._buffers[own] = fresh[name]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from models.architecture import Architecture
-from models.base import Family, nearest
+from models.base import BlockFamily, nearest
 from models.layers import Block, Channels, Layer, Network
 
 
 @dataclass(frozen=True)
-class Choice(Family):
+class Choice(BlockFamily):
     """Several families under one roof, largest first: an architecture is one of exactly one member.
 
     Groups, kernels and the blocks of the network carry the member's name in front (`large.conv1`, `large_block1`), so
@@ -32,7 +32,7 @@ class Choice(Family):
     name: ClassVar[str] = "choice"
     SHARED: ClassVar[tuple[str, ...]] = ("input_shape", "classes", "norm", "scaler")
 
-    members: tuple[tuple[str, Family], ...] = ()
+    members: tuple[tuple[str, BlockFamily], ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.members, tuple) or len(self.members) < 2:
@@ -40,6 +40,8 @@ class Choice(Family):
         for member, family in self.members:
             if not member.isidentifier():
                 raise ValueError(f"choice: a member's name is made of letters, digits and _, not {member!r}")
+            if not isinstance(family, BlockFamily):
+                raise ValueError(f"choice: member {member!r} must be a family of described layers, not {family.name}")
             if isinstance(family, Choice) or len(family.segments) > 1:
                 raise ValueError(f"choice: member {member!r} must be a single family with one exit")
             for shared in self.SHARED:
@@ -101,12 +103,12 @@ class Choice(Family):
             kernels += own.kernels if own else family.kernels.values()
         return Architecture(tuple(widths), tuple(kernels))
 
-    def split(self, arch: Architecture) -> tuple[str, Family, Architecture]:
+    def split(self, arch: Architecture) -> tuple[str, BlockFamily, Architecture]:
         """Return the member of an architecture, and its architecture there; ValueError unless it is of exactly one."""
         widths, kernels = list(arch.widths), list(arch.kernels)
         if len(widths) != len(self.groups) or len(kernels) != len(self.kernels):
             raise ValueError(f"choice: {len(self.groups)} widths and {len(self.kernels)} kernels, not {arch}")
-        found: list[tuple[str, Family, Architecture]] = []
+        found: list[tuple[str, BlockFamily, Architecture]] = []
         for member, family in self.members:
             own = Architecture(tuple(widths[: len(family.groups)]), tuple(kernels[: len(family.kernels)]))
             del widths[: len(family.groups)], kernels[: len(family.kernels)]
@@ -169,7 +171,7 @@ class Choice(Family):
         }
 
 
-def _parameters(family: Family) -> int:
+def _parameters(family: BlockFamily) -> int:
     """How many parameters the whole network of a family has, its buffers apart."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in family.build(family.full()).parameters())

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from models.architecture import Architecture
-from models.base import Family, nearest
+from models.base import BlockFamily, Family, nearest
 from models.layers import (
     Block,
     Conv,
@@ -111,6 +111,11 @@ def cost(family: Family, arch: Architecture, *, batch_size: int, optimizer: str)
 
 @lru_cache(maxsize=65536)
 def _cost(family: Family, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+    return family.price(arch, batch_size, optimizer)
+
+
+def price_of_blocks(family: BlockFamily, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+    """The cost of an architecture of described layers."""
     step = _follow(family, arch, batch_size)
     state, temporary = OPTIMIZERS[optimizer].state, OPTIMIZERS[optimizer].temporary
     parameter_bytes = FLOAT_BYTES * step.parameters
@@ -125,7 +130,7 @@ def _cost(family: Family, arch: Architecture, batch_size: int, optimizer: str) -
     )
 
 
-def _follow(family: Family, arch: Architecture, batch_size: int) -> _Step:
+def _follow(family: BlockFamily, arch: Architecture, batch_size: int) -> _Step:
     """A whole training step of an architecture."""
     family.validate(arch)
     step = _Step(batch_size)
@@ -133,7 +138,7 @@ def _follow(family: Family, arch: Architecture, batch_size: int) -> _Step:
     return step
 
 
-def distinct_convolutions(family: Family, arch: Architecture) -> set[Convolution]:
+def distinct_convolutions(family: BlockFamily, arch: Architecture) -> set[Convolution]:
     """Return the convolutions of an architecture for which code has to be compiled."""
     return _follow(family, arch, 1).convolutions
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
+
+from torch import nn
 
 from models.base import Family, nearest
 from models.bert import Bert, BertTiny
 from models.choice import Choice
 from models.cnn import Cnn3, Cnn10, PflCnn
 from models.densenet import DenseNet121
+from models.encoder import Encoder
 from models.lenet import LeNet5
+from models.levels import Levels
 from models.resnet import ResNet18, ResNet34, ResNet152
 from models.vgg import Vgg
 from models.vit import VitTiny
-from plugins.reference import PluginError, class_of, is_reference
+from plugins.reference import PluginError, class_of, is_reference, named
 
 __all__ = ["FAMILIES", "Family", "family_class", "make_family"]
 
@@ -23,7 +28,7 @@ FAMILIES: dict[str, type[Family]] = {
     family.name: family
     for family in (
         *(LeNet5, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
-        *(VitTiny, Bert, BertTiny, Choice),
+        *(VitTiny, Bert, BertTiny, Encoder, Choice),
     )
 }
 
@@ -31,10 +36,15 @@ FAMILIES: dict[str, type[Family]] = {
 def family_class(name: object) -> type[Family]:
     """The class of a family by its name here, or by a reference to one from outside, "package.module:Class".
 
+    A reference to a function or to a class of modules is a family of levels, which calls it.
+
     Raises ValueError with the nearest valid name, or with what is wrong with the reference.
     """
     if isinstance(name, str) and is_reference(name):
-        kind: type[Family] = class_of(name, Family, "a family")
+        found = named(name, Family)
+        if inspect.isroutine(found) or (isinstance(found, type) and issubclass(found, nn.Module)):
+            return Levels
+        kind: type[Family] = class_of(name, Family, "a family, where it is no function and no nn.Module,")
         if not isinstance(getattr(kind, "name", None), str):
             raise PluginError(f"{name} has no name: give the class one, such as name: ClassVar[str] = 'my-family'")
         return kind
@@ -51,12 +61,15 @@ def make_family(spec: Mapping[str, Any]) -> Family:
     arguments = dict(spec)
     name = arguments.pop("name", None)
     kind = family_class(name)
+    if kind is Levels:
+        arguments["function"] = name
     known = [field.name for field in fields(kind)]
     for key, value in arguments.items():
         if key not in known:
             raise ValueError(f"family {name!r} has no argument {key!r}; {nearest(key, known)}")
         if isinstance(value, list):
             arguments[key] = tuple(value)
+    arguments = kind.resolved(arguments)
     if issubclass(kind, Choice):
         arguments["members"] = _members(arguments)
     return kind(**arguments)

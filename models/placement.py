@@ -110,6 +110,17 @@ class Placement:
             return self
         return Placement({name: self.coordinates[name] for name in names}, {name: self.axes[name] for name in names})
 
+    def within(self, outer: Placement) -> dict[str, tuple[Coordinates, ...]]:
+        """Where this sub-model's tensors lie in those of a larger sub-model that holds all of them."""
+        found = {}
+        for name, coordinates in self.coordinates.items():
+            pairs = zip(coordinates, outer.coordinates[name], strict=True)
+            found[name] = tuple(
+                torch.searchsorted(there, here) if isinstance(here, Tensor) and isinstance(there, Tensor) else here
+                for here, there in pairs
+            )
+        return found
+
     def gather(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copy the sub-model's tensors out of global `weights`.
 

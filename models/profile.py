@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from models.architecture import Architecture
-from models.base import Family
+from models.base import BlockFamily, Family
 from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, INDEX_BYTES, OPTIMIZERS, Convolution, _Step
 from models.layers import Block, Shape
 
@@ -98,7 +98,7 @@ def profile(piece: Piece, batch_size: int) -> Profile:
     )
 
 
-def pieces(family: Family, arch: Architecture) -> list[Piece]:
+def pieces(family: BlockFamily, arch: Architecture) -> list[Piece]:
     """Return the blocks of an architecture with their surroundings, in order of computation."""
     found = []
     shape, first, held = family.input_shape, True, True

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from models.architecture import Architecture
-from models.base import Family, nearest
+from models.base import BlockFamily, Family, described, nearest
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Space:
     System-Heterogeneous Federated Learning through Dynamic Model Search".
     """
 
-    family: Family
+    family: BlockFamily
     choices: tuple[Choice, ...]
     kernels: tuple[KernelChoice, ...] = ()
     floors: tuple[Floor, ...] = ()
@@ -86,6 +86,7 @@ class Space:
         Raises:
             ValueError: what is impossible, and of which layer.
         """
+        family = described(family, "a search space")
         inside = {group for groups in family.removable.values() for group in groups}
         layers = {group: (group,) for group in family.groups if group not in inside} | dict(family.removable)
         sides = {f"{kernel}.kernel": kernel for kernel in family.kernels}
@@ -301,7 +302,7 @@ def _by_name(
     return found
 
 
-def _check_distinct(choice: Choice, family: Family) -> None:
+def _check_distinct(choice: Choice, family: BlockFamily) -> None:
     """Raise ValueError where two shares that were given for a layer by its name keep the same channels of it."""
     sizes = [family.groups[group] for group in choice.groups]
     by_channels: dict[tuple[int, ...], float] = {}
@@ -315,7 +316,7 @@ def _check_distinct(choice: Choice, family: Family) -> None:
         by_channels[channels] = share
 
 
-def _floors(family: Family, min_blocks: int) -> tuple[Floor, ...]:
+def _floors(family: BlockFamily, min_blocks: int) -> tuple[Floor, ...]:
     """What `min_blocks` means for each stack of a family, beside the blocks that always stay."""
     if min_blocks < 1:
         raise ValueError(f"space: at least 1 block of a stack stays, not {min_blocks}")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.architecture import Architecture
-from models.base import Family, is_count
+from models.base import BlockFamily, is_count
 from models.layers import Block, Channels, Layer, Linear, Scaler, Shape, Stateless, TensorSpec, spec
 from models.placement import Axis
 
@@ -224,7 +224,7 @@ class LastPosition(Stateless):
 
 
 @dataclass(frozen=True)
-class Transformer(Family):
+class Transformer(BlockFamily):
     """An encoder of `depth` blocks, each of self-attention and an MLP with GELU, with residual connections.
 
     What passes between all blocks, the stream, is one channel group of `hidden` channels. The heads of each block and

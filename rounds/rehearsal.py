@@ -40,6 +40,10 @@ def rehearse_parcels(method: Method) -> None:
             raise RehearsalError(f"`{function}` of {name} must return parcels by name, not {parcels!r}")
     if digest(*mine) != digest(*theirs):
         raise RehearsalError(f"server and device derive other parcels of {name} from the same settings {there!r}")
+    try:
+        method.family.place(order.architecture, method.selection(order.device, order.architecture).select)
+    except ValueError as error:
+        raise RehearsalError(str(error)) from error
 
 
 def rehearse_payload(method: Method) -> None:

@@ -16,12 +16,14 @@ import torch
 from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from devices.fleet import Fleet, bundled_fleet
 from messages.orders import LocalTraining
 from models.base import with_weights
 from models.cost import cost
 from models.family import Family, family_class, make_family
+from models.initial import checked_names, digest_of, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer, Scores
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
@@ -69,7 +71,14 @@ def run(grid: Grid, config: RunConfig) -> Path:
 
 def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer) -> None:
     # First, because it says in words how a resumed run's configuration differs from the one before.
-    journal = Journal.open(run_dir, config.to_dict(), config.resume, engine.population.fleet_digest, digests_of(config))
+    journal = Journal.open(
+        run_dir,
+        config.to_dict(),
+        config.resume,
+        engine.population.fleet_digest,
+        digests_of(config),
+        _initial_digest(config),
+    )
     first_round = 1
     if config.resume and (journal.last_round or checkpoint.exists(run_dir)):
         saved = checkpoint.load(run_dir)
@@ -234,7 +243,15 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         metric=task.metric,
     )
 
-    setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared)
+    setup = Setup(
+        family,
+        settings,
+        config.widths,
+        config.below_smallest,
+        config.both_models,
+        config.shared,
+        _initial(config, family),
+    )
     with _naming("strategy", config.strategy):
         method = kind(setup, params)
         rehearse_parcels(method)
@@ -247,6 +264,24 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
     return Engine(method, _population(config, method, task)), _scorer(task)
 
 
+def _initial(config: RunConfig, family: Family) -> Mapping[str, Tensor]:
+    """The weights that a run is given; {} where it has none. The log says what was found of them, and what was not."""
+    if not config.initial_weights:
+        return {}
+    try:
+        names = checked_names(parse_arguments(config.initial_names))
+        found = load_initial(weights_file(config.initial_weights), family, names)
+    except ValueError as error:
+        raise ConfigError(f"initial-weights = {config.initial_weights!r}: {error}") from None
+    log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
+    return found.tensors
+
+
+def _initial_digest(config: RunConfig) -> str:
+    """SHA-256 of the file that a run's first weights come from; "" where they are drawn."""
+    return digest_of(weights_file(config.initial_weights)) if config.initial_weights else ""
+
+
 def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults: dict[str, Any]) -> Family:
     """The family of a run; ConfigError where it cannot take the task's inputs.
 
@@ -254,7 +289,8 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
     far as the family has such arguments.
     """
     name = config.family or task.family
-    fixed = {"input_shape": list(task.input_shape), "classes": task.classes, **options}
+    of_task = {"input_shape": list(task.input_shape), "classes": task.classes}
+    fixed = {**of_task, **options}
     arguments = parse_arguments(config.family_arguments)
     if set(arguments) & set(fixed):
         raise ConfigError(
@@ -263,9 +299,15 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         )
     try:
         known = {field.name for field in fields(family_class(name))}
-        wanted = {key: value for key, value in defaults.items() if key in known}
-        family = make_family({"name": name, **wanted, **arguments, **fixed})
-        cost(family, family.full(), batch_size=1, optimizer="sgd")
+        # The folder that weights come from says what model they are of, where a family can read that.
+        folder = Path(config.initial_weights).expanduser()
+        if config.initial_weights and (folder / "config.json").is_file():
+            defaults = {"model": config.initial_weights, **defaults}
+        # A family without batch norm or scaler, such as one of any modules, has nothing to say to a method's wishes.
+        wishes = {"tokens": task.normalization is None, **defaults, **arguments, **options}
+        wanted = {key: value for key, value in wishes.items() if key in known or key in arguments}
+        family = make_family({"name": name, **wanted, **of_task})
+        cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):
             raise

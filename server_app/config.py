@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
 from models.family import FAMILIES, family_class
+from models.initial import checked_names
 from plugins.beside import digests
 from plugins.reference import is_loaded, is_reference, module_label, one_sentence
 from server_app.keys import listed_keys, missing_keys
@@ -99,7 +100,15 @@ def parse_arguments(text: str, like: str = "first_channels = 16, activation = 'r
         raise ValueError(f'must be like "{like}": {error}') from None
 
 
+def _names_table(value: object) -> object:
+    """What names in a file of weights are called in the family: the inside of an inline TOML table."""
+    if isinstance(value, str):
+        checked_names(parse_arguments(value, like="'bert' = '', 'fc' = false"))
+    return value
+
+
 Arguments = Annotated[str, BeforeValidator(_arguments)]
+NamesTable = Annotated[str, BeforeValidator(_names_table)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 # Where a part of the settings begins, by its first field.
@@ -134,6 +143,15 @@ class RunConfig(Params):
     family: str = Field("", description='Global model, and how it is cut (docs/families.md); "" takes the task\'s own')
     family_arguments: Arguments = Field(
         "", description='Arguments of the family, such as "first_channels = 16" (docs/families.md)'
+    )
+    initial_weights: str = Field(
+        "",
+        description='First weights: a safetensors or .pth file, a folder of Hugging Face\'s or a name on its hub; "" '
+        "draws them (docs/your-model.md)",
+    )
+    initial_names: NamesTable = Field(
+        "",
+        description="What names in that file are called in the family, such as \"'features' = 'stem', 'fc' = false\"",
     )
     partition: Literal["iid", "dirichlet", "natural", "strong-and-weak"] = Field(
         "dirichlet", description="How examples are dealt out to devices: iid, dirichlet, natural, strong-and-weak"
@@ -358,6 +376,16 @@ class RunConfig(Params):
             raise
         except Exception as error:
             raise ValueError(f"strategy = {self.strategy!r}: its check fails: {one_sentence(error)}") from error
+        need(
+            not self.initial_weights or self.method.takes_initial_weights,
+            "initial-weights",
+            f"strategy = {self.strategy!r} has no global model that could begin with given weights",
+        )
+        need(
+            bool(self.initial_weights) or not self.initial_names,
+            "initial-names",
+            "says what names in the file of initial-weights are called, and there is none",
+        )
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,

@@ -39,6 +39,7 @@ EARLIER_NAMES = {
 EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
 PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
+INITIAL = "initial-weights-sha256"  # of the file of first weights, where a run has one
 
 Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -217,12 +218,14 @@ class Journal:
         resume: bool,
         fleet_digest: str = "",
         plugins: Mapping[str, str] | None = None,
+        initial_digest: str = "",
     ) -> "Journal":
         """Start a run's journal, or with `resume` go on with one, and write config.json.
 
         `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them; `fleet_digest`
-        stands for the contents of the fleet's files, `plugins` for those of the modules from outside, by their names. A
-        resumed journal still holds all its rounds: call `drop_after` with the round of the checkpoint.
+        stands for the contents of the fleet's files, `plugins` for those of the modules from outside, by their names,
+        `initial_digest` for the file of first weights. A resumed journal still holds all its rounds: call `drop_after`
+        with the round of the checkpoint.
 
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
         it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
@@ -237,6 +240,7 @@ class Journal:
             check_resumable(run_dir, config)
             check_same_fleet(run_dir, config, fleet_digest)
             check_same_plugins(run_dir, plugins or {})
+            check_same_initial(run_dir, initial_digest)
             rounds = read_rounds(run_dir)
             # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
             journal.drop_after(rounds[-1].round if rounds else 0)
@@ -246,6 +250,7 @@ class Journal:
             "seed": config["seed"],
             "fleet-sha256": fleet_digest,
             **({PLUGINS: dict(plugins)} if plugins else {}),
+            **({INITIAL: initial_digest} if initial_digest else {}),
         }
         _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)
@@ -431,6 +436,15 @@ def check_same_plugins(run_dir: Path, plugins: Mapping[str, str]) -> None:
         )
 
 
+def check_same_initial(run_dir: Path, digest: str) -> None:
+    """Raise JournalError unless the file of first weights is the one that the run in `run_dir` began with."""
+    if read_config(run_dir).get(INITIAL, "") != digest:
+        raise JournalError(
+            f"the run in {run_dir} cannot be resumed: the file of initial-weights is not as when the run began; put "
+            "the old one back, or start another run"
+        )
+
+
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The content of config.json, an object of CONFIG_KEYS. Raises JournalError when there is no run."""
     path = run_dir / "config.json"
@@ -440,7 +454,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
     except json.JSONDecodeError as error:
         raise JournalError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict) or set(content) - {PLUGINS} != set(CONFIG_KEYS):
+    if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
     return content
 

@@ -28,7 +28,6 @@ from models.cost import (
     Convolution,
     Cost,
     cost,
-    distinct_convolutions,
 )
 from models.family import Family
 from models.layers import Network
@@ -74,7 +73,7 @@ class OrderedDropout(Training):
             raise MessageError("ordered dropout would mix the batch norm statistics of all widths: use norm = 'static'")
         cuts: dict[float, Callable[[Tensor], Tensor]] = {self.widths[-1]: model}
         for width in self.widths[:-1]:
-            cuts[width] = leading_cut(model, family, family.width(width))
+            cuts[width] = leading_cut(model, family, bench.architecture, family.width(width))
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             cut = cuts[bench.chance.choice(self.widths)]
@@ -92,14 +91,16 @@ class OrderedDropout(Training):
         return loss
 
 
-def leading_cut(model: Network, family: Family, architecture: Architecture) -> Callable[[Tensor], Tensor]:
+def leading_cut(
+    model: Network, family: Family, whole: Architecture, architecture: Architecture
+) -> Callable[[Tensor], Tensor]:
     """A narrower sub-model that computes with the leading slices of the model's parameters.
 
     It has no tensors of its own, so that its gradients arrive in those of the model.
     """
     with torch.device("meta"):
         cut = family.build(architecture)
-    coordinates = family.place(architecture).coordinates
+    coordinates = family.place(architecture).within(family.place(whole))
 
     def compute(inputs: Tensor) -> Tensor:
         slices = {name: p[coordinates[name]] for name, p in model.named_parameters() if name in coordinates}
@@ -171,7 +172,7 @@ def training_cost(
 
     whole = alone(architecture)
     narrower = [a for a in map(family.width, widths) if a.widths < architecture.widths]
-    convolutions = {a: distinct_convolutions(family, a) for a in (architecture, *narrower)}
+    convolutions = {a: set(family.convolutions(a)) for a in (architecture, *narrower)}
     largest = max(prod(spec.shape) for spec in family.tensors(architecture).values())
     copies = 1 + OPTIMIZERS[optimizer].state  # of all parameters: the weights themselves, and what the optimizer keeps
     steps_bytes = [_without_kernels(whole, convolutions[architecture])]

@@ -11,7 +11,6 @@ the width, which changes nothing in the whole model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -108,7 +107,7 @@ class HeteroFL(SubModelMethod):
         super().__init__(setup, params, candidates)
         self.params = params
         self.distillation = setup.shared["distillation"]
-        self.scored_family = replace(setup.family, norm="batch")
+        self.scored_family = setup.family.with_statistics
 
     @classmethod
     def family_defaults(cls, params: Any) -> dict[str, Any]:

@@ -405,6 +405,7 @@ class Setup:
         below_smallest: "skip" a device whose budget is below the narrowest, or give it the "smallest" all the same.
         both_models: devices that can afford more than the smallest candidate train the smallest as well.
         shared: the settings of `Method.shared_params`, by their group.
+        initial: tensors that the global model begins with, by name; the others are drawn.
     """
 
     family: Family
@@ -413,6 +414,7 @@ class Setup:
     below_smallest: str = "skip"
     both_models: bool = False
     shared: Mapping[str, Params] = field(default_factory=dict)
+    initial: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Stopwatch:
@@ -439,6 +441,8 @@ class Method(ABC):
         params_type: the class of its settings.
         shared_params: settings of parts that several methods share and that this one reads, by their group's name.
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
+        takes_initial_weights: whether its global model begins with `Setup.initial`, as by
+            `strategies.submodel.first_weights`.
         first_question: what a device is asked before it trains for the first time; its facts go to `introduce`. Who
             gives no answer does not train in that round, and is asked again.
 
@@ -448,6 +452,7 @@ class Method(ABC):
     params_type: ClassVar[type[Params]] = Params
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
     family_options: ClassVar[Mapping[str, Any]] = {}
+    takes_initial_weights: ClassVar[bool] = False
     first_question: Local | None = None
 
     def __init__(self, setup: Setup, params: Params) -> None:

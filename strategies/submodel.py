@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -79,9 +80,11 @@ class SubModelMethod(CandidateMethod):
     scored.
     """
 
+    takes_initial_weights: ClassVar[bool] = True
+
     def __init__(self, setup: Setup, params: Params, candidates: list[Architecture] | None = None) -> None:
         super().__init__(setup, params, candidates)
-        self.weights = initial_weights(setup.family, setup.settings.seed)
+        self.weights = first_weights(setup)
         self.mean = CoordinateMean(self.weights)
         self.scored_family = setup.family
 
@@ -149,6 +152,11 @@ def require_exits(method: str, family: Family) -> None:
             f"{method} needs a family with several exits, {family.name} has one: set family-arguments, "
             "such as 'exits = [1, 2, 3]' (docs/families.md)"
         )
+
+
+def first_weights(setup: Setup) -> Weights:
+    """The global model's first weights: those that the run was given, and all others drawn."""
+    return {**initial_weights(setup.family, setup.settings.seed), **setup.initial}
 
 
 def initial_weights(family: Family, seed: int) -> Weights:

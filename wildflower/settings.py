@@ -116,6 +116,9 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
             values[key] = _absolute(values[key], here)
     if values["fleet"].endswith(".toml"):
         values["fleet"] = _absolute(values["fleet"], here)
+    initial = here / Path(values["initial-weights"]).expanduser()
+    if values["initial-weights"] and initial.exists():  # else it is a name on the hub
+        values["initial-weights"] = _absolute(values["initial-weights"], here)
     output_dir = Path(values["output-dir"])
     if not values["run-name"]:
         if values["resume"]:

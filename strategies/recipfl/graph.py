@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from models.architecture import Architecture
-from models.base import Family
+from models.base import Family, described
 from models.layers import Block, Conv, Dropout, Flatten, GlobalPool, Layer, Linear, Norm, Pool, Relu, Relu6, Scale
 from models.placement import CLASSES, Axis
 
@@ -129,7 +129,7 @@ def graph_of(family: Family, architecture: Architecture) -> Graph:
         return position
 
     position = 0
-    for block in family.blocks(architecture):
+    for block in described(family, "recipfl").blocks(architecture):
         end = chain(block, "", block.layers, position)
         if block.concat:
             end = add(Node("concat"), end, position)

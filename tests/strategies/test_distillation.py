@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.architecture import Architecture
-from models.base import Family
+from models.base import BlockFamily
 from models.cnn import Cnn3
 from models.layers import Block, Channels, Linear
 from models.lenet import LeNet5
@@ -16,7 +16,7 @@ from strategies.submodel import initial_weights
 
 
 @dataclass(frozen=True)
-class TwoFeatures(Family):
+class TwoFeatures(BlockFamily):
     """One hidden unit per channel, no activation: y = V W x."""
 
     name: ClassVar[str] = "two-features"

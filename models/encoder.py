@@ -1,0 +1,357 @@
+"""Encoders of Hugging Face `transformers`: BERT, RoBERTa, DistilBERT, and models of their shape such as MiniLM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from models.architecture import Architecture
+from models.base import is_count, nearest
+from models.layers import Network, TensorSpec
+from models.module import ModuleFamily
+from models.placement import Coordinates
+
+# Of each kind: its class in transformers, where its layers are, the linear layers whose rows (then: whose columns) are
+# the channels of heads, and the prefix that checkpoints with a head of their own put in front of the encoder's names.
+KINDS: Mapping[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
+    "bert": (
+        "Bert",
+        "encoder",
+        ("attention.self.query", "attention.self.key", "attention.self.value"),
+        ("attention.output.dense",),
+    ),
+    "roberta": (
+        "Roberta",
+        "encoder",
+        ("attention.self.query", "attention.self.key", "attention.self.value"),
+        ("attention.output.dense",),
+    ),
+    "distilbert": (
+        "DistilBert",
+        "transformer",
+        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        ("attention.out_lin",),
+    ),
+}
+# What a folder's configuration says, by the names of transformers' own common attributes.
+_READ = {
+    "vocabulary": "vocab_size",
+    "hidden": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "positions": "max_position_embeddings",
+    "pad_id": "pad_token_id",
+}
+_READ_BERT = {
+    "mlp": "intermediate_size",
+    "token_types": "type_vocab_size",
+    "dropout": "hidden_dropout_prob",
+    "norm_eps": "layer_norm_eps",
+    "activation": "hidden_act",
+}
+_READ_DISTILBERT = {"mlp": "hidden_dim", "dropout": "dropout", "activation": "activation"}
+
+
+@dataclass(frozen=True)
+class Encoder(ModuleFamily):
+    """A transformer encoder with a head: (batch, sequence) of int64 tokens -> (batch, classes).
+
+    The sizes are MiniLM-L6's. `model` takes them from a folder of Hugging Face's, or from a model's name on its hub; in
+    the family's spec they stand as numbers, so that nodes need no such folder. Where tokens are `pad_id`, nothing is
+    attended to. `classes = 1` is a regression's one number.
+
+    An architecture is what is kept of each head's channels (or of the heads), of the MLP's channels and of the layers,
+    the first ones of each. `hidden` follows from the heads: transformers' own layers want it to be heads times channels
+    of a head.
+
+    Attributes:
+        kind: "bert", "roberta" or "distilbert".
+        depths: numbers of layers that devices may get, ascending; () where the run's widths say what they get.
+        cut: what a width cuts, the "channels" of every head as HeteroFL does, or whole "heads".
+        cut_mlp: whether it cuts the MLPs inside too.
+        labels: "sequence", one per text, or "tokens", one per token: (batch, sequence, classes).
+        pooling: what of a sequence the head reads: the "mean" over the tokens that are no padding, or the first, "cls".
+        head: "linear", or "dense" with a layer and tanh in front, as RoBERTa's own.
+        dropout: of embeddings, of each layer's two parts, and in front of the head.
+        attention_dropout: of attention's weights. Above 0 PyTorch has no fused kernel on CPUs, so that all weights are
+            kept: more memory and time.
+    """
+
+    name: ClassVar[str] = "encoder"
+    input_dtype: ClassVar[torch.dtype] = torch.int64
+
+    input_shape: tuple[int, ...] = (128,)
+    kind: str = "bert"
+    vocabulary: int = 30522
+    hidden: int = 384
+    depth: int = 6
+    heads: int = 12
+    mlp: int = 1536
+    positions: int = 512
+    token_types: int = 2
+    pad_id: int = 0
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    norm_eps: float = 1e-12
+    activation: str = "gelu"
+    depths: tuple[int, ...] = ()
+    cut: str = "channels"
+    cut_mlp: bool = True
+    labels: str = "sequence"
+    pooling: str = "mean"
+    head: str = "linear"
+    model: str = ""
+
+    @classmethod
+    def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The sizes of `model` in place of its name."""
+        found = dict(arguments)
+        model = found.pop("model", "")
+        if not model:
+            return found
+        if not isinstance(model, str):
+            raise ValueError(f"encoder: model must be a folder or a name, not {model!r}")
+        sizes = _sizes_of(model)
+        for key, value in sizes.items():
+            given = found.get(key, value)
+            if key == "depth" and is_count(given) and given > value:
+                raise ValueError(f"encoder: depth = {given}, but {model} has {value} layers")
+            if given != value and key not in ("depth", "dropout"):
+                raise ValueError(f"encoder: {key} = {given!r}, but {model} has {value!r}: leave it out")
+        return sizes | found
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model:
+            raise ValueError("encoder: make_family reads `model`; give the sizes themselves here")
+        choices = {
+            "kind": KINDS,
+            "cut": ("channels", "heads"),
+            "labels": ("sequence", "tokens"),
+            "pooling": ("mean", "cls"),
+            "head": ("linear", "dense"),
+        }
+        for field, allowed in choices.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"encoder: {field} must be one of {', '.join(allowed)}, not {getattr(self, field)!r}")
+        for field in ("vocabulary", "hidden", "depth", "heads", "mlp", "positions", "token_types"):
+            if not is_count(getattr(self, field)):
+                raise ValueError(f"encoder: {field} must be a number >= 1, not {getattr(self, field)!r}")
+        for field in ("dropout", "attention_dropout"):
+            value = getattr(self, field)
+            if not isinstance(value, float | int) or not 0 <= value < 1:
+                raise ValueError(f"encoder: {field} must be a number from 0 and below 1, not {value!r}")
+        if type(self.pad_id) is not int or not 0 <= self.pad_id < self.vocabulary:
+            raise ValueError(f"encoder: pad_id must be 0 to {self.vocabulary - 1}, not {self.pad_id!r}")
+        if self.hidden % self.heads:
+            raise ValueError(f"encoder: hidden must be a multiple of heads, {self.hidden} is none of {self.heads}")
+        # RoBERTa counts positions from the one behind its padding token.
+        longest = self.positions - (self.pad_id + 1 if self.kind == "roberta" else 0)
+        if len(self.input_shape) != 1 or self.input_shape[0] > longest:
+            raise ValueError(
+                f"encoder: input_shape must be (sequence,) of at most {longest} tokens, not {self.input_shape!r}"
+            )
+        depths = self.depths
+        if not isinstance(depths, tuple) or not all(is_count(depth) for depth in depths):
+            raise ValueError(f"encoder: depths must be numbers of layers such as [2, 4], not {depths!r}")
+        if list(depths) != sorted(set(depths)) or (depths and depths[-1] > self.depth):
+            raise ValueError(f"encoder: depths must ascend and end at most at depth = {self.depth}, not {list(depths)}")
+
+    @property
+    def head_channels(self) -> int:
+        """Channels of one head of the whole model."""
+        return self.hidden // self.heads
+
+    @property
+    def deepest(self) -> int:
+        """How many layers the global model has."""
+        return self.depths[-1] if self.depths else self.depth
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Of each head, or of the heads, what is kept; the MLP's channels if they are cut; the layers."""
+        width = {"head_channels": self.head_channels} if self.cut == "channels" else {"heads": self.heads}
+        return width | ({"mlp": self.mlp} if self.cut_mlp else {}) | {"layers": self.deepest}
+
+    @property
+    def stacks(self) -> dict[str, tuple[str, ...]]:
+        """All layers are one stack."""
+        where = KINDS[self.kind][1]
+        return {"encoder": tuple(f"{where}.layer.{number}" for number in range(self.deepest))}
+
+    def full(self) -> Architecture:
+        """Return the whole model; with `depths`, the deepest of them."""
+        return self._at(self.deepest)
+
+    def smallest(self) -> Architecture:
+        """Return one layer of one channel per head (or one head) and one of the MLP; of `depths`, the first, whole."""
+        return self._at(self.depths[0]) if self.depths else Architecture((1,) * len(self.groups))
+
+    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+        """Return the whole depth at a rate of the width; of `depths`, the first with that share of the layers."""
+        if exit != 1:
+            raise ValueError(f"encoder: exit must be 1, not {exit}")
+        if not 0 < rate <= 1:
+            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
+        if self.depths:
+            wanted = rounding(round(rate * self.depths[-1], 9))
+            return self._at(next(depth for depth in self.depths if depth >= wanted))
+        cut = {group: max(1, rounding(round(rate * full, 9))) for group, full in self.groups.items()}
+        return Architecture(tuple((cut | {"layers": self.deepest}).values()))
+
+    def candidates(self, widths: Iterable[float]) -> list[Architecture]:
+        """Return the cuts of these width rates, or of `depths` where there are some, largest first."""
+        return [self._at(depth) for depth in reversed(self.depths)] if self.depths else super().candidates(widths)
+
+    def _at(self, depth: int) -> Architecture:
+        return Architecture(tuple((self.groups | {"layers": depth}).values()))
+
+    def validate(self, arch: Architecture) -> None:
+        """Raise ValueError that names the entry out of bounds and its bound."""
+        if len(arch.widths) != len(self.groups) or arch.kernels:
+            raise ValueError(f"encoder: an architecture has {', '.join(self.groups)}, not {arch}")
+        for (group, full), kept in zip(self.groups.items(), arch.widths, strict=True):
+            if not 1 <= kept <= full:
+                raise ValueError(f"encoder: {group} must be 1 to {full}, not {kept}")
+
+    def network(self, arch: Architecture) -> Network:
+        """Return the encoder of transformers with the head."""
+        kept = dict(zip(self.groups, arch.widths, strict=True))
+        heads = kept.get("heads", self.heads)
+        hidden = heads * kept.get("head_channels", self.head_channels)
+        return EncoderNetwork(self, hidden, heads, kept.get("mlp", self.mlp), kept["layers"])
+
+    def coordinates(self, name: str, spec: TensorSpec) -> tuple[Coordinates, ...]:
+        """The leading entries; where a dimension is the channels of all heads, the leading ones of every head."""
+        found = list(super().coordinates(name, spec))
+        _, where, rows, columns = KINDS[self.kind]
+        module = name.rpartition(".")[0]
+        dimension = 0 if module.endswith(rows) else 1 if module.endswith(columns) and len(spec.shape) == 2 else None
+        if name.startswith(f"{where}.") and dimension is not None and self.cut == "channels":
+            kept = spec.shape[dimension] // self.heads
+            if kept < self.head_channels:
+                starts = torch.arange(self.heads).unsqueeze(1) * self.head_channels
+                found[dimension] = (starts + torch.arange(kept)).flatten()
+        return tuple(found)
+
+
+class EncoderNetwork(Network):
+    """Embeddings and layers of transformers under their own names, and a classifier.
+
+    The encoder's pooler is left out: no head here reads it.
+    """
+
+    def __init__(self, family: Encoder, hidden: int, heads: int, mlp: int, layers: int) -> None:
+        super().__init__([])
+        import transformers  # not at a client's start: it takes seconds
+
+        name, self.where, _, _ = KINDS[family.kind]
+        common = {
+            "vocab_size": family.vocabulary,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "max_position_embeddings": family.positions,
+            "pad_token_id": family.pad_id,
+            "attn_implementation": "sdpa",
+            "tie_word_embeddings": False,
+        }
+        if family.kind == "distilbert":
+            own = {
+                "hidden_dim": mlp,
+                "dropout": family.dropout,
+                "attention_dropout": family.attention_dropout,
+                "activation": family.activation,
+            }
+        else:
+            own = {
+                "intermediate_size": mlp,
+                "type_vocab_size": family.token_types,
+                "hidden_dropout_prob": family.dropout,
+                "attention_probs_dropout_prob": family.attention_dropout,
+                "layer_norm_eps": family.norm_eps,
+                "hidden_act": family.activation,
+            }
+        pooler = {} if family.kind == "distilbert" else {"add_pooling_layer": False}
+        config = getattr(transformers, f"{name}Config")(**common, **own)
+        body = getattr(transformers, f"{name}Model")(config, **pooler)
+        # Tables that follow from the shapes; as buffers they would have to be made anew wherever a model is.
+        body.embeddings._buffers.clear()
+        self.embeddings = body.embeddings
+        self.add_module(self.where, getattr(body, self.where))
+        self.classifier = Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense")
+        self.pad_id, self.positions_from_tokens = family.pad_id, family.kind == "roberta"
+        self.has_types = family.kind != "distilbert"
+        self.pooling = "none" if family.labels == "tokens" else family.pooling
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence) of int64 tokens -> (batch, classes), or (batch, sequence, classes) of every token."""
+        real = x != self.pad_id
+        positions = None  # which RoBERTa's embeddings count by themselves
+        if not self.positions_from_tokens:
+            positions = torch.arange(x.shape[1], device=x.device).expand_as(x)
+        types = {"token_type_ids": torch.zeros_like(x)} if self.has_types else {}
+        hidden = self.embeddings(input_ids=x, position_ids=positions, **types)
+        layers = self.get_submodule(self.where)
+        hidden = layers(hidden, attention_mask=real[:, None, None, :]).last_hidden_state
+        if self.pooling == "cls":
+            hidden = hidden[:, 0]
+        elif self.pooling == "mean":
+            weight = real.unsqueeze(2).to(hidden.dtype)
+            hidden = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
+        result: Tensor = self.classifier(hidden)
+        return result
+
+    def exits(self, x: Tensor) -> list[Tensor]:
+        """The one exit."""
+        return [self(x)]
+
+
+class Classifier(nn.Module):
+    """Dropout and a linear layer; with `dense` a layer and tanh in front, as in transformers' RoBERTa."""
+
+    def __init__(self, hidden: int, classes: int, dropout: float, *, dense: bool) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.dense = nn.Linear(hidden, hidden) if dense else None
+        self.out_proj = nn.Linear(hidden, classes)
+        for linear in (self.dense, self.out_proj):
+            if linear is not None:
+                nn.init.normal_(linear.weight, std=0.02)
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., hidden) -> (..., classes)."""
+        x = self.dropout(x)
+        if self.dense is not None:
+            x = self.dropout(torch.tanh(self.dense(x)))
+        result: Tensor = self.out_proj(x)
+        return result
+
+
+def _sizes_of(model: str) -> dict[str, Any]:
+    """The sizes that a folder, or a model of the hub, has; ValueError where it is not one of `KINDS`."""
+    from transformers import AutoConfig
+
+    folder = Path(model).expanduser()
+    try:
+        config = AutoConfig.from_pretrained(str(folder) if folder.is_dir() else model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"encoder: no configuration of a model in {model}: {str(error).splitlines()[0]}") from None
+    kind = config.model_type
+    if kind not in KINDS:
+        raise ValueError(
+            f"encoder: {model} is of kind {kind!r}, and there are {', '.join(KINDS)}; {nearest(kind, KINDS)}"
+        )
+    names = _READ | (_READ_DISTILBERT if kind == "distilbert" else _READ_BERT)
+    sizes = {field: getattr(config, name) for field, name in names.items()}
+    if not isinstance(sizes["activation"], str):
+        raise ValueError(f"encoder: the activation of {model} is {sizes['activation']!r}, not a name")
+    known = {field.name for field in fields(Encoder)}
+    return {"kind": kind} | {key: value for key, value in sizes.items() if key in known}

@@ -1,0 +1,192 @@
+"""First weights that exist already: read from a file or a folder, and fitted to the names of a global model."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from models.base import Family
+
+# What a folder of Hugging Face's holds its weights in, the first that is there.
+FILES = ("model.safetensors", "pytorch_model.bin")
+# What training scripts put a state dict under.
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Weights for a global model.
+
+    Attributes:
+        tensors: those that were found, by the global model's names.
+        missing: tensors of the global model that were not, which are drawn at random.
+        left_over: names in the file that nothing was made of.
+        source: the file.
+    """
+
+    tensors: dict[str, Tensor]
+    missing: tuple[str, ...]
+    left_over: tuple[str, ...]
+    source: Path
+
+    def describe(self) -> str:
+        """What was found, in one sentence or three."""
+        text = f"{self.source}: {len(self.tensors)} of {len(self.tensors) + len(self.missing)} tensors"
+        for what, names in (("drawn at random", self.missing), ("left over in the file", self.left_over)):
+            if names:
+                text += f"; {what}: {_some(names)}"
+        return text
+
+
+def weights_file(source: str) -> Path:
+    """The file that a run's `initial-weights` stands for; of a name on Hugging Face's hub, where it was downloaded to.
+
+    Raises ValueError where there is none.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        found = next((path / name for name in FILES if (path / name).is_file()), None)
+        if found is None:
+            raise ValueError(f"the folder {path} has no weights: neither {' nor '.join(FILES)}")
+        return found
+    if path.suffix or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
+        raise ValueError(f"there is no file or folder {path}")
+    return _downloaded(source)
+
+
+def _downloaded(name: str) -> Path:
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ValueError(f"there is no file or folder {name}, and huggingface_hub is not installed: {error}") from None
+    why = ""
+    for file in FILES:
+        try:
+            return Path(hf_hub_download(name, file))
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+            why = why or str(error).strip().splitlines()[0]
+    raise ValueError(f"there is no file or folder {name}, and no such model could be had from the hub: {why}")
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | None = None) -> Initial:
+    """Read weights for a family's global model.
+
+    Args:
+        names: what a name in the file, or some dotted parts of it, is called in the family; "" leaves these parts out,
+            False the whole tensor. Where then no name fits, a prefix that is in front of all fitting names is left out,
+            such as "bert.".
+
+    Raises:
+        ValueError: the file cannot be read, nothing in it fits, or a tensor has another shape.
+    """
+    wanted = family.tensors(family.full())
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in _read(file).items():
+        new = _renamed(name, names or {})
+        if new in renamed:
+            raise ValueError(f"{file}: by initial-names two tensors are called {new}, one of them {name}")
+        if new:
+            renamed[new] = tensor
+    if not renamed.keys() & wanted.keys():
+        renamed = _without_prefix(renamed, wanted)
+    found = {name: tensor for name, tensor in renamed.items() if name in wanted}
+    if not found:
+        raise ValueError(
+            f"{file} has no tensor of {family.name}: it has {_some(tuple(renamed))}, and the family "
+            f"{_some(tuple(wanted))}; initial-names says how one is called in the other"
+        )
+    for name, tensor in found.items():
+        if tuple(tensor.shape) != wanted[name].shape:
+            raise ValueError(
+                f"{file}: {name} has shape {tuple(tensor.shape)}, and {family.name} wants {wanted[name].shape}: "
+                f"initial-names = \"'{name}' = false\" leaves it out"
+            )
+        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{file}: {name} holds values that are no finite floating point numbers")
+    return Initial(
+        {name: tensor.to(wanted[name].dtype).contiguous() for name, tensor in found.items()},
+        tuple(name for name in wanted if name not in found),
+        tuple(name for name in renamed if name not in wanted),
+        file,
+    )
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, framework="pt") as content:
+                return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} cannot be read: {error}") from None
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise ValueError(f"{file} cannot be read as weights only: {why}; save its state_dict() to a file") from None
+    return _state(file, content)
+
+
+def _state(file: Path, content: Any) -> dict[str, Tensor]:
+    """The tensors of a state dict, or of one inside of what a training script has saved."""
+    if isinstance(content, Mapping):
+        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+        if tensors:
+            return tensors
+        for wrapper in WRAPPERS:
+            if isinstance(content.get(wrapper), Mapping):
+                return _state(file, content[wrapper])
+    raise ValueError(f"{file} holds no state dict: a mapping of names to tensors")
+
+
+def _renamed(name: str, names: Mapping[str, str | bool]) -> str:
+    """A name by the table; "" where the table leaves it out."""
+    for old, new in names.items():
+        pattern = rf"(?<![^.]){re.escape(old)}(?![^.])"
+        if not re.search(pattern, name):
+            continue
+        if new is False:
+            return ""
+        name = ".".join(part for part in re.sub(pattern, str(new), name).split(".") if part)
+    return name
+
+
+def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:
+    """The tensors without the first part of their names that lets most of them fit; as they are where none does."""
+    fits: dict[str, int] = {}
+    for name in tensors:
+        prefix, _, rest = name.partition(".")
+        fits[prefix] = fits.get(prefix, 0) + (rest in wanted)
+    best = max(fits, key=lambda prefix: fits[prefix], default="")
+    return {name.removeprefix(f"{best}.") if fits.get(best) else name: tensor for name, tensor in tensors.items()}
+
+
+def _some(names: tuple[str, ...]) -> str:
+    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + rest
+
+
+def checked_names(names: Mapping[str, Any]) -> Mapping[str, str | bool]:
+    """The table of `initial-names`; ValueError where an entry is neither a name nor false."""
+    for old, new in names.items():
+        if not old or not (new is False or (isinstance(new, str) and re.fullmatch(r"[\w.-]*", new))):
+            raise ValueError(f"'{old}' = {new!r}: an entry is like 'features.0' = 'stem', or 'classifier' = false")
+    return names

@@ -1,0 +1,184 @@
+"""A family from a function: the model of each level is what the function returns for the level's arguments."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from models.architecture import Architecture
+from models.layers import Network
+from models.module import AnyNetwork, ModuleFamily, meta_state
+from plugins.reference import PluginError, named, one_sentence
+
+MAX_LEVELS = 1000
+
+
+@dataclass(frozen=True)
+class Levels(ModuleFamily):
+    """A function, or a class of modules, that makes the model of each level.
+
+    `function` is called with `arguments` and those of a level, and with the task's `classes` (or `num_classes`) and
+    `input_shape` where it has parameters of these names. Levels go from the smallest to the largest; without any there
+    is one model, which every device gets whole. An architecture is the number of a level, from 1.
+
+    `arguments` and the entries of `levels` are JSON texts, so that a family is a value. `tokens`: inputs are int64.
+    """
+
+    name: ClassVar[str] = "levels"
+
+    function: str = ""
+    levels: tuple[str, ...] = ("{}",)
+    arguments: str = "{}"
+    tokens: bool = False
+
+    @classmethod
+    def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Levels and arguments as texts."""
+        found = dict(arguments)
+        like = "[{layers = 2}, {layers = 4}]"
+        if "levels" in found:
+            levels = found["levels"]
+            if not isinstance(levels, list | tuple) or not all(isinstance(level, Mapping) for level in levels):
+                raise ValueError(f"levels must be like {like}, from the smallest to the largest, not {levels!r}")
+            found["levels"] = tuple(json.dumps(level, sort_keys=True) for level in levels)
+        if "arguments" in found:
+            if not isinstance(found["arguments"], Mapping):
+                raise ValueError(f"arguments must be like {{hidden = 32}}, not {found['arguments']!r}")
+            found["arguments"] = json.dumps(found["arguments"], sort_keys=True)
+        return found
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.tokens, bool):
+            raise ValueError(f"{self.function}: tokens must be true or false, not {self.tokens!r}")
+        if not 1 <= len(self.levels) <= MAX_LEVELS:
+            raise ValueError(f"{self.function}: there must be 1 to {MAX_LEVELS} levels, not {len(self.levels)}")
+        self._check_slices()
+
+    def spec(self) -> dict[str, Any]:
+        """Return the JSON from which `make_family` makes this family again."""
+        return {
+            "name": self.function,
+            "input_shape": list(self.input_shape),
+            "classes": self.classes,
+            "levels": [json.loads(level) for level in self.levels],
+            "arguments": json.loads(self.arguments),
+            "tokens": self.tokens,
+        }
+
+    @property
+    def input_dtype(self) -> torch.dtype:  # type: ignore[override]
+        """Whole numbers where inputs are tokens."""
+        return torch.int64 if self.tokens else torch.float32
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """The level."""
+        return {"level": len(self.levels)}
+
+    @cached_property
+    def stacks(self) -> Mapping[str, tuple[str, ...]]:
+        """Lists of blocks of which levels have more or fewer, such as an `nn.ModuleList` of layers."""
+        small, large = (_lists(meta_state(self, arch)) for arch in (self.smallest(), self.full()))
+        return {
+            prefix: tuple(f"{prefix}.{number}" for number in sorted(numbers))
+            for prefix, numbers in large.items()
+            if numbers != small.get(prefix)
+        }
+
+    def smallest(self) -> Architecture:
+        """Return the first level."""
+        return Architecture((1,))
+
+    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+        """Return the level at a share of all levels: of three, 0.5 is the second."""
+        if exit != 1:
+            raise ValueError(f"{self.function}: exit must be 1, not {exit}")
+        if not 0 < rate <= 1:
+            raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
+        return Architecture((max(1, rounding(round(rate * len(self.levels), 9))),))
+
+    def candidates(self, widths: Iterable[float]) -> list[Architecture]:
+        """Return all levels, largest first; widths play no part."""
+        return [Architecture((level,)) for level in range(len(self.levels), 0, -1)]
+
+    def validate(self, arch: Architecture) -> None:
+        """Raise ValueError unless this is the number of a level."""
+        if len(arch.widths) != 1 or arch.kernels or not 1 <= arch.widths[0] <= len(self.levels):
+            raise ValueError(f"{self.function}: an architecture is a level, 1 to {len(self.levels)}, not {arch}")
+
+    def network(self, arch: Architecture) -> Network:
+        """Return what the function makes."""
+        text = self.levels[arch.widths[0] - 1]
+        values = {**json.loads(self.arguments), **json.loads(text)}
+        function = named(self.function, nn.Module)
+        parameters = _parameters(function)
+        task = {"classes": self.classes, "num_classes": self.classes, "input_shape": self.input_shape}
+        values = {key: value for key, value in task.items() if key in parameters} | values
+        try:
+            module = function(**values)
+        except Exception as error:  # of any kind: it is the user's code
+            raise PluginError(f"{self.function} at level {text} fails: {one_sentence(error)}") from error
+        if not isinstance(module, nn.Module):
+            raise PluginError(f"{self.function} at level {text} returns {type(module).__name__}, not an nn.Module")
+        return module if isinstance(module, Network) else AnyNetwork(module)
+
+    def _check_slices(self) -> None:
+        """Raise ValueError where a level's tensors are no leading slices of those of the level above."""
+        above: dict[str, Tensor] = {}
+        for number in range(len(self.levels), 0, -1):
+            state = meta_state(self, Architecture((number,)))
+            where = f"{self.function}: level {number} ({self.levels[number - 1]})"
+            if not state:
+                raise ValueError(f"{where} has no tensors to train")
+            if whole := [name for name, tensor in state.items() if not tensor.is_floating_point()]:
+                raise ValueError(f"{where}: {whole[0]} is {state[whole[0]].dtype}, and only floating point is learned")
+            _check_ties(where, state)
+            for name, tensor in state.items() if above else ():
+                if name not in above:
+                    raise ValueError(
+                        f"{where} has a tensor {name!r}, which the level above has not: every level's tensors are "
+                        "leading slices of those of the same name in the level above"
+                    )
+                mine, theirs = tuple(tensor.shape), tuple(above[name].shape)
+                if len(mine) != len(theirs) or any(m > t for m, t in zip(mine, theirs, strict=True)):
+                    raise ValueError(
+                        f"{where}: {name} has shape {mine}, the level above {theirs}: levels go from the smallest to "
+                        "the largest, and every tensor is a leading slice of the one above"
+                    )
+            above = state
+
+
+def _parameters(function: Callable[..., Any]) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
+def _check_ties(where: str, state: Mapping[str, Tensor]) -> None:
+    seen: dict[int, str] = {}  # storage -> the name of its tensor
+    for name, tensor in state.items():
+        first = seen.setdefault(tensor.untyped_storage()._cdata, name)
+        if first != name:
+            raise ValueError(f"{where}: {first} and {name} are one tensor, and tied weights are not built")
+
+
+def _lists(names: Iterable[str]) -> dict[str, set[int]]:
+    """The numbers that stand behind each prefix in names such as encoder.layer.0.weight."""
+    found: dict[str, set[int]] = {}
+    for name in names:
+        parts = name.split(".")
+        for position, part in enumerate(parts[1:], start=1):
+            if part.isdecimal():
+                found.setdefault(".".join(parts[:position]), set()).add(int(part))
+                break
+    return found

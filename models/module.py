@@ -1,0 +1,141 @@
+"""Families whose networks are any modules: known by building them without memory, and priced by tracing a step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from models.architecture import Architecture
+from models.base import Family
+from models.cost import Convolution, Cost
+from models.layers import Network, TensorSpec
+from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
+
+if TYPE_CHECKING:
+    from models.trace import Step
+
+
+class AnyNetwork(Network):
+    """Any module as a network with one exit: its own parameters, buffers and children, under their own names.
+
+    Buffers of whole numbers, such as batch norm's counters, do not travel: they are left out of the state.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__([])
+        # One set of tables for both, so that what replaces a tensor here replaces it there.
+        self._parameters, self._buffers, self._modules = module._parameters, module._buffers, module._modules
+        self._non_persistent_buffers_set = module._non_persistent_buffers_set
+        self._inside = (module,)  # in a tuple, or it would be a child of its own
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.num_batches_tracked = None
+            for name, buffer in part._buffers.items():
+                if buffer is not None and not buffer.is_floating_point():
+                    part._non_persistent_buffers_set.add(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the module returns: (batch, *input shape) -> (batch, classes)."""
+        result: Tensor = self._inside[0](x)
+        return result
+
+    def exits(self, x: Tensor) -> list[Tensor]:
+        """The one exit."""
+        return [self(x)]
+
+    def train(self, mode: bool = True) -> AnyNetwork:
+        """The module's own children follow, and it itself."""
+        super().train(mode)
+        self._inside[0].training = mode
+        return self
+
+
+@dataclass(frozen=True)
+class ModuleFamily(Family):
+    """A family that says how the network of an architecture is built, and no more.
+
+    A sub-model's tensors are leading slices of the tensors of the same name in the largest one.
+    """
+
+    @abstractmethod
+    def network(self, arch: Architecture) -> Network:
+        """Return the sub-model of a valid architecture, initialized, on the current default device."""
+
+    def build(self, arch: Architecture) -> Network:
+        """See `Family.build`."""
+        self.validate(arch)
+        return self.network(arch)
+
+    def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
+        """See `Family.tensors`; the network is built once, on the meta device."""
+        return _tensors(self, arch)
+
+    def place(self, arch: Architecture, select: Select = leading) -> Placement:
+        """See `Family.place`: leading slices, the only cut there is."""
+        if select is not leading:
+            raise ValueError(
+                f"{self.name}: its sub-models are leading slices, and the strategy selects other channels: take one "
+                "that does not, such as heterofl or fedavg, or a family of described layers (docs/families.md)"
+            )
+        return _placement(self, arch)
+
+    def coordinates(self, name: str, spec: TensorSpec) -> tuple[Coordinates, ...]:
+        """Where a sub-model's tensor lies in the global one of its name: the leading entries."""
+        return tuple(slice(0, size) for size in spec.shape)
+
+    def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+        """See `Family.price`: one training step is followed on fake tensors."""
+        return self._step(arch, batch_size).cost(batch_size, optimizer)
+
+    def convolutions(self, arch: Architecture) -> set[Convolution]:
+        """Those that a step computes."""
+        return self._step(arch, 2).convolutions
+
+    def _step(self, arch: Architecture, batch_size: int) -> Step:
+        from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
+
+        return follow(lambda: self.build(arch), batch_size, self.input_shape, self.input_dtype, self.classes)
+
+
+@lru_cache(maxsize=256)
+def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
+    classes = _class_dimensions(family)
+
+    def axes(name: str, tensor: Tensor) -> tuple[Axis | Window | None, ...]:
+        return tuple(Axis(CLASSES) if classes.get(name) == d else None for d in range(tensor.dim()))
+
+    return {name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in meta_state(family, arch).items()}
+
+
+@lru_cache(maxsize=64)
+def _class_dimensions(family: ModuleFamily) -> dict[str, int]:
+    """The dimension of classes of every tensor that has one: the one that grows where there is one class more."""
+    one_more = replace(family, classes=family.classes + 1)
+    mine, grown = meta_state(family, family.full()), meta_state(one_more, one_more.full())
+    return {
+        name: dimension
+        for name, tensor in mine.items()
+        for dimension, size in enumerate(tensor.shape)
+        if grown[name].shape[dimension] == size + 1
+    }
+
+
+def meta_state(family: Family, arch: Architecture) -> dict[str, Tensor]:
+    """What an architecture's state dict holds, without memory."""
+    with torch.device("meta"):
+        return family.build(arch).state_dict()
+
+
+@lru_cache(maxsize=256)
+def _placement(family: ModuleFamily, arch: Architecture) -> Placement:
+    specs = family.tensors(arch)
+    return Placement(
+        {name: family.coordinates(name, spec) for name, spec in specs.items()},
+        {name: spec.axes for name, spec in specs.items()},
+    )

@@ -1,0 +1,200 @@
+"""What a training step of any module allocates and computes, found by running it on fake tensors.
+
+Fake tensors have shapes, types and storages without memory, so that a model of gigabytes is priced on a small server.
+Every storage is followed from the operator that makes it to its release by PyTorch itself: results that autograd saves,
+gradients as they pile up, and temporary tensors between operators. What operators take inside of themselves is not
+seen; the copies of convolutions are added, as `models.cost` counts them.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
+
+aten = torch.ops.aten
+
+# PyTorch's counter knows attention's kernels on GPUs only.
+_ATTENTION_ON_CPUS: Mapping[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda gradient, query, key, value, *_, **__: sdpa_backward_flop_count(gradient, query, key, value)
+    ),
+}
+
+
+@dataclass
+class Step:
+    """One training step of a module.
+
+    Attributes:
+        peak_bytes: the most that was live beside the weights and buffers, the batch included.
+        batch_bytes: of the batch alone.
+        trained, largest: entries of all parameters that are trained, and of the largest of them.
+        parameters: entries of all parameters, frozen ones too.
+        state_bytes: of all that the state dict holds.
+        held_bytes: of parameters and buffers, those that the state dict leaves out too.
+        flops: of the whole batch.
+        convolutions: distinct ones.
+    """
+
+    peak_bytes: int
+    batch_bytes: int
+    trained: int
+    largest: int
+    parameters: int
+    state_bytes: int
+    held_bytes: int
+    flops: int
+    convolutions: set[Convolution] = field(default_factory=set)
+
+    def cost(self, batch_size: int, optimizer: str) -> Cost:
+        """The cost of the step, with the optimizer's state and step counted as `models.cost` does."""
+        state, temporary = OPTIMIZERS[optimizer].state, OPTIMIZERS[optimizer].temporary
+        item = torch.float32.itemsize
+        update_bytes = self.batch_bytes + item * (self.trained + temporary * self.largest)
+        kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(self.convolutions)
+        return Cost(
+            parameters=self.parameters,
+            payload_bytes=self.state_bytes,
+            peak_training_memory_bytes=self.held_bytes
+            + item * state * self.trained
+            + kernel_bytes
+            + max(self.peak_bytes, update_bytes),
+            training_flops=self.flops // batch_size,
+        )
+
+
+def follow(
+    build: Callable[[], nn.Module], batch_size: int, input_shape: tuple[int, ...], dtype: torch.dtype, outputs: int
+) -> Step:
+    """Follow one training step with cross-entropy of a module on a batch.
+
+    Args:
+        build: makes the module, in training mode; called while tensors are fake.
+        outputs: size of the last dimension of what the module returns.
+
+    Raises:
+        ValueError: the module does not take such a batch, or returns something else.
+    """
+    # Batch norm refuses a single example over a 1x1 map; training never meets one either.
+    examples = max(2, batch_size)
+    with FakeTensorMode():
+        model = build().train()
+        inputs = torch.zeros(examples, *input_shape, dtype=dtype)
+        storages = _Storages([*model.parameters(), *model.buffers()])
+        with storages, FlopCounterMode(display=False, custom_mapping=dict(_ATTENTION_ON_CPUS)) as counter:
+            storages.hold(inputs)
+            try:
+                result = model(inputs)
+            except Exception as error:  # of any kind: a model is any Python
+                shape = "x".join(map(str, input_shape))
+                raise ValueError(
+                    f"its network does not take a batch of {shape} inputs of {str(dtype).removeprefix('torch.')}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[-1] != outputs:
+                found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                raise ValueError(
+                    f"its network returns {found} for a batch of {examples}: it must return one tensor of "
+                    f"(batch, {outputs}), one row of outputs per example"
+                )
+            flat = result.flatten(0, -2)
+            labels = torch.zeros(len(flat), dtype=torch.int64)
+            batch_bytes = inputs.nbytes + labels.nbytes
+            F.cross_entropy(flat, labels).backward()
+            del flat, result
+        trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        buffers = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        return Step(
+            peak_bytes=storages.peak_bytes,
+            batch_bytes=batch_bytes,
+            trained=sum(trained),
+            largest=max(trained, default=0),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            state_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
+            held_bytes=sum(tensor.nbytes for tensor in buffers.values()),
+            flops=counter.get_total_flops() * batch_size // examples,
+            convolutions=storages.convolutions,
+        )
+
+
+class _Storages(TorchDispatchMode):
+    """Follows the bytes of all storages that operators make, from then until PyTorch lets go of them."""
+
+    def __init__(self, fixed: list[Tensor]) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = 0
+        self.convolutions: set[Convolution] = set()
+        self._known = {tensor.untyped_storage()._cdata for tensor in fixed}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        before = self.live_bytes
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.hold(tensor)
+        if func is aten.convolution.default:
+            self._touch(before, _forward_copies(args[0], args[1], result))
+            self.convolutions.add((tuple(args[0].shape[1:]), tuple(result.shape[1:]), args[1].shape[-1]))
+        elif func is aten.convolution_backward.default:
+            self._touch(before, _backward_copies(*args[:3], strided=max(args[4]) > 1, first=not args[10][0]))
+        return result
+
+    def hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self.live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            weakref.finalize(storage, self._release, key, size)
+
+    def _release(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live_bytes -= size
+
+    def _touch(self, before: int, size: int) -> None:
+        self.peak_bytes = max(self.peak_bytes, before + size)
+
+
+def _blocked(tensor: Tensor) -> int:
+    """Bytes of a tensor whose channels lie in blocks."""
+    channels = -(-tensor.shape[1] // CHANNEL_BLOCK) * CHANNEL_BLOCK
+    return tensor.itemsize * tensor.shape[0] * channels * math.prod(tensor.shape[2:])
+
+
+def _blocked_weight(weight: Tensor) -> int:
+    rows = -(-weight.shape[0] // CHANNEL_BLOCK) * CHANNEL_BLOCK
+    return _blocked(weight) // weight.shape[0] * rows
+
+
+def _forward_copies(inputs: Tensor, weight: Tensor, result: Tensor) -> int:
+    """What a convolution holds while it runs forward, its result included."""
+    read = 0 if inputs.shape[1] < CHANNEL_BLOCK else _blocked(inputs)
+    return max(read + _blocked_weight(weight) + _blocked(result), _blocked(result) + result.nbytes)
+
+
+def _backward_copies(gradient: Tensor, inputs: Tensor, weight: Tensor, *, strided: bool, first: bool) -> int:
+    """What a convolution holds while it runs backward, the gradients that it returns included."""
+    passed = 0 if first else inputs.nbytes
+    image = 0 if inputs.shape[1] <= 3 else _blocked(inputs)
+    copies = _blocked(gradient) + _blocked_weight(weight)
+    phases = [passed + image + copies, passed + _blocked_weight(weight) + weight.nbytes]
+    if not first:
+        phases += [copies + _blocked(inputs), 3 * passed if strided else _blocked(inputs) + passed]
+    return max(phases)

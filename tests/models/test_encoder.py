@@ -1,0 +1,218 @@
+import json
+import math
+
+import pytest
+import torch
+import transformers
+
+from models.architecture import Architecture
+from models.base import with_weights
+from models.cost import cost
+from models.family import make_family
+from models.initial import load_initial, weights_file
+
+torch.set_num_threads(1)
+
+ROBERTA = {
+    "name": "encoder",
+    "input_shape": [128],
+    "classes": 2,
+    "kind": "roberta",
+    "vocabulary": 50265,
+    "hidden": 768,
+    "depth": 12,
+    "mlp": 3072,
+    "positions": 514,
+    "token_types": 1,
+    "pad_id": 1,
+    "head": "dense",
+}
+SMALL = {
+    "name": "encoder",
+    "input_shape": [9],
+    "classes": 3,
+    "vocabulary": 40,
+    "hidden": 16,
+    "heads": 4,
+    "depth": 3,
+    "mlp": 20,
+    "positions": 16,
+    "pad_id": 1,
+    "dropout": 0.0,
+}
+KINDS = ("bert", "roberta", "distilbert")
+
+
+def small(**changes):
+    return make_family({**SMALL, **changes})
+
+
+def parameters(family, arch):
+    return sum(math.prod(spec.shape) for spec in family.tensors(arch).values())
+
+
+def test_roberta_base_has_the_published_numbers_of_parameters():
+    family = make_family({**ROBERTA, "depths": [4, 8, 12]})
+    assert [parameters(family, arch) for arch in family.candidates([1])] == [124_647_170, 96_295_682, 67_944_194]
+    # HeteroFL's: hidden sizes 624 and 456 in 12 heads, while the inside of the MLP stays 3,072.
+    family = make_family({**ROBERTA, "cut_mlp": False})
+    cuts = family.candidates([0.59375, 1, 0.8125])
+    assert [parameters(family, arch) for arch in cuts] == [124_647_170, 96_879_794, 67_052_906]
+    assert family.tensors(cuts[1])["embeddings.word_embeddings.weight"].shape == (50265, 624)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_family_round_trips_and_its_layers_are_one_stack(kind):
+    family = small(kind=kind)
+    assert make_family(json.loads(json.dumps(family.spec()))) == family
+    layers = family.stacks["encoder"]
+    assert len(layers) == 3
+    names = set(family.tensors(family.full()))
+    inside = [{name for name in names if name.startswith(f"{layer}.")} for layer in layers]
+    assert len({len(found) for found in inside}) == 1
+    rest = names - set().union(*inside)
+    assert {name.partition(".")[0] for name in rest} == {"embeddings", "classifier"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_network_says_what_transformers_does(kind):
+    """Hidden states behind the last layer, with the mask, are those of the library's own model."""
+    torch.manual_seed(0)
+    family = small(kind=kind, classes=16, pooling="cls")
+    network = family.build(family.full()).eval()
+    network.classifier = torch.nn.Identity()
+    tokens = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 1, 1]])
+    name = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert"}[kind]
+    common = {"vocab_size": 40, "max_position_embeddings": 16, "pad_token_id": 1}
+    own = (
+        {"dim": 16, "n_layers": 3, "n_heads": 4, "hidden_dim": 20}
+        if kind == "distilbert"
+        else {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 20}
+    )
+    theirs = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**common, **own)).eval()
+    theirs.load_state_dict(network.state_dict(), strict=False)
+    states = theirs(input_ids=tokens, attention_mask=(tokens != 1).long()).last_hidden_state
+    torch.testing.assert_close(network(tokens), states[:, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("labels", ["sequence", "tokens"])
+def test_padding_changes_nothing(kind, labels):
+    torch.manual_seed(0)
+    family = small(kind=kind, labels=labels)
+    network = family.build(family.full()).eval()
+    tokens = torch.randint(2, 40, (2, 5))
+    padded = torch.cat([tokens, torch.ones(2, 4, dtype=torch.int64)], dim=1)
+    said, with_padding = network(tokens), network(padded)
+    if labels == "tokens":
+        assert said.shape == (2, 5, 3)
+        with_padding = with_padding[:, :5]
+    torch.testing.assert_close(said, with_padding)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_width_takes_the_leading_channels_of_every_head(kind):
+    family = small(kind=kind)
+    arch = family.width(0.5)
+    assert arch == Architecture((2, 10, 3))
+    weights = {name: torch.arange(tensor.numel()).view(tensor.shape) * 1.0 for name, tensor in family.initial().items()}
+    cut = family.place(arch).gather(weights)
+    query = "transformer.layer.0.attention.q_lin" if kind == "distilbert" else "encoder.layer.0.attention.self.query"
+    out = "transformer.layer.2.attention.out_lin" if kind == "distilbert" else "encoder.layer.2.attention.output.dense"
+    rows = [0, 1, 4, 5, 8, 9, 12, 13]  # two of the four channels of each of four heads
+    assert torch.equal(cut[f"{query}.weight"], weights[f"{query}.weight"][rows][:, :8])
+    assert torch.equal(cut[f"{query}.bias"], weights[f"{query}.bias"][rows])
+    assert torch.equal(cut[f"{out}.weight"], weights[f"{out}.weight"][:8][:, rows])
+    assert torch.equal(cut[f"{out}.bias"], weights[f"{out}.bias"][:8])
+    network = with_weights(family, arch, cut)
+    assert network(torch.randint(2, 40, (2, 9))).shape == (2, 3)
+
+
+def test_whole_heads_are_the_other_cut():
+    family = small(cut="heads", cut_mlp=False)
+    arch = family.width(0.5)
+    assert arch == Architecture((2, 3))
+    weights = family.initial()
+    name = "encoder.layer.1.attention.self.key.weight"
+    assert torch.equal(family.place(arch).gather(weights)[name], weights[name][:8, :8])
+
+
+def test_depths_are_what_devices_get():
+    family = small(depths=[1, 2])
+    assert [arch.widths for arch in family.candidates([1, 0.5])] == [(4, 20, 2), (4, 20, 1)]
+    assert family.full().widths == (4, 20, 2)
+    assert family.smallest() == family.width(0.5) == Architecture((4, 20, 1))
+    assert "encoder.layer.1.output.dense.weight" not in family.tensors(family.smallest())
+
+
+def test_a_step_keeps_no_attention_scores():
+    """Twice the sequence is twice the activations: with scores it would be four times as much."""
+    short, long = (
+        small(input_shape=[length], positions=512, depth=2, hidden=32, mlp=32, vocabulary=1000) for length in (128, 256)
+    )
+    peaks = [cost(f, f.full(), batch_size=8, optimizer="sgd").peak_training_memory_bytes for f in (short, long)]
+    assert peaks[1] < 2.05 * peaks[0]
+    dropped = small(
+        input_shape=[256], positions=512, depth=2, hidden=32, mlp=32, vocabulary=1000, attention_dropout=0.1
+    )
+    scores = 4 * 8 * 4 * 256 * 256  # of one layer
+    found = cost(dropped, dropped.full(), batch_size=8, optimizer="sgd").peak_training_memory_bytes
+    assert found > peaks[1] + 2 * scores
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder as `save_pretrained` writes it, with a pooler."""
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=20,
+        max_position_embeddings=16,
+        pad_token_id=1,
+    )
+    model = transformers.BertForSequenceClassification(config)
+    model.save_pretrained(tmp_path / "tiny-bert")
+    return tmp_path / "tiny-bert"
+
+
+def test_a_folder_says_the_sizes_and_holds_the_weights(folder):
+    arguments = {"name": "encoder", "input_shape": [9], "classes": 3, "model": str(folder), "depths": [1, 2]}
+    family = make_family(arguments)
+    sizes = {"kind": "bert", "vocabulary": 40, "hidden": 16, "depth": 3, "heads": 4, "mlp": 20, "pad_id": 1}
+    assert {key: family.spec()[key] for key in sizes} == sizes
+    assert family.spec()["model"] == ""  # nodes need no folder
+    found = load_initial(weights_file(str(folder)), family, {"classifier": False})
+    assert found.missing == ("classifier.out_proj.weight", "classifier.out_proj.bias")
+    theirs = transformers.BertModel.from_pretrained(folder)
+    name = "encoder.layer.1.output.dense.weight"
+    assert torch.equal(found.tensors[name], theirs.state_dict()[name])
+    assert {left.partition(".")[0] for left in found.left_over} == {"pooler", "encoder"}  # the third layer
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"depth": 4}, "depth = 4, but .* has 3 layers"),
+        ({"depths": [2, 4]}, "end at most at depth = 3"),
+        ({"hidden": 32}, "hidden = 32, but .* has 16: leave it out"),
+        ({"input_shape": [17]}, "at most 16 tokens"),
+        ({"pooling": "max"}, "pooling must be one of mean, cls, not 'max'"),
+        ({"pad_id": 40}, "pad_id = 40, but"),
+        ({"dropout": 1.0}, "dropout must be"),
+    ],
+)
+def test_what_a_folder_cannot_give_is_an_error(folder, changes, words):
+    with pytest.raises(ValueError, match=words):
+        make_family({"name": "encoder", "input_shape": [9], "classes": 3, "model": str(folder), **changes})
+
+
+def test_a_folder_of_another_kind_is_an_error(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(ValueError, match="is of kind 'gpt2', and there are bert, roberta, distilbert"):
+        make_family({"name": "encoder", "model": str(tmp_path)})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no configuration of a model"):
+        make_family({"name": "encoder", "model": str(tmp_path / "empty")})

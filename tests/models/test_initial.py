@@ -1,0 +1,88 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from models.family import make_family
+from models.initial import digest_of, load_initial, weights_file
+
+FAMILY = make_family({"name": "lenet5", "input_shape": [1, 8, 8]})
+WEIGHTS = {name: torch.full_like(tensor, 0.5) for name, tensor in FAMILY.initial().items()}
+FIRST = "block1.conv.weight"
+
+
+def test_all_tensors_of_a_safetensors_file_are_taken(tmp_path):
+    save_file(WEIGHTS, tmp_path / "lenet.safetensors")
+    found = load_initial(weights_file(str(tmp_path / "lenet.safetensors")), FAMILY)
+    assert found.tensors.keys() == WEIGHTS.keys()
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in WEIGHTS.items())
+    assert (found.missing, found.left_over) == ((), ())
+    assert found.describe() == f"{tmp_path}/lenet.safetensors: {len(WEIGHTS)} of {len(WEIGHTS)} tensors"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_pth_file_is_read_as_weights_only_and_half_precision_becomes_single(tmp_path, wrapped):
+    half = {f"model.{name}": tensor.half() for name, tensor in WEIGHTS.items()}
+    torch.save({"epoch": 3, "state_dict": half} if wrapped else half, tmp_path / "lenet.pth")
+    found = load_initial(tmp_path / "lenet.pth", FAMILY)
+    assert found.tensors[FIRST].dtype == torch.float32
+    assert found.tensors.keys() == WEIGHTS.keys()
+
+
+def test_what_is_missing_and_left_over_is_told(tmp_path):
+    save_file({FIRST: WEIGHTS[FIRST], "pooler.weight": torch.zeros(2)}, tmp_path / "part.safetensors")
+    found = load_initial(tmp_path / "part.safetensors", FAMILY)
+    assert set(found.tensors) == {FIRST}
+    assert set(found.missing) == WEIGHTS.keys() - {FIRST}
+    assert found.left_over == ("pooler.weight",)
+    assert "drawn at random: block1.conv.bias" in found.describe()
+    assert found.describe().endswith("left over in the file: pooler.weight")
+
+
+def test_a_table_maps_names_by_their_dotted_parts(tmp_path):
+    theirs = {name.replace("block1", "features.0"): tensor for name, tensor in WEIGHTS.items()}
+    theirs["features.00.weight"] = torch.zeros(1)
+    save_file(theirs, tmp_path / "theirs.safetensors")
+    found = load_initial(tmp_path / "theirs.safetensors", FAMILY, {"features.0": "block1", "head": False})
+    assert {name for name in WEIGHTS if name not in found.tensors} == {n for n in WEIGHTS if n.startswith("head.")}
+    assert found.left_over == ("features.00.weight",)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({FIRST: torch.zeros(6, 1, 3, 3)}, r"block1.conv.weight has shape \(6, 1, 3, 3\), and lenet5 wants"),
+        ({"other": torch.zeros(2)}, "has no tensor of lenet5: it has other, and the family block1.conv.weight"),
+        ({FIRST: torch.full((6, 1, 5, 5), torch.nan)}, "block1.conv.weight holds values that are no finite"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(tmp_path, tensors, words):
+    save_file(tensors, tmp_path / "bad.safetensors")
+    with pytest.raises(ValueError, match=words):
+        load_initial(tmp_path / "bad.safetensors", FAMILY)
+
+
+def test_a_file_that_is_none_and_a_folder_without_weights_are_errors(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(ValueError, match=r"has no weights: neither model\.safetensors nor pytorch_model\.bin"):
+        weights_file(str(tmp_path))
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        weights_file(str(tmp_path / "absent.pth"))
+    (tmp_path / "bad.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_initial(tmp_path / "bad.safetensors", FAMILY)
+    torch.save({"model": torch.nn.Linear(2, 2)}, tmp_path / "pickled.pth")
+    with pytest.raises(ValueError, match="cannot be read as weights only"):
+        load_initial(tmp_path / "pickled.pth", FAMILY)
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="holds no state dict"):
+        load_initial(tmp_path / "list.pth", FAMILY)
+
+
+def test_a_folder_stands_for_its_weights(tmp_path):
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    assert weights_file(str(tmp_path)) == tmp_path / "model.safetensors"
+    before = digest_of(tmp_path / "model.safetensors")
+    save_file({**WEIGHTS, FIRST: WEIGHTS[FIRST] + 1}, tmp_path / "model.safetensors")
+    assert len(before) == 64 != digest_of(tmp_path / "model.safetensors") != before

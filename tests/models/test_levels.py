@@ -1,0 +1,143 @@
+import json
+import math
+
+import pytest
+import torch
+
+from models.architecture import Architecture
+from models.base import with_weights
+from models.cost import cost
+from models.family import make_family
+from models.placement import rolling
+from tests.models.own_models import Deep
+
+torch.set_num_threads(1)
+
+OWN = "tests.models.own_models"
+THREE = {
+    "name": f"{OWN}:Deep",
+    "input_shape": [1, 8, 8],
+    "classes": 5,
+    "levels": [{"layers": 1, "width": 0.5}, {"layers": 2}, {"layers": 4}],
+}
+
+
+def test_a_family_of_levels_round_trips_through_json():
+    family = make_family(THREE)
+    assert make_family(json.loads(json.dumps(family.spec()))) == family
+    assert family.spec()["name"] == f"{OWN}:Deep"
+    assert hash(family) == hash(make_family(THREE))
+    assert family != make_family(THREE | {"arguments": {"hidden": 16}})
+
+
+def test_architectures_are_levels_and_candidates_go_from_large_to_small():
+    family = make_family(THREE)
+    assert [arch.widths for arch in family.candidates([0.5])] == [(3,), (2,), (1,)]
+    assert (family.full().widths, family.smallest().widths) == ((3,), (1,))
+    assert [family.width(rate).widths for rate in (1, 2 / 3, 0.5, 1 / 3, 0.01)] == [(3,), (2,), (2,), (1,), (1,)]
+    for wrong in ((0,), (4,), (1, 1)):
+        with pytest.raises(ValueError, match="an architecture is a level, 1 to 3"):
+            family.validate(Architecture(wrong))
+
+
+def test_tensors_are_those_of_the_module_and_classes_are_known():
+    family = make_family(THREE)
+    for level, arguments in enumerate([{"layers": 1, "width": 0.5}, {"layers": 2}, {"layers": 4}], start=1):
+        own = {n: t for n, t in Deep(**arguments, classes=5).state_dict().items() if t.is_floating_point()}
+        specs = family.tensors(Architecture((level,)))
+        assert {name: spec.shape for name, spec in specs.items()} == {n: tuple(t.shape) for n, t in own.items()}
+    axes = {name: spec.axes for name, spec in specs.items()}
+    assert [name for name, found in axes.items() if any(found)] == ["head.weight", "head.bias"]
+    assert axes["head.weight"][0].group == "classes"
+
+
+def test_sub_models_are_leading_slices_and_compute_what_the_module_does():
+    family, arch = make_family(THREE), Architecture((1,))
+    torch.manual_seed(0)
+    weights = family.initial()
+    model = with_weights(family, arch, family.place(arch).gather(weights)).eval()
+    alone = Deep(layers=1, width=0.5, classes=5).eval()
+    cuts = {name: weights[name][tuple(slice(size) for size in t.shape)] for name, t in model.state_dict().items()}
+    alone.load_state_dict(cuts, strict=False)
+    inputs = torch.rand(4, 1, 8, 8)
+    assert torch.equal(model(inputs), alone(inputs))
+    assert torch.equal(model.exits(inputs)[0], alone(inputs))
+    model.train()
+    model(inputs)
+    assert model.training
+    assert not torch.equal(model.norm.running_mean, cuts["norm.running_mean"][:0].new_zeros(16))
+
+
+def test_lists_of_blocks_that_grow_with_the_level_are_stacks():
+    assert make_family(THREE).stacks == {"layers": tuple(f"layers.{number}" for number in range(4))}
+    assert make_family({**THREE, "levels": [{}]}).stacks == {}
+
+
+def test_any_module_works_whole():
+    family = make_family({"name": "torch.nn:Linear", "input_shape": [6], "classes": 3, "arguments": {
+        "in_features": 6, "out_features": 3}})  # fmt: skip
+    assert family.candidates([1, 0.5]) == [family.full()] == [family.smallest()]
+    assert family.build(family.full())(torch.rand(2, 6)).shape == (2, 3)
+    assert cost(family, family.full(), batch_size=4, optimizer="sgd").parameters == 21
+
+
+def test_the_price_of_a_small_network_by_hand():
+    family = make_family({"name": "torch.nn:Linear", "input_shape": [6], "classes": 3, "arguments": {
+        "in_features": 6, "out_features": 3}})  # fmt: skip
+    found = cost(family, family.full(), batch_size=4, optimizer="adam")
+    assert found.payload_bytes == 4 * 21
+    # Forward and the weight's gradient, a multiplication and an addition each; the inputs need no gradient.
+    assert found.training_flops == 2 * 2 * 18
+    # Weights and adam's state; in the update the batch (inputs, labels), gradients and three copies of the weight.
+    assert found.peak_training_memory_bytes == 4 * 21 * 3 + 4 * (4 * 6) + 8 * 4 + 4 * 21 + 4 * 3 * 18
+
+
+def test_pricing_allocates_nothing(monkeypatch):
+    levels = [{"layers": 1}, {"layers": 3}]
+    family = make_family({**THREE, "levels": levels, "arguments": {"hidden": 60_000}})
+    found = cost(family, family.full(), batch_size=4, optimizer="sgd")  # 43 GB of weights
+    assert found.parameters == 60_000 * (64 + 1 + 2 + 5) + 5 + 3 * (60_000**2 + 60_000)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"name": f"{OWN}:named", "levels": [{"name": "a"}, {"name": "b"}]},
+            "has a tensor 'a.weight', which the level",
+        ),
+        ({"name": f"{OWN}:sized", "levels": [{"hidden": 9}, {"hidden": 4}]}, "1.weight has shape"),
+        ({"name": f"{OWN}:tied"}, "1.weight and 2.weight are one tensor"),
+        ({"name": f"{OWN}:broken", "levels": [{"layers": 1}]}, "fails: KeyError: 'layers'"),
+        ({"name": f"{OWN}:number", "levels": [{"layers": 1}]}, "returns int, not an nn.Module"),
+        ({"name": f"{OWN}:Deep", "levels": [{"layer": 1}]}, "unexpected keyword argument 'layer'"),
+        ({"name": f"{OWN}:Deep", "levels": [2, 4]}, "levels must be like"),
+        ({"name": f"{OWN}:Deep", "levels": []}, "there must be 1 to 1000 levels, not 0"),
+        ({"name": "torch.nn:Flatten"}, "has no tensors to train"),
+        ({"name": f"{OWN}:math"}, "has no math"),
+    ],
+)
+def test_what_is_no_family_of_levels_says_why(spec, words):
+    with pytest.raises(ValueError, match=words):
+        make_family({"input_shape": [1, 8, 8], "classes": 10} | spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"name": f"{OWN}:sized", "levels": [{"hidden": 4}], "classes": 7}, r"returns \(4, 10\) for a batch of 4"),
+        ({"name": f"{OWN}:sized", "levels": [{"hidden": 4}], "input_shape": [3]}, "does not take a batch of 3 inputs"),
+        ({"name": f"{OWN}:pairs"}, "returns tuple for a batch of 4"),
+    ],
+)
+def test_a_network_that_does_not_go_with_the_task_is_found_when_it_is_priced(spec, words):
+    family = make_family({"input_shape": [1, 8, 8], "classes": 10} | spec)
+    with pytest.raises(ValueError, match=words):
+        cost(family, family.full(), batch_size=4, optimizer="sgd")
+
+
+def test_other_selections_than_leading_ones_are_refused():
+    family = make_family(THREE)
+    with pytest.raises(ValueError, match="leading slices"):
+        family.place(family.full(), rolling(1))
+    assert math.prod(family.tensors(family.full())["stem.weight"].shape) == 32 * 64

@@ -1,0 +1,183 @@
+"""Runs with models that exist already: functions of a level, encoders of transformers, weights from files."""
+
+import logging
+import textwrap
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from models.initial import digest_of
+from plugins.beside import looked_for_beside
+from server_app import checkpoint
+from server_app.app import build, run
+from server_app.config import ConfigError, RunConfig
+from server_app.journal import JournalError, read_config, read_rounds
+from tests.small_run import simulated_grid, small_config
+
+MODELS = """
+    import torch
+    from torch import nn
+
+    class Deep(nn.Module):
+        def __init__(self, layers, classes):
+            super().__init__()
+            self.stem = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+            self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(layers)])
+            self.norm = nn.BatchNorm1d(16)
+            self.head = nn.Linear(16, classes)
+
+        def forward(self, images):
+            x = self.stem(images)
+            for layer in self.layers:
+                x = x + torch.relu(layer(x))
+            return self.head(self.norm(x))
+
+    class Still(Deep):
+        def __init__(self, layers, classes):
+            super().__init__(layers, classes)
+            self.norm = nn.LayerNorm(16)
+"""
+TASK = """
+    import torch
+    from tasks.data import Data, DataSet
+    from tasks.task import Kind
+
+    def load(data_dir):
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(2, 40, (300, 9), generator=generator).to(torch.uint8)
+        tokens[:, 6:][torch.rand(300, 3, generator=generator) < 0.5] = 1
+        labels = (tokens[:, 0] > 20).long()
+        return DataSet(Data(tokens[:200], labels[:200]), Data(tokens[200:], labels[200:]), classes=2)
+
+    TASK = Kind(load, "encoder")
+"""
+LEVELS = "levels = [{layers = 1}, {layers = 2}, {layers = 3}]"
+
+
+@pytest.fixture
+def beside(tmp_path):
+    folder = tmp_path / "beside"
+    folder.mkdir()
+    (folder / "own_networks.py").write_text(textwrap.dedent(MODELS))
+    (folder / "own_texts.py").write_text(textwrap.dedent(TASK))
+    with looked_for_beside(folder):
+        yield folder
+
+
+def after(run_dir):
+    return {n.removeprefix("weights/"): t for n, t in checkpoint.load(run_dir).state.tensors.items()}
+
+
+@pytest.mark.parametrize("strategy", ["heterofl", "fedavg", "scaffold", "fjord"])
+def test_levels_of_a_function_train_together(beside, tmp_path, strategy):
+    name = "Still" if strategy == "fjord" else "Deep"
+    keys = {"family": f"own_networks:{name}", "family-arguments": LEVELS, "strategy": strategy, "rounds": 2}
+    config = small_config(tmp_path, below_smallest="smallest", **keys)
+    engine, _ = build(config)
+    before = engine.method.weights
+    run_dir = run(simulated_grid(), config)
+    assert all(record.devices_replied == 4 for record in read_rounds(run_dir))
+    assert after(run_dir).keys() >= before.keys()
+    assert not torch.equal(after(run_dir)["stem.1.weight"], before["stem.1.weight"])
+    if strategy == "heterofl":
+        assert list(read_config(run_dir)["plugins-sha256"]) == ["own_networks"]
+        assert set(read_rounds(run_dir)[-1].score_by_tier) <= {"whole", "half", "quarter"}
+
+
+def test_levels_that_do_not_go_together_end_the_run_before_round_1(beside, tmp_path):
+    keys = {"family": "own_networks:Deep", "family-arguments": "levels = [{layers = 2}, {layers = 1}]"}
+    with pytest.raises(
+        ConfigError, match=r"level 1 .* has a tensor 'layers\.1\.weight', which the level above has not"
+    ):
+        build(small_config(tmp_path, **keys))
+    with pytest.raises(ConfigError, match="leading slices"):
+        build(small_config(tmp_path, **keys | {"family-arguments": LEVELS}, strategy="fedrolex"))
+    with pytest.raises(ValueError, match="needs a family of described layers"):
+        build(small_config(tmp_path, **keys | {"family-arguments": LEVELS}, strategy="recipfl"))
+    with pytest.raises(ConfigError, match="has no argument 'level'; did you mean 'levels'"):
+        build(small_config(tmp_path, **keys | {"family-arguments": "level = [{layers = 2}]"}))
+
+
+SMALL = "vocabulary = 40, hidden = 16, heads = 4, depth = 3, mlp = 20, positions = 16, pad_id = 1"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arguments"),
+    [("heterofl", SMALL), ("heterofl", SMALL + ", depths = [1, 2, 3]"), ("fjord", SMALL), ("fedadam", SMALL)],
+)
+def test_encoders_train_on_tokens(beside, tmp_path, strategy, arguments):
+    config = small_config(
+        tmp_path, task="own_texts:TASK", family="", family_arguments=arguments, strategy=strategy, rounds=1,
+        **{"optimizer": "adamw", "learning-rate": 1e-3, "below-smallest": "smallest"},
+    )  # fmt: skip
+    run_dir = run(simulated_grid(), config)
+    [record] = read_rounds(run_dir)
+    assert (record.devices_replied, record.devices_failed) == (4, 0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=20,
+        max_position_embeddings=16,
+        pad_token_id=1,
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "tiny-bert")
+    return tmp_path / "tiny-bert"
+
+
+def test_a_folder_of_weights_says_the_model_too(beside, tmp_path, folder, caplog):
+    keys = {"task": "own_texts:TASK", "family": "", "initial-weights": str(folder)}
+    config = small_config(tmp_path, family_arguments="depths = [1, 2]", rounds=1, **keys)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        engine, _ = build(config)
+    theirs = transformers.BertModel.from_pretrained(folder).state_dict()
+    name = "encoder.layer.1.output.dense.weight"
+    assert torch.equal(engine.method.weights[name], theirs[name])
+    assert "drawn at random: classifier.out_proj.weight, classifier.out_proj.bias" in caplog.text
+    assert "left over in the file: encoder.layer.2" in caplog.text
+    run_dir = run(simulated_grid(), config)
+    assert read_config(run_dir)["initial-weights-sha256"] == digest_of(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="has no weights: neither"):
+        build(config)
+
+
+def test_weights_of_a_file_are_what_devices_begin_with_and_a_run_is_not_resumed_with_others(tmp_path):
+    drawn, _ = build(small_config(tmp_path))
+    given = {f"net.{name}": torch.full_like(tensor, 0.25) for name, tensor in drawn.method.weights.items()}
+    file = tmp_path / "lenet.safetensors"
+    save_file(given, file)
+    config = small_config(tmp_path, rounds=1, **{"initial-weights": str(file)})
+    engine, _ = build(config)
+    assert all(torch.equal(tensor, torch.full_like(tensor, 0.25)) for tensor in engine.method.weights.values())
+    run_dir = run(simulated_grid(), config)
+    again = RunConfig.from_run_config(config.to_dict() | {"resume": True, "rounds": 2})
+    save_file({name: tensor + 1 for name, tensor in given.items()}, file)
+    with pytest.raises(JournalError, match="the file of initial-weights is not as when the run began"):
+        run(simulated_grid(), again)
+    save_file(given, file)
+    run(simulated_grid(), again)
+    assert len(read_rounds(run_dir)) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"initial-weights": "absent.pth"}, "initial-weights = 'absent.pth': there is no file or folder absent.pth"),
+        ({"initial-names": "'a' = 'b'"}, "initial-names = \"'a' = 'b'\": says what names"),
+        ({"initial-weights": "x", "initial-names": "'a' = 3"}, "'a' = 3: an entry is like"),
+        ({"initial-weights": "x", "strategy": "local"}, "has no global model that could begin with given weights"),
+    ],
+)
+def test_weights_that_cannot_be_used_end_the_run_before_round_1(tmp_path, keys, words):
+    with pytest.raises(ConfigError) as error:
+        build(small_config(tmp_path, **keys))
+    assert words in str(error.value)
