@@ -20,9 +20,9 @@ from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touch
 from client_app.state import DeviceState
 from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
 from messages.packing import Layout, MessageError, pick, unpack
-from messages.parcels import Parcels, Weights, digest
+from messages.parcels import Parcels, Weights, digest, frozen_layout
 from models.architecture import Architecture
-from models.base import Family, with_weights
+from models.base import Family, trained_parameters, with_weights
 from models.layers import Network
 from strategies.losses import Loss, Regularizer
 from strategies.method import Answer, Local
@@ -143,6 +143,7 @@ class DeviceBench:
         self.meter = MemoryMeter(self.device)
         who = f"device {order.device}"
         self._packed = {name: pick(arrays, index, who) for name, index in order.payloads.items()}
+        self._frozen = self._frozen_tensors(arrays)
         self.received: Parcels = {name: self.sent_again(name) for name in self._packed}
         self.earlier = earlier
         if earlier is not None:
@@ -169,8 +170,28 @@ class DeviceBench:
     def build(self, weights: Weights | None = None) -> Network:
         """See `strategies.method.Bench`."""
         if weights is None:
-            return self.family.build(self.architecture).to(self.device)
-        return with_weights(self.family, self.architecture, weights).to(self.device)
+            model = self.family.build(self.architecture)
+            model.load_state_dict(self._frozen, strict=False)
+            return model.to(self.device)
+        return with_weights(self.family, self.architecture, {**weights, **self._frozen}).to(self.device)
+
+    def _frozen_tensors(self, arrays: list[bytes]) -> Weights:
+        """What is frozen of the sub-model: out of the message, which the device then keeps, or what it has kept."""
+        layout, name = frozen_layout(self.family, self.architecture), self.order.frozen
+        who = f"device {self.order.device}"
+        if bool(layout.entries) != bool(name):
+            raise MessageError(f"{who}: server and device disagree about what is frozen of {self.architecture}")
+        if not name:
+            return {}
+        if self.order.frozen_payload is None:
+            data = self._state.frozen(name)
+            if data is None:
+                raise MessageError(f"{who} has lost what is frozen of its model; the next message brings it again")
+            return unpack(data, layout)
+        data = pick(arrays, self.order.frozen_payload, who)
+        found = unpack(data, layout)
+        self._state.keep_frozen(name, data)
+        return found
 
     def sent_again(self, parcel: str) -> Weights:
         """A fresh copy of a parcel as it was sent: training changes the one in `received`. {} where none was sent."""
@@ -221,19 +242,23 @@ class DeviceBench:
                     raise Refusal(f"training grew to {peak} bytes, {what} {limit_bytes} bytes", overrun=True)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The run's optimizer of a model's parameters."""
+        """See `strategies.method.Bench`."""
         training = self.training
         rate, decay = training.learning_rate, training.weight_decay
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in trained_parameters(model).items():
+            groups.setdefault(training.rate_of(name), []).append(parameter)
+        parts = [{"params": parameters, "lr": rate * multiple} for multiple, parameters in groups.items()]
         if training.optimizer == "sgd":
-            return torch.optim.SGD(model.parameters(), lr=rate, momentum=training.momentum, weight_decay=decay)
+            return torch.optim.SGD(parts, lr=rate, momentum=training.momentum, weight_decay=decay)
         kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-        return kind(model.parameters(), lr=rate, betas=training.betas, weight_decay=decay)
+        return kind(parts, lr=rate, betas=training.betas, weight_decay=decay)
 
     def fit(
         self, model: Network, loss: Loss, *, regularizer: Regularizer | None = None, new_statistics: bool = False
     ) -> float | None:
         """See `strategies.method.Bench`."""
-        if self.place.board is not None:
+        if self.place.board is not None and not self.training.learning_rates and not self.family.freeze:
             try:
                 return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics)
             except board_gpu.Untraceable as error:
@@ -397,17 +422,17 @@ def regularized(loss: Loss, model: Network, regularizer: Regularizer) -> Loss:
     """The loss, with the regularizer's gradient set before it is computed."""
     received: Mapping[str, Tensor] = {}
     if regularizer.strength:
-        received = regularizer.toward or {name: p.detach().clone() for name, p in model.named_parameters()}
+        received = regularizer.toward or {name: p.detach().clone() for name, p in trained_parameters(model).items()}
     correction = {
         name: regularizer.correction[name].to(p.device)
-        for name, p in model.named_parameters()
+        for name, p in trained_parameters(model).items()
         if name in regularizer.correction
     }
 
     def added(inputs: Tensor, labels: Tensor) -> Tensor:
         # In `.grad`, and not as terms of the loss: those would hold a copy of all parameters more.
         distances = []
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained_parameters(model).items():
             if received:
                 moved = parameter.detach() - received[name]
                 if regularizer.reported:

@@ -1,4 +1,7 @@
-"""The report of a device, as its node's worker and `wildflower probe` make it. Nothing here needs torch."""
+"""The report of a device, as its node's worker and `wildflower probe` make it.
+
+Nothing here needs torch but measuring the speed, which happens once.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from client_app.board_link import BoardError, about
 from devices.node import node_report
 from devices.report import DeviceReport
+from devices.speed import with_speed
 from devices.state import node_state_dir
 from devices.validation import check_text
 
@@ -25,6 +29,7 @@ def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_
     report = node_report(config, node_state_dir(config), traffic_bytes=traffic_bytes)
     free_bytes = min(report.memory_available_bytes + left_bytes, report.memory_total_bytes)
     report = replace(report, memory_available_bytes=free_bytes)
+    report = with_speed(report, config, node_state_dir(config))
     path = gpu_trainer(config)
     if path is None:
         return report

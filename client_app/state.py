@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import safetensors.torch
 from torch import Tensor
+
+from messages.error import MessageError
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -65,6 +68,31 @@ class DeviceState:
                 old.unlink()  # of a future that the resumed run is about to write anew
         for _, old in self._versions(key)[:-2]:
             old.unlink()
+
+    def frozen(self, name: str) -> bytes | None:
+        """Frozen tensors by the hash of their packed bytes; None where they are not there as they were kept."""
+        try:
+            data = self._frozen_file(name).read_bytes()
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == name else None
+
+    def keep_frozen(self, name: str, data: bytes) -> None:
+        """Keep frozen tensors, once for all devices of this node. Raises MessageError where the hash is another."""
+        if hashlib.sha256(data).hexdigest() != name:
+            raise MessageError("what is frozen of the model came with a hash that is not its own")
+        path = self._frozen_file(name)
+        if path.exists() and path.stat().st_size == len(data):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_suffix(f".{os.getpid()}.part")
+        beside.write_bytes(data)
+        _sync(beside)
+        os.replace(beside, path)
+        _sync(path.parent)
+
+    def _frozen_file(self, name: str) -> Path:
+        return self.folder.parent / "frozen" / f"{name}.packed"
 
     def _versions(self, key: str) -> list[tuple[int, Path]]:
         found = [(int(p.name.split(".")[1]), p) for p in self.folder.glob(f"{key}.*.safetensors")]

@@ -35,6 +35,7 @@ class DeviceReport:
         accelerator: Name of the CUDA device; None if there is none.
         cpus: CPUs that the process may use; half a one is 0.5.
         flop_per_s: Floating point operations per second in training; None if nobody measured it.
+        speed_age_seconds: How long ago that was measured; None if it was not, or the owner wrote it down.
         memory_limit_bytes: What the owner set apart for training. It replaces the fraction that a budget takes of the
             available memory. None: the owner set nothing.
         payload_limit_bytes: What the owner lets travel one way in one round. None: the owner set nothing.
@@ -60,6 +61,7 @@ class DeviceReport:
     temperature_celsius: float | None = None
     throttled: bool | None = None
     memory_is_ram: bool = True
+    speed_age_seconds: float | None = None
 
     def __post_init__(self) -> None:
         check_text(self.kind, "device report: kind", maximum=MAX_KIND_LETTERS)
@@ -83,7 +85,7 @@ class DeviceReport:
             check_whole(self.memory_limit_bytes, "device report: memory_limit_bytes")
         if self.payload_limit_bytes is not None:
             check_whole(self.payload_limit_bytes, "device report: payload_limit_bytes")
-        for name in ("down_age_seconds", "up_age_seconds"):
+        for name in ("down_age_seconds", "up_age_seconds", "speed_age_seconds"):
             if getattr(self, name) is not None:
                 check_number(getattr(self, name), f"device report: {name}")
         if self.links_from is not None and self.links_from not in LINK_SOURCES:

@@ -28,6 +28,7 @@ Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are we
 MAX_CLASSES, MAX_ORDERS, MAX_KEYS, MAX_ERRORS = 2**16, 2**20, 64, 16
 MAX_SUMS = 4 * MAX_CLASSES
 Line = Annotated[str, Field(max_length=MAX_LETTERS)]
+Frozen = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 Digest = Annotated[str, Field(max_length=64)]
 
 
@@ -68,7 +69,10 @@ class LocalHalf(_Model):
 
 
 class LocalTraining(_Model):
-    """How a device trains: epochs over its data, or a number of steps where `steps` is given."""
+    """How a device trains: epochs over its data, or a number of steps where `steps` is given.
+
+    learning_rates: parts of the model that have another learning rate, and how many times the usual one that is.
+    """
 
     epochs: NonNegative = 1
     steps: NonNegative = 0
@@ -80,6 +84,12 @@ class LocalTraining(_Model):
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float = Field(0.0, ge=0)
     augment: bool = True
+    learning_rates: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+
+    def rate_of(self, name: str) -> float:
+        """How many times the learning rate a parameter has: as the longest part says that its name begins with."""
+        fitting = [part for part in self.learning_rates if name == part or name.startswith(f"{part}.")]
+        return self.learning_rates[max(fitting, key=len)] if fitting else 1.0
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
@@ -111,6 +121,8 @@ class WorkOrder(_Model):
         memory_bytes: what training may use; 0 for no limit but the device's own.
         after: the number of an earlier order of the device in this message, whose trained model this one reads.
         kept: the device has kept something in an earlier round; where nothing of it is left, it was lost.
+        frozen: SHA-256 of the packed tensors of the sub-model that are frozen; "" where none are.
+        frozen_payload: index of their array in this message; None where the device has them already.
     """
 
     order: NonNegative
@@ -126,6 +138,8 @@ class WorkOrder(_Model):
     predicted_memory_bytes: NonNegative
     after: NonNegative | None = None
     kept: bool = False
+    frozen: Frozen = ""
+    frozen_payload: NonNegative | None = None
 
 
 class Batch(_Model):
@@ -207,7 +221,7 @@ class EvaluationOrder(_Model):
     """One model to score on one device, which first trains it where the batch says so.
 
     data: the device's own test shard, or the test set of the whole task.
-    payloads, digest, local, seed, memory_bytes, predicted_memory_bytes: as in a work order.
+    payloads, digest, local, seed, memory_bytes, predicted_memory_bytes, frozen, frozen_payload: as in a work order.
     """
 
     device: NonNegative
@@ -219,6 +233,8 @@ class EvaluationOrder(_Model):
     seed: NonNegative = 0
     memory_bytes: NonNegative = 0
     predicted_memory_bytes: NonNegative = 0
+    frozen: Frozen = ""
+    frozen_payload: NonNegative | None = None
 
 
 class EvaluationBatch(_Model):

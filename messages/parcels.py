@@ -13,10 +13,10 @@ from torch import Tensor
 
 from messages.orders import Merge
 from messages.packing import Layout
+from models.architecture import Architecture
+from models.base import STATISTICS, Family
 from models.layers import TensorSpec
 from models.placement import CLASSES, Axis
-
-STATISTICS = ("running_mean", "running_var")  # what batch norm learns without gradients
 
 Weights = dict[str, Tensor]
 """Tensors by name."""
@@ -41,7 +41,8 @@ class Parcel:
 
     @classmethod
     def of(cls, tensors: Mapping[str, TensorSpec], merge: Merge | None = None) -> Parcel:
-        """The parcel of these tensors, such as those of `Family.tensors`."""
+        """The parcel of these tensors, such as those of `Family.tensors`; what is frozen travels by itself, once."""
+        tensors = {name: spec for name, spec in tensors.items() if not spec.frozen}
         layout = Layout.of(tensors)
         spans: list[tuple[int, int]] = []
         start = 0
@@ -51,6 +52,12 @@ class Parcel:
                 spans.append((start, start + entry.numel))
             start += entry.numel
         return cls(layout, merge, tuple(spans))
+
+
+def frozen_layout(family: Family, architecture: Architecture) -> Layout:
+    """The layout of a sub-model's frozen tensors, which a device is sent once."""
+    tensors = family.tensors(architecture) if family.freeze else {}
+    return Layout.of({name: spec for name, spec in tensors.items() if spec.frozen})
 
 
 def nbytes(parcels: Mapping[str, Parcel]) -> int:
@@ -69,5 +76,5 @@ def digest(sent: Mapping[str, Parcel], returned: Mapping[str, Parcel]) -> str:
 
 
 def parameters_of(tensors: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The tensors that are learned by gradients: all but batch norm's running statistics."""
-    return {name: spec for name, spec in tensors.items() if not name.endswith(STATISTICS)}
+    """The tensors that are learned by gradients: all but what is frozen and batch norm's running statistics."""
+    return {name: spec for name, spec in tensors.items() if not (spec.frozen or name.endswith(STATISTICS))}

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from models.cost import Convolution, Cost
 
 
+STATISTICS = ("running_mean", "running_var")  # what batch norm learns without gradients
+
+
 @dataclass(frozen=True)
 class Family(ABC):
     """A global model and the sub-models that can be cut out of it.
@@ -30,6 +33,9 @@ class Family(ABC):
     A family is a value: equal arguments make equal families, which is what its caches go by. Subclasses are frozen
     dataclasses whose fields are what `spec` writes and `make_family` reads. This is all that engine, client and methods
     ask of a family; `BlockFamily` is one whose networks are made of described layers.
+
+    freeze: names of tensors, or what they begin with in front of a dot, that are not trained. Batch norm's running
+        statistics are not learned by gradients and go on.
     """
 
     name: ClassVar[str]
@@ -37,12 +43,15 @@ class Family(ABC):
 
     input_shape: tuple[int, ...]
     classes: int = 10
+    freeze: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.input_shape or any(not is_count(size) for size in self.input_shape):
             raise ValueError(f"{self.name}: input_shape must hold sizes >= 1, not {self.input_shape!r}")
         if not is_count(self.classes):
             raise ValueError(f"{self.name}: classes must be a number >= 1, not {self.classes!r}")
+        if not isinstance(self.freeze, tuple) or not all(isinstance(part, str) and part for part in self.freeze):
+            raise ValueError(f"{self.name}: freeze must be a list of names such as ['embeddings'], not {self.freeze!r}")
 
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +67,40 @@ class Family(ABC):
         name = self.name if kind.__module__.startswith("models.") else f"{kind.__module__}:{kind.__qualname__}"
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"name": name} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    # What is frozen
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a tensor of this name is not trained."""
+        if name.endswith(STATISTICS):
+            return False
+        return any(name == part or name.startswith(f"{part}.") for part in self.freeze)
+
+    def check_parts(self, parts: Iterable[str]) -> None:
+        """Raise ValueError where a part, the beginning of tensors' names in front of a dot, names nothing."""
+        names = list(self.tensors(self.full()))
+        for part in parts:
+            if not any(name == part or name.startswith(f"{part}.") for name in names):
+                known = dict.fromkeys(name[:position] for name in names for position in _ends(name))
+                raise ValueError(f"{self.name} has no part {part!r}; {nearest(part, known)}")
+
+    def check_freeze(self) -> None:
+        """Raise ValueError where an entry of `freeze` names nothing, or where nothing is left to train."""
+        self.check_parts(self.freeze)
+        learned = [name for name in self.tensors(self.full()) if not name.endswith(STATISTICS)]
+        if all(map(self.is_frozen, learned)):
+            raise ValueError(f"{self.name}: with freeze = {', '.join(self.freeze)} nothing is left to train")
+
+    def _with_frozen(self, network: Network) -> Network:
+        """The network, with no gradients of what is frozen."""
+        if self.freeze:
+            for name, parameter in network.named_parameters():
+                parameter.requires_grad_(not self.is_frozen(name))
+        return network
+
+    def _marked(self, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+        """The specs of tensors, with what is frozen marked."""
+        return {name: replace(spec, frozen=self.is_frozen(name)) for name, spec in specs.items()}
 
     # Architectures
 
@@ -300,7 +343,7 @@ class BlockFamily(Family):
         out of bounds.
         """
         self.validate(arch)
-        return Network(self.blocks(arch))
+        return self._with_frozen(Network(self.blocks(arch)))
 
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
         """Return what the sub-model's state_dict holds, in its order, without building it. Do not change the result."""
@@ -343,6 +386,8 @@ class BlockFamily(Family):
         """Follow one training step by what is known of every layer."""
         from models.cost import price_of_blocks  # which knows the layers of all families, and so imports them
 
+        if self.freeze:
+            return _traced(self, arch, batch_size, optimizer)
         return price_of_blocks(self, arch, batch_size, optimizer)
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
@@ -433,7 +478,8 @@ class ExitFamily(ImageFamily):
 @lru_cache(maxsize=256)
 def _tensors(family: BlockFamily, arch: Architecture) -> dict[str, TensorSpec]:
     family.validate(arch)
-    return dict(item for block in family.blocks(arch) for item in block.tensors())
+    specs = dict(item for block in family.blocks(arch) for item in block.tensors())
+    return family._marked(specs) if family.freeze else specs
 
 
 @lru_cache(maxsize=256)
@@ -470,6 +516,24 @@ def _fill(model: Network, family: Family, architecture: Architecture) -> None:
         if buffer.is_meta:
             path, _, own = name.rpartition(".")
             model.get_submodule(path)._buffers[own] = fresh[name]
+
+
+def _traced(family: BlockFamily, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+    """The cost by a step on fake tensors: what layers need whose input or weight has no gradient is not described."""
+    from models.trace import follow
+
+    step = follow(lambda: family.build(arch), batch_size, family.input_shape, family.input_dtype, family.classes)
+    return step.cost(batch_size, optimizer)
+
+
+def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that are not frozen, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _ends(name: str) -> list[int]:
+    """Where the dotted parts of a name end."""
+    return [position for position, letter in enumerate(name) if letter == "."] + [len(name)]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

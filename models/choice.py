@@ -160,7 +160,7 @@ class Choice(BlockFamily):
         network = Network([])
         for name, block in family.build(own).named_children():
             network.add_module(f"{member}_{name}", block)
-        return network
+        return self._with_frozen(network)
 
     def initial(self) -> dict[str, Tensor]:
         """Return first weights of all members."""

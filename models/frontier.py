@@ -18,6 +18,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import add, lt
 
 import numpy as np
@@ -169,6 +170,19 @@ class Frontier:
         self._history: list[tuple[Whole, list[Picks]]] = []  # of every block from the last: parents, transitions; picks
         self._build()
         self.interchangeable = self._interchangeable()
+
+    @cached_property
+    def training_flops(self) -> Whole:
+        """Of every label, as in `models.cost.Cost`.
+
+        Labels were not compared by it: of two with as many parameters, the one with fewer operations may be missing.
+        """
+        flops = np.zeros(1, dtype=np.int64)  # the history begins behind the last block, with one label for all ends
+        for table, (back, transitions) in zip(reversed(self._profiles), self._history, strict=True):
+            blocks = [table[picks] for picks in transitions]
+            added = np.array([0 if block is None else block.training_flops for block in blocks], dtype=np.int64)
+            flops = flops[back[0]] + added[back[1]]
+        return flops
 
     def picks(self, label: int) -> list[int]:
         """Return the picks of a label."""

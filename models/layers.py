@@ -32,11 +32,15 @@ class Channels:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and type of one tensor of a sub-model's state, and the channel group of each dimension."""
+    """Shape and type of one tensor of a sub-model's state, and the channel group of each dimension.
+
+    frozen: it is not trained, and travels to a device once.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     axes: tuple[Axis | Window | None, ...]
+    frozen: bool = False
 
 
 class Layer(ABC):

@@ -72,6 +72,7 @@ class Levels(ModuleFamily):
             "levels": [json.loads(level) for level in self.levels],
             "arguments": json.loads(self.arguments),
             "tokens": self.tokens,
+            "freeze": list(self.freeze),
         }
 
     @property

@@ -70,7 +70,7 @@ class ModuleFamily(Family):
     def build(self, arch: Architecture) -> Network:
         """See `Family.build`."""
         self.validate(arch)
-        return self.network(arch)
+        return self._with_frozen(self.network(arch))
 
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
         """See `Family.tensors`; the network is built once, on the meta device."""
@@ -110,7 +110,8 @@ def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
     def axes(name: str, tensor: Tensor) -> tuple[Axis | Window | None, ...]:
         return tuple(Axis(CLASSES) if classes.get(name) == d else None for d in range(tensor.dim()))
 
-    return {name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in meta_state(family, arch).items()}
+    found = meta_state(family, arch)
+    return family._marked({name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in found.items()})
 
 
 @lru_cache(maxsize=64)

@@ -54,6 +54,7 @@ class Profile:
         added_bytes: What is live after its forward pass, its result included, less what was before.
         forward_peak_bytes: Most during its forward pass.
         backward_peak_bytes: Most during its backward pass, gradients of later parameters and the loss apart.
+        training_flops: Of one example, forward and backward.
         keeps_result: Its own backward pass needs its result.
         convolutions: Distinct ones: shapes of input and result, kernel.
     """
@@ -64,6 +65,7 @@ class Profile:
     added_bytes: int
     forward_peak_bytes: int
     backward_peak_bytes: int
+    training_flops: int
     keeps_result: bool
     convolutions: frozenset[Convolution]
 
@@ -93,6 +95,7 @@ def profile(piece: Piece, batch_size: int) -> Profile:
         added_bytes=added,
         forward_peak_bytes=forward_peak,
         backward_peak_bytes=step.peak_bytes - base,
+        training_flops=step.flops,
         keeps_result=keeps_result,
         convolutions=frozenset(step.convolutions),
     )
@@ -157,11 +160,12 @@ class Total:
     parameters: int
     payload_bytes: int
     peak_training_memory_bytes: int
+    training_flops: int
 
 
 def total(profiles: Iterable[Profile], frame: Frame) -> Total:
     """Add up the profiles of a network's blocks, in order of computation."""
-    parameters = buffers = largest = 0
+    parameters = buffers = largest = flops = 0
     convolutions: set[Convolution] = set()
     peak = frame.loss_peak_bytes
     # From the end: the peak of what lies behind a block, relative to what is live before it.
@@ -174,7 +178,9 @@ def total(profiles: Iterable[Profile], frame: Frame) -> Total:
         parameters += block.parameters
         buffers += block.buffers
         largest = max(largest, block.largest_parameter)
+        flops += block.training_flops
         convolutions |= block.convolutions
     fixed = FLOAT_BYTES * (parameters * (1 + frame.state) + buffers) + CONVOLUTION_KERNEL_BYTES * len(convolutions)
     update = FLOAT_BYTES * (parameters + frame.temporary * largest)
-    return Total(parameters, FLOAT_BYTES * (parameters + buffers), fixed + frame.batch_bytes + max(peak, update))
+    memory_bytes = fixed + frame.batch_bytes + max(peak, update)
+    return Total(parameters, FLOAT_BYTES * (parameters + buffers), memory_bytes, flops)

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
+from models.layers import Network
 
 aten = torch.ops.aten
 
@@ -100,24 +101,24 @@ def follow(
         with storages, FlopCounterMode(display=False, custom_mapping=dict(_ATTENTION_ON_CPUS)) as counter:
             storages.hold(inputs)
             try:
-                result = model(inputs)
+                results = model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
             except Exception as error:  # of any kind: a model is any Python
                 shape = "x".join(map(str, input_shape))
                 raise ValueError(
                     f"its network does not take a batch of {shape} inputs of {str(dtype).removeprefix('torch.')}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[-1] != outputs:
-                found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-                raise ValueError(
-                    f"its network returns {found} for a batch of {examples}: it must return one tensor of "
-                    f"(batch, {outputs}), one row of outputs per example"
-                )
-            flat = result.flatten(0, -2)
-            labels = torch.zeros(len(flat), dtype=torch.int64)
+            for result in results:
+                if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[-1] != outputs:
+                    found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                    raise ValueError(
+                        f"its network returns {found} for a batch of {examples}: it must return one tensor of "
+                        f"(batch, {outputs}), one row of outputs per example"
+                    )
+            labels = torch.zeros(results[-1].shape[:-1], dtype=torch.int64).flatten()
             batch_bytes = inputs.nbytes + labels.nbytes
-            F.cross_entropy(flat, labels).backward()
-            del flat, result
+            torch.stack([F.cross_entropy(logits.flatten(0, -2), labels) for logits in results]).sum().backward()
+            del results, result
         trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
         buffers = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         return Step(

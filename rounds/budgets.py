@@ -20,6 +20,8 @@ def budget_in_round(device: int, population: Population, settings: RoundSettings
         memory_fraction=settings.memory_fraction,
         transfer_seconds=settings.transfer_seconds,
         deadline_seconds=settings.deadline_seconds,
+        round_seconds=settings.round_seconds,
+        examples=settings.examples_trained(population.examples(device)),
     )
     return replace(budget, memory_bytes=int(budget.memory_bytes * population.memory_factor(device)))
 

@@ -21,11 +21,12 @@ from flwr.serverapp import Grid
 from devices.budget import Budget
 from messages.orders import LocalTraining, Score
 from messages.packing import MessageError
-from messages.parcels import STATISTICS, Parcels, Weights
+from messages.parcels import STATISTICS, Parcels, Weights, frozen_layout
 from messages.sums import SCALE, WeightedSum, split
 from models.architecture import Architecture
 from rounds.budgets import beside_message, budget_in_round
 from rounds.exchange import Failure, exchange
+from rounds.frozen import Frozen
 from rounds.lateness import drop_late, simulated_seconds
 from rounds.population import Population
 from rounds.records import RoundResult, device_record, round_record
@@ -78,6 +79,7 @@ class Engine:
         self._keepers: set[int] = set()  # devices that have kept something
         self._introduced: set[int] = set()  # devices that have answered the method's first question
         self._bytes: Counter[str] = Counter()
+        self._frozen = Frozen(method.family, method.frozen_weights())
 
     @property
     def round(self) -> int:
@@ -91,6 +93,7 @@ class Engine:
             "tiers": {tier: a.to_json() for tier, a in self.tier_architectures.items()},
             "keepers": sorted(self._keepers),
             "introduced": sorted(self._introduced),
+            **({"frozen": self._frozen.state()} if self._frozen.held else {}),
             **self.population.state_dict(),
         }
         if both := own.values.keys() & engine.keys():
@@ -105,6 +108,8 @@ class Engine:
         self._keepers, self._introduced = set(values.get("keepers", [])), set(values.get("introduced", []))
         self.population.load_state_dict(values)
         self.method.load(state)
+        self._frozen = Frozen(self.method.family, self.method.frozen_weights())
+        self._frozen.load(values.get("frozen", {}))
 
     def start(self, number: int = 1) -> None:
         """Before the first of the rounds that come, round `number`: let the method make what takes long.
@@ -135,7 +140,7 @@ class Engine:
         question = self.method.first_question
         unknown = {} if question is None else self._introduce(grid, devices, question)
         with self._timed("assign"):
-            self.assignments = [a for device in devices for a in self._orders(device)]
+            self.assignments = [a for device in devices for a in self.orders(device)]
             for a in self.assignments:
                 a.outcome = a.outcome or unknown.get(a.device, "")
             beyond = [a.device for a in self.assignments if a.given is not None and not fits(a.given.cost, a.budget)]
@@ -148,6 +153,7 @@ class Engine:
                 assignments=self.assignments,
                 family=self.method.family,
                 payload=self.method.payload,
+                frozen=self._frozen,
                 absorb=self.method.absorb,
                 enough=self.settings.devices_per_round,
                 simulated=self.population.simulated,
@@ -223,11 +229,15 @@ class Engine:
             return budget
         family, local = self.method.family, self.method.local
         return beside_message(
-            budget, lambda part: sum(parcel_bytes(local(o), family, o.architecture)[0] for o in wanted(part))
+            budget,
+            lambda part: sum(
+                parcel_bytes(local(o), family, o.architecture)[0] + frozen_layout(family, o.architecture).nbytes
+                for o in wanted(part)
+            ),
         )
 
-    def _orders(self, device: int) -> list[Assignment]:
-        """What a device is asked in this round: one order, or several."""
+    def orders(self, device: int) -> list[Assignment]:
+        """What a device is asked in this round: one order, or several; one that gives it nothing where nothing fits."""
         method = self.method
 
         def wanted(budget: Budget) -> list[Order]:
@@ -253,7 +263,16 @@ class Engine:
         """An order as an assignment; `local` in place of the method's device half."""
         given = Given(order, selection, self.method.cost(order.architecture), local or self.method.local(order))
         tier = self.population.tier(order.device)
-        return Assignment(order.device, tier, budget, given, kept=order.device in self._keepers)
+        what = order.device, order.architecture, selection
+        return Assignment(
+            order.device,
+            tier,
+            budget,
+            given,
+            kept=order.device in self._keepers,
+            frozen=self._frozen.name(*what[1:]),
+            frozen_bytes=self._frozen.owed_bytes(*what),
+        )
 
     def _route(self, grid: Grid, work: Orders) -> None:
         """Say which node carries each device that takes part."""
@@ -281,6 +300,7 @@ class Engine:
             assignments=[self.ask(Order(d, smallest), LEADING, self.budget(d, lambda _: ()), question) for d in new],
             family=self.method.family,
             payload=_no_parcels,
+            frozen=self._frozen,
             absorb=_absorb_nothing,
             enough=len(new),
             simulated=self.population.simulated,
@@ -329,6 +349,10 @@ class Engine:
             if a.node is not None or a.timing is not None:
                 self._bytes["down"] += work.bytes_down(a)
                 self._bytes["up"] += work.bytes_up(a) if a.outcome == "trained" else 0
+            if a.outcome == "trained":
+                self._frozen.has(a.device, a.frozen)
+            elif a.node is not None:
+                self._frozen.lost(a.device)
             if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now
                 self.population.ask_again(a.device)
         overran = by_device(a for a in work.assignments if a.update is not None and a.update.overrun)
@@ -464,6 +488,7 @@ class Engine:
             assignments=assignments,
             family=model.family,
             payload=lambda group: {"weights": sent},
+            frozen=self._frozen,
             absorb=lambda contribution: total.include(contribution.sum_of("statistics")),
             enough=len(assignments),
             simulated=self.population.simulated,
@@ -501,10 +526,20 @@ class Engine:
     ) -> dict[int, Score]:
         """The scores that devices take of what they are asked to score; `rounds.scores.score_on_devices`."""
         orders = Orders(
-            round=self.round, assignments=assignments, family=self.method.family, payload=self.method.payload
+            round=self.round,
+            assignments=assignments,
+            family=self.method.family,
+            payload=self.method.payload,
+            frozen=self._frozen,
         )
         self._route(grid, orders)
-        return score_on_devices(grid, orders, self.settings, self.population, data, training)
+        found = score_on_devices(grid, orders, self.settings, self.population, data, training)
+        for a in assignments:
+            if a.device in found:
+                self._frozen.has(a.device, a.frozen)
+            else:
+                self._frozen.lost(a.device)
+        return found
 
 
 def _missing_statistics(model: Model) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from models.family import Family
 from rounds.population import Population
@@ -17,11 +18,8 @@ def drop_late(
     """In a simulation the clock says beforehand who misses the deadline or comes after enough others."""
     timed: list[tuple[float, int, list[Assignment]]] = []
     for device, orders in by_device(a for a in assignments if a.given is not None and not a.outcome).items():
-        # A device downloads all its parcels, trains one model after the other, and uploads all.
-        travelling = [parcel_bytes(a.task.local, family, a.task.architecture) for a in orders]
-        flops = sum(a.flops_per_example for a in orders) * _examples_trained(device, population, settings)
-        down, up = (sum(way) for way in zip(*travelling, strict=True))
-        timing = population.timing(device, bytes_down=down, flops=flops, bytes_up=up)
+        load = load_of(orders, family, population, settings)
+        timing = population.timing(device, bytes_down=load.bytes_down, flops=load.flops, bytes_up=load.bytes_up)
         if timing is not None:
             timed.append((timing.total_seconds, device, orders))
         for a in orders:
@@ -33,10 +31,21 @@ def drop_late(
                 a.outcome = "late"
 
 
-def _examples_trained(device: int, population: Population, settings: RoundSettings) -> int:
-    """Examples that a device's local training goes through in a round."""
-    training, shard = settings.training, population.examples(device)
-    return training.steps * min(training.batch_size, shard) if training.steps else training.epochs * shard
+class Load(NamedTuple):
+    """What all orders of a device together make it download, compute and upload in a round."""
+
+    bytes_down: int
+    flops: float
+    bytes_up: int
+
+
+def load_of(orders: Sequence[Assignment], family: Family, population: Population, settings: RoundSettings) -> Load:
+    """A device downloads all its parcels, trains one model after the other, and uploads all."""
+    travelling = [parcel_bytes(a.task.local, family, a.task.architecture) for a in orders]
+    down, up = (sum(way) for way in zip(*travelling, strict=True))
+    down += sum(a.frozen_bytes for a in orders)
+    examples = settings.examples_trained(population.examples(orders[0].device))
+    return Load(down, sum(a.flops_per_example for a in orders) * examples, up)
 
 
 def simulated_seconds(assignments: Sequence[Assignment], settings: RoundSettings) -> float:

@@ -321,6 +321,19 @@ class ConnectedDevices(Population):
             for device, k in sorted(self._said.items())
         ]
 
+    def remember(self, states: Sequence[NodeState]) -> None:
+        """Take what nodes said in an earlier run as what they said last, to plan with it without asking them."""
+        now = time.monotonic()
+        for state in states:
+            self.holdings.training(state.device)  # IndexError where the run has no such device
+            self._known[state.device] = _Known(state.node, state.report, now, now - state.age_seconds)
+            self._kinds[state.device] = state.report.kind
+            self._factors[state.device] = state.memory_factor
+
+    def known_devices(self) -> list[int]:
+        """The devices whose reports are known."""
+        return sorted(self._known)
+
     def tier(self, device: int) -> str:
         """The device's kind, as it first said it."""
         return self._kinds[device]

@@ -94,6 +94,7 @@ def score_on_devices(
 
     def question(node: int, batch: list[Assignment]) -> Message:
         arrays, position = orders.arrays(batch)
+        frozen = orders.add_frozen(batch, arrays)
         content = EvaluationBatch(
             run=settings.run,
             round=orders.round,
@@ -114,6 +115,8 @@ def score_on_devices(
                     seed=int(settings.rng(orders.round, 6, a.device).integers(2**63)),
                     memory_bytes=a.limit_bytes,
                     predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
+                    frozen=a.frozen,
+                    frozen_payload=frozen.get(a.number),
                 )
                 for a in batch
             ],

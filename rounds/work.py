@@ -12,12 +12,13 @@ from flwr.app import Message, MessageType
 from devices.budget import Budget
 from devices.clock import Timing
 from messages.orders import Batch, Update, WorkOrder
-from messages.packing import pack
-from messages.parcels import Parcel, Parcels, digest, nbytes
+from messages.packing import Layout, pack
+from messages.parcels import Parcel, Parcels, Weights, digest, nbytes
 from messages.wire import to_records
 from models.architecture import Architecture
 from models.cost import Cost
 from models.family import Family
+from rounds.frozen import Frozen
 from strategies.method import Contribution, Group, Local, Order, Selection
 from strategies.settings import RoundSettings
 
@@ -47,6 +48,8 @@ class Assignment:
         number: of the order in its exchange, which `Work` gives.
         earlier: an earlier order of the same device, whose trained model this one reads.
         kept: the device has kept something in an earlier round.
+        frozen: the hash of what is frozen of the architecture; "" where nothing is.
+        frozen_bytes: of that, what the device is sent because it does not hold it yet.
     """
 
     device: int
@@ -61,6 +64,8 @@ class Assignment:
     number: int = 0
     earlier: Assignment | None = None
     kept: bool = False
+    frozen: str = ""
+    frozen_bytes: int = 0
 
     @property
     def task(self) -> Given:
@@ -110,12 +115,14 @@ class Orders:
 
     Attributes:
         payload: the contents of the parcels that a group is sent.
+        frozen: what is frozen of the model; None where nothing is.
     """
 
     round: int
     assignments: list[Assignment]
     family: Family
     payload: Callable[[Group], Parcels]
+    frozen: Frozen | None = None
     groups: list[Group] = field(init=False, default_factory=list)
     _packed: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
 
@@ -168,7 +175,7 @@ class Orders:
         """
         new = {a.group for a in orders} - groups
         shared = sum(max(nbytes(self.groups[g].sent), self._returned_bytes(g, merged=True)) for g in new)
-        return shared + sum(self._returned_bytes(a.group, merged=False) for a in orders)
+        return shared + sum(self._returned_bytes(a.group, merged=False) + a.frozen_bytes for a in orders)
 
     def _returned_bytes(self, group: int, *, merged: bool) -> int:
         parcels = self.groups[group].returned.values()
@@ -185,6 +192,16 @@ class Orders:
                 found.append(data)
         return found, places
 
+    def add_frozen(self, batch: list[Assignment], arrays: list[bytes]) -> dict[int, int]:
+        """Put what devices of a batch lack of the frozen tensors behind its arrays; order -> where it is."""
+        where: dict[str, int] = {}
+        for a in batch:
+            if a.frozen_bytes and a.frozen not in where:
+                assert self.frozen is not None
+                where[a.frozen] = len(arrays)
+                arrays.append(self.frozen.packed(a.task.architecture, a.task.selection))
+        return {a.number: where[a.frozen] for a in batch if a.frozen_bytes}
+
     def packed(self, group: int) -> dict[str, bytes]:
         """The packed parcels of a group, kept while they are small because other nodes want them too."""
         if not self.groups[group].sent:
@@ -194,12 +211,18 @@ class Orders:
             contents = self.payload(wanted)
             if contents.keys() != wanted.sent.keys():
                 raise ValueError(f"the payload holds parcels {sorted(contents)}, not {sorted(wanted.sent)}")
-            data = {name: pack(contents[name], parcel.layout) for name, parcel in wanted.sent.items()}
+            data = {name: _pack(contents[name], parcel.layout) for name, parcel in wanted.sent.items()}
             size = sum(len(array) for parcels in self._packed.values() for array in parcels.values())
             if size + sum(map(len, data.values())) > MESSAGE_BYTES:
                 self._packed.clear()
             self._packed[group] = data
         return self._packed[group]
+
+
+def _pack(contents: Weights, layout: Layout) -> bytes:
+    """The tensors of a layout out of a payload, which may hold frozen ones beside them."""
+    names = {entry.name for entry in layout.entries}
+    return pack({name: tensor for name, tensor in contents.items() if name in names}, layout)
 
 
 @lru_cache(maxsize=1024)
@@ -225,8 +248,8 @@ class Work(Orders):
     norm_bound: float = 0.0
 
     def bytes_down(self, a: Assignment) -> int:
-        """Bytes of the parcels that a device is sent."""
-        return nbytes(self.groups[a.group].sent)
+        """Bytes of the parcels that a device is sent, and of what it lacks of the frozen tensors."""
+        return nbytes(self.groups[a.group].sent) + a.frozen_bytes
 
     def bytes_up(self, a: Assignment) -> int:
         """Bytes of the parcels that a device returns."""
@@ -235,6 +258,7 @@ class Work(Orders):
     def content(self, settings: RoundSettings, batch: list[Assignment]) -> tuple[Batch, list[bytes]]:
         """What the message that carries a batch to its node says, and its packed arrays."""
         arrays, position = self.arrays(batch)
+        frozen = self.add_frozen(batch, arrays)
         places = {a.number: place for orders in by_device(batch).values() for place, a in enumerate(orders)}
         orders = [
             WorkOrder(
@@ -251,6 +275,8 @@ class Work(Orders):
                 predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
                 after=None if a.earlier is None else a.earlier.number,
                 kept=a.kept,
+                frozen=a.frozen,
+                frozen_payload=frozen.get(a.number),
             )
             for a in batch
         ]

@@ -29,7 +29,7 @@ from rounds.engine import Engine, Scorer, Scores
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels
 from server_app import checkpoint
-from server_app.config import ConfigError, RunConfig, digests_of, parse_arguments, sampled_devices
+from server_app.config import ConfigError, RunConfig, digests_of, parse_arguments, rates_of, sampled_devices
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
 from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
@@ -226,6 +226,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
             augment=config.augment,
+            learning_rates=_learning_rates(config, family),
         ),
         schedule=config.schedule,
         decay_rounds=tuple(int(r) for r in config.decay_rounds),
@@ -233,6 +234,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         memory_fraction=config.memory_fraction,
         transfer_seconds=config.transfer_seconds or None,
         deadline_seconds=config.deadline_seconds or None,
+        round_seconds=config.round_seconds or None,
         evaluate_every=config.evaluate_every,
         evaluate_tiers=config.evaluate_tiers,
         personal_every=config.personal_every,
@@ -262,6 +264,16 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             f"{config.task!r} are {task.label_kind}"
         )
     return Engine(method, _population(config, method, task)), _scorer(task)
+
+
+def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
+    """The multiples of the learning rate by part; ConfigError where the family has no such part."""
+    rates = {part: float(rate) for part, rate in rates_of(config.learning_rates).items()}
+    try:
+        family.check_parts(rates)
+    except ValueError as error:
+        raise ConfigError(f"learning-rates = {config.learning_rates!r}: {error}") from None
+    return rates
 
 
 def _initial(config: RunConfig, family: Family) -> Mapping[str, Tensor]:
@@ -306,7 +318,9 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         # A family without batch norm or scaler, such as one of any modules, has nothing to say to a method's wishes.
         wishes = {"tokens": task.normalization is None, **defaults, **arguments, **options}
         wanted = {key: value for key, value in wishes.items() if key in known or key in arguments}
-        family = make_family({"name": name, **wanted, **of_task})
+        frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
+        family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
+        family.check_freeze()
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):

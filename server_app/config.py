@@ -107,6 +107,11 @@ def _names_table(value: object) -> object:
     return value
 
 
+def rates_of(text: str) -> dict[str, Any]:
+    """What `learning-rates` holds: part of the model -> how many times the learning rate it has."""
+    return _flat(parse_arguments(text, like="classifier = 10, embeddings = 0.1"))
+
+
 Arguments = Annotated[str, BeforeValidator(_arguments)]
 NamesTable = Annotated[str, BeforeValidator(_names_table)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -191,6 +196,11 @@ class RunConfig(Params):
     deadline_seconds: Rate = Field(
         0.0, description="Longest time of a round, simulated under a fleet, real on hardware; 0 waits for all"
     )
+    round_seconds: Rate = Field(
+        0.0,
+        description="Longest time that a device's download, training and upload may take by what is known of it, which "
+        "bounds its model; 0 is no limit",
+    )
     report_max_age_seconds: Rate = Field(
         600.0, description="Age of a real node's last report from which on it is asked for a new one"
     )
@@ -221,6 +231,16 @@ class RunConfig(Params):
         "sgd", description="Optimizer of local training: sgd, adam, adamw"
     )
     learning_rate: PositiveRate = Field(0.05, description="Learning rate of local training")
+    learning_rates: Arguments = Field(
+        "",
+        description="Parts of the model with another learning rate, and how many times the usual one it is, such as "
+        '"classifier = 10, embeddings = 0.1"',
+    )
+    freeze: str = Field(
+        "",
+        description='Parts of the model that are not trained, such as "embeddings, encoder.layer.0"; a device is sent '
+        "them once (docs/your-model.md)",
+    )
     momentum: Decay = Field(0.9, description="Momentum of sgd; the other optimizers have none")
     betas: Numbers = Field((0.9, 0.999), description="Betas of adam and adamw")
     weight_decay: Rate = Field(5e-4, description="Weight decay of local training")
@@ -385,6 +405,17 @@ class RunConfig(Params):
             bool(self.initial_weights) or not self.initial_names,
             "initial-names",
             "says what names in the file of initial-weights are called, and there is none",
+        )
+        need(
+            not self.freeze or self.method.takes_initial_weights,
+            "freeze",
+            f"strategy = {self.strategy!r} has no global model, of which parts could be frozen",
+        )
+        rates = rates_of(self.learning_rates)
+        need(
+            all(type(rate) in (int, float) and 0 <= rate < float("inf") for rate in rates.values()),
+            "learning-rates",
+            "every entry is a part and a multiple, such as classifier = 10",
         )
         parted = self.partition == "strong-and-weak"
         need(

@@ -68,6 +68,8 @@ class Evaluated(_Read):
         input_shape: of one input, without the batch.
         metric, higher_is_better: the metric of the scores, and which of them are better.
         mean, std: of the task's training inputs by channel, in the unit in which inputs are stored; None for tokens.
+        input_dtype: as what inputs are stored; None in runs of earlier versions.
+        label_names: of the classes, in their order; empty where the task has none.
     """
 
     round: int
@@ -78,6 +80,8 @@ class Evaluated(_Read):
     input_shape: list[int]
     mean: list[float] | None
     std: list[float] | None
+    input_dtype: Literal["uint8", "float32", "int64"] | None = None
+    label_names: list[str] = []
 
 
 class SavedModels(Evaluated):
@@ -140,6 +144,8 @@ def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_t
             input_shape=list(task.input_shape),
             mean=normalization and normalization[0].tolist(),
             std=normalization and normalization[1].tolist(),
+            input_dtype=str(task.test.inputs.dtype).removeprefix("torch."),
+            label_names=list(task.label_names),
             models=found,
         )
         (folder / FACTS).write_text(contents.model_dump_json(indent=2) + "\n")
@@ -150,7 +156,9 @@ def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_t
                 _link(path, folder / path.name)
 
 
-def load_model(run_dir: Path | str, which: Which = "best", tier: str | None = None) -> tuple[nn.Module, ModelInfo]:
+def load_model(
+    run_dir: Path | str, which: Which = "best", tier: str | None = None, architecture: Architecture | None = None
+) -> tuple[nn.Module, ModelInfo]:
     """Read a model of a run, in evaluation mode: it says what it said when it was scored.
 
     It maps prepared inputs (batch, *input shape) to logits (batch, classes); `ModelInfo.prepare` prepares them.
@@ -158,6 +166,7 @@ def load_model(run_dir: Path | str, which: Which = "best", tier: str | None = No
     Args:
         which: of the best evaluation by the global model's score (the earliest of several), or of the newest.
         tier: the model of a tier's devices; None is the global model.
+        architecture: in place of a tier, the model of an architecture that was scored.
 
     Raises:
         ModelError: where the run has no such model, or its files are not what was written.
@@ -171,7 +180,16 @@ def load_model(run_dir: Path | str, which: Which = "best", tier: str | None = No
             "that leave models on devices never are; runs of older versions have none either"
         )
     contents = _contents(folder)
-    saved = next((m for m in contents.models if (m.is_global if tier is None else tier in m.tiers)), None)
+    if tier is not None and architecture is not None:
+        raise ModelError(f"the model of the tier {tier!r} or that of an architecture: give one of them")
+    if architecture is not None:
+        wanted = [m for m in contents.models if m.architecture == architecture.to_json()]
+    else:
+        wanted = [m for m in contents.models if (m.is_global if tier is None else tier in m.tiers)]
+    saved = next(iter(wanted), None)
+    if saved is None and architecture is not None:
+        there = "; ".join(str(model.architecture) for model in contents.models)
+        raise ModelError(f"{folder} holds no model of the architecture {architecture.to_json()}; there are {there}")
     if saved is None:
         tiers = sorted(tier for model in contents.models for tier in model.tiers)
         has = f"there are {', '.join(tiers)}" if tiers else "the run scored none (evaluate-tiers)"
@@ -184,12 +202,19 @@ def load_model(run_dir: Path | str, which: Which = "best", tier: str | None = No
     if hashlib.sha256(data).hexdigest() != saved.sha256:
         raise ModelError(f"{path} is not the file that was written: its sha256 is not the one in {FACTS}")
     try:
-        architecture = Architecture.from_json(saved.architecture)
-        network = with_weights(make_family(saved.family), architecture, safetensors.torch.load(data))
+        module = network_of(saved.family, saved.architecture, data, saved.exits)
     except (ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ModelError(f"{path} does not fit what {FACTS} says of it: {one_line(str(error))}") from error
-    module = MeanOfExits(network) if saved.exits == "mean" else network
-    return module.eval(), ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
+    return module, ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
+
+
+def network_of(family: dict[str, Any], architecture: dict[str, list[int]], data: bytes, exits: str) -> nn.Module:
+    """The network of an architecture around the tensors of a safetensors file, in evaluation mode.
+
+    Raises ValueError, RuntimeError or SafetensorError where they do not go together.
+    """
+    network = with_weights(make_family(family), Architecture.from_json(architecture), safetensors.torch.load(data))
+    return (MeanOfExits(network) if exits == "mean" else network).eval()
 
 
 def _score(folder: Path) -> float | None:

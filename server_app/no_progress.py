@@ -50,14 +50,16 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
 def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> list[str]:
     """What lets devices train that cannot afford the smallest model. Neither: no device had both at the same time."""
     remedies = []
-    if poor or not slow:
+    if poor or not (slow or config.round_seconds):
         remedies.append(f"more memory in the fleet {config.fleet!r}" if config.fleet else "devices with more memory")
-    if slow or not poor:
+    if slow or not (poor or config.round_seconds):
         remedies.append(
             f"a larger transfer-seconds than {config.transfer_seconds:g}"
             if config.transfer_seconds
             else "a larger payload limit of the devices"
         )
+    if config.round_seconds:
+        remedies.append(f"a larger round-seconds than {config.round_seconds:g}")
     narrowest = min(config.widths)
     by_width = [method.family.candidates([width])[-1] for width in (narrowest, narrowest / 2)]
     if method.remedy is not None:

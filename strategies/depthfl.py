@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from messages.parcels import STATISTICS
 from messages.sums import UNIT
 from models.architecture import Architecture
+from models.base import trained_parameters
 from models.cost import Cost
 from models.layers import MeanOfExits, Network
 from strategies.losses import Loss, Regularizer, divergence
@@ -71,11 +72,11 @@ class MutualLearningOfExits(Training):
             return super().train(bench)
         model = self.model(bench)
         kept = bench.kept("correction", per_architecture=False) or {}
-        received = {name: p.detach().clone() for name, p in model.named_parameters()}
+        received = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
         regularizer = Regularizer(strength=self.alpha, toward=received, correction=kept)
         loss = bench.fit(model, self.loss(bench, model), regularizer=regularizer)
         new: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained_parameters(model).items():
             moved = (parameter.detach() - received[name]).mul_(-self.alpha)
             new[name] = moved + kept[name].to(moved.device) if name in kept else moved
         bench.keep("correction", kept | new, per_architecture=False)

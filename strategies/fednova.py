@@ -14,7 +14,7 @@ import torch
 from messages.orders import Merge
 from messages.parcels import STATISTICS, Parcel, parameters_of
 from models.architecture import Architecture
-from models.base import Family
+from models.base import Family, trained_parameters
 from models.cost import Cost
 from strategies.fedavg import OneModel
 from strategies.method import Answer, Bench, Local, Order, Trained, Training, with_parameter_copies
@@ -56,10 +56,10 @@ class NormalizedTraining(Training):
     def train(self, bench: Bench) -> Answer:
         """Train, and divide the change by the effective number of steps."""
         model = self.model(bench)
-        received = {name: p.detach().clone() for name, p in model.named_parameters()}
+        received = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
         loss = bench.fit(model, self.loss(bench, model))
         steps = effective_steps(bench.steps_taken, bench.training.momentum)
-        changes = {name: (received[name] - p.detach()) / steps for name, p in model.named_parameters()}
+        changes = {name: (received[name] - p.detach()) / steps for name, p in trained_parameters(model).items()}
         parcels = {"changes": changes}
         if statistics := {name: value for name, value in model.named_buffers() if name.endswith(STATISTICS)}:
             parcels["statistics"] = statistics

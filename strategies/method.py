@@ -30,7 +30,7 @@ from devices.budget import Budget
 from devices.validation import shown
 from messages.error import MessageError
 from messages.orders import LocalHalf, LocalTraining, Merge
-from messages.parcels import Parcel, Parcels, Weights, nbytes
+from messages.parcels import Parcel, Parcels, Weights, frozen_layout, nbytes
 from messages.sums import WeightedSum
 from models.architecture import Architecture
 from models.base import Family
@@ -582,6 +582,10 @@ class Method(ABC):
         architecture = self.assign(device, budget)
         return None if architecture is None else (architecture, LEADING)
 
+    def frozen_weights(self) -> Weights:
+        """The tensors of the global model that the run freezes; {} where it freezes none."""
+        return {}
+
     @abstractmethod
     def state(self) -> State:
         """Everything a resumed run needs beside the configuration and the round's number."""
@@ -600,6 +604,8 @@ class Method(ABC):
     def cost(self, architecture: Architecture) -> Cost:
         """`training_cost`, with the bytes of the parcels that travel: one way, the heavier one."""
         down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture)
+        # A device that gets an architecture for the first time is sent what is frozen of it, too.
+        down += frozen_layout(self.family, architecture).nbytes
         return replace(self.training_cost(architecture), payload_bytes=max(down, up))
 
     @property
@@ -642,11 +648,12 @@ def parcel_bytes(local: Local, family: Family, architecture: Architecture) -> tu
 
 
 def fits(price: Cost, budget: Budget) -> bool:
-    """Whether a device can train an architecture of this cost, and its parcels can travel."""
+    """Whether a device can train an architecture of this cost, its parcels can travel, and there is time for both."""
     return fit_in_turn([price], budget)
 
 
 def fit_in_turn(prices: Sequence[Cost], budget: Budget) -> bool:
-    """Whether a device can train these one after the other, and all their parcels can travel at once."""
+    """Whether a device can train these one after the other, all their parcels can travel at once, and there is time."""
     within_link = budget.payload_bytes is None or sum(price.payload_bytes for price in prices) <= budget.payload_bytes
-    return all(price.peak_training_memory_bytes <= budget.memory_bytes for price in prices) and within_link
+    in_time = budget.in_time(sum(p.payload_bytes for p in prices), sum(p.training_flops for p in prices))
+    return all(p.peak_training_memory_bytes <= budget.memory_bytes for p in prices) and within_link and in_time

@@ -12,7 +12,7 @@ from pydantic import Field
 from messages.orders import Merge
 from messages.parcels import STATISTICS, Parcel, parameters_of
 from models.architecture import Architecture
-from models.base import Family
+from models.base import Family, trained_parameters
 from models.cost import Cost
 from strategies.fedavg import OneModel
 from strategies.method import Answer, Bench, Local, Order, Setup, Trained, Training, with_parameter_copies
@@ -51,11 +51,11 @@ class FairTraining(Training):
     def train(self, bench: Bench) -> Answer:
         """Take the loss of what was received, train, and weigh the change."""
         model = self.model(bench)
-        w = {name: p.detach().clone() for name, p in model.named_parameters()}
+        w = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
         first_loss = mean_loss(bench, model) + MIN_LOSS
         loss = bench.fit(model, self.loss(bench, model))
         slope = 1.0 / bench.training.learning_rate
-        moved = {name: slope * (w[name] - p.detach()) for name, p in model.named_parameters()}
+        moved = {name: slope * (w[name] - p.detach()) for name, p in trained_parameters(model).items()}
         square = sum(float(value.double().square().sum()) for value in moved.values())
         h = self.q * first_loss ** (self.q - 1) * square + slope * first_loss**self.q
         parcels = {"changes": {name: first_loss**self.q * value for name, value in moved.items()}}

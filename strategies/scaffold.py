@@ -11,7 +11,7 @@ from pydantic import Field
 from messages.orders import Merge
 from messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
 from models.architecture import Architecture
-from models.base import Family
+from models.base import Family, trained_parameters
 from models.cost import Cost
 from strategies.aggregation import CoordinateMean
 from strategies.fedavg import OneModel
@@ -56,14 +56,16 @@ class ControlledTraining(Training):
     def train(self, bench: Bench) -> Answer:
         """Train under the correction, and renew the device's control variate, which is 0 at first."""
         model = self.model(bench)
-        x = {name: p.detach().clone() for name, p in model.named_parameters()}
+        x = {name: p.detach().clone() for name, p in trained_parameters(model).items()}
         c = {name: value.to(bench.device) for name, value in bench.received["control"].items()}
         kept = bench.kept("control") or {name: torch.zeros_like(value) for name, value in c.items()}
         c_i = {name: value.to(bench.device) for name, value in kept.items()}
         drift = Regularizer(correction={name: c_i[name] - c[name] for name in c})
         loss = bench.fit(model, self.loss(bench, model), regularizer=drift)
         length = effective_steps(bench.steps_taken, bench.training.momentum) * bench.training.learning_rate
-        new = {name: c_i[name] - c[name] + (x[name] - p.detach()) / length for name, p in model.named_parameters()}
+        new = {
+            name: c_i[name] - c[name] + (x[name] - p.detach()) / length for name, p in trained_parameters(model).items()
+        }
         bench.keep("control", new)
         moved = {name: new[name] - c_i[name] for name in new}
         return Answer(model, {"weights": dict(model.state_dict()), "control_change": moved}, loss)

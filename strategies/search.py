@@ -17,6 +17,7 @@ from devices.budget import Budget
 from models.architecture import Architecture
 from models.cost import Cost
 from models.frontier import Frontier
+from models.profile import Total
 from models.space import Space
 from strategies.method import fits
 
@@ -109,6 +110,9 @@ class ExactSearch:
     the leanest, also where memory is not what binds; random changes, of which those are made that fit and stay within
     the tolerance, lead away from it.
 
+    A time budget chooses among the frontier's labels, which were compared by parameters, payload and memory alone: an
+    architecture of as many parameters that takes less time may have been left out. What is found is in time.
+
     Args:
         space: Where to search.
         batch_size: Of local training, which memory depends on.
@@ -155,7 +159,7 @@ class ExactSearch:
                 order = rng.permutation(len(decisions))
                 for decision, other in zip(decisions, order, strict=True):
                     exchanged[decision] = picks[decisions[other]]
-            if frontier.total(exchanged).peak_training_memory_bytes <= budget.memory_bytes:
+            if self._fits(frontier.total(exchanged), budget):
                 picks = exchanged
                 break
         has, maximum = int(frontier.parameters[label]), int(frontier.parameters[best])
@@ -179,8 +183,7 @@ class ExactSearch:
             if self.space.keeps_enough(tried):
                 priced += 1
                 total = self.frontier.total(tried)
-                within_link = budget.payload_bytes is None or total.payload_bytes <= budget.payload_bytes
-                if within_link and total.peak_training_memory_bytes <= budget.memory_bytes:
+                if self._fits(total, budget):
                     found, parameters = tried, total.parameters
         return found
 
@@ -209,4 +212,14 @@ class ExactSearch:
         fitting = self.frontier.memory_bytes[start:stop] <= budget.memory_bytes
         if budget.payload_bytes is not None:
             fitting &= self.frontier.payload_bytes[start:stop] <= budget.payload_bytes
+        if budget.round_seconds is not None:
+            payload_bytes, flops = self.frontier.payload_bytes[start:stop], self.frontier.training_flops[start:stop]
+            seconds = payload_bytes * budget.seconds_per_byte + flops * budget.seconds_per_flop
+            fitting &= seconds <= budget.round_seconds
         return fitting
+
+    @staticmethod
+    def _fits(total: Total, budget: Budget) -> bool:
+        within_link = budget.payload_bytes is None or total.payload_bytes <= budget.payload_bytes
+        in_time = budget.in_time(total.payload_bytes, total.training_flops)
+        return within_link and in_time and total.peak_training_memory_bytes <= budget.memory_bytes

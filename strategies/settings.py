@@ -30,6 +30,7 @@ class RoundSettings:
     memory_fraction: float = 1.0
     transfer_seconds: float | None = None
     deadline_seconds: float | None = None
+    round_seconds: float | None = None
     evaluate_every: int = 1
     evaluate_tiers: bool = True
     personal_every: int = 0
@@ -55,6 +56,11 @@ class RoundSettings:
         """The local training of one round, with its learning rate."""
         rate = self.training.learning_rate * self.rate_factor_in(round_number)
         return self.training.model_copy(update={"learning_rate": rate})
+
+    def examples_trained(self, shard: int) -> int:
+        """How many examples the local training of a device with `shard` of them goes through in a round."""
+        training = self.training
+        return training.steps * min(training.batch_size, shard) if training.steps else training.epochs * shard
 
     def personal_in(self, round_number: int) -> bool:
         """Whether devices are scored on their own test shards after a round."""

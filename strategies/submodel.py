@@ -127,6 +127,10 @@ class SubModelMethod(CandidateMethod):
         cuts = (self.scored_cut(architecture) for architecture in architectures)
         return {a: Model(self.scored_family, a, placement.gather(self.weights)) for a, placement in cuts}
 
+    def frozen_weights(self) -> Weights:
+        """Those of the global model: nobody returns them, so that they stay what they were."""
+        return {name: tensor for name, tensor in self.weights.items() if self.family.is_frozen(name)}
+
     def state(self) -> State:
         """The global weights."""
         return State({f"weights/{name}": value for name, value in self.weights.items()}, {})

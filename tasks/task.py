@@ -32,7 +32,8 @@ class Kind:
     """What is fixed about a task: how its data are loaded from a data folder, its family, its augmentation.
 
     `in_time`: the examples of each natural id lie in order of time. `loss` and `metric`: what is minimized and what is
-    scored; they go with what the labels are.
+    scored; they go with what the labels are. `label_names`: of the classes, in their order; empty where numbers are
+    all there is.
     """
 
     load: Callable[[str], DataSet]
@@ -42,18 +43,23 @@ class Kind:
     in_time: bool = False
     loss: TaskLoss = torch.nn.functional.cross_entropy
     metric: Metric = ACCURACY
+    label_names: tuple[str, ...] = ()
 
+
+DIGITS = tuple("0123456789")
+CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 TASKS: dict[str, Kind] = {
-    "digits": Kind(digits.load, "cnn3"),
-    "mnist": Kind(partial(idx.load, "mnist"), "lenet5"),
-    "fashion-mnist": Kind(partial(idx.load, "fashion-mnist"), "lenet5"),
+    "digits": Kind(digits.load, "cnn3", label_names=DIGITS),
+    "mnist": Kind(partial(idx.load, "mnist"), "lenet5", label_names=DIGITS),
+    "fashion-mnist": Kind(partial(idx.load, "fashion-mnist"), "lenet5", label_names=CLOTHES),
     "idx": Kind(idx.load_any, "lenet5"),
     "npz": Kind(npz.load, "cnn3"),
-    "cifar10": Kind(partial(hub.load, "cifar10"), "resnet18", crop_padding=4, flip=True),
+    "cifar10": Kind(partial(hub.load, "cifar10"), "resnet18", crop_padding=4, flip=True, label_names=CIFAR10),
     "cifar100": Kind(partial(hub.load, "cifar100"), "resnet18", crop_padding=4, flip=True),
     # A mirrored house number is another number or none.
-    "svhn": Kind(svhn.load, "resnet18", crop_padding=4),
+    "svhn": Kind(svhn.load, "resnet18", crop_padding=4, label_names=DIGITS),
     "stl10": Kind(stl10.load, "resnet18", crop_padding=4, flip=True),
     "femnist": Kind(partial(hub.load, "femnist"), "lenet5"),
     "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True),
@@ -328,6 +334,11 @@ class Task:
         if self.label_kind != "classes":
             raise ValueError(f"the task {self.spec.name!r} has {self.label_kind} for labels, not one class per example")
         return self.train.labels[examples].bincount(minlength=self.classes)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """What the classes are called, in their order; empty where they have numbers only."""
+        return kind_of(self.spec.name).label_names
 
     @property
     def normalization(self) -> tuple[Tensor, Tensor] | None:

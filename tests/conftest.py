@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 
 from client_app import work, worker
+from devices import speed
 from rounds import exchange
 
 # The same examples in every run: what fails here fails there.
@@ -36,6 +37,13 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of `tests.grid` answer when they are asked: the exchange, which waits as long as that took, need not."""
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None)
     monkeypatch.setattr(exchange, "time", clock)
+
+
+@pytest.fixture(autouse=True)
+def _speed_is_known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device measures its speed, which takes a moment, where the test is not about that."""
+    if "measures" not in request.keywords:
+        monkeypatch.setattr(speed, "measure", lambda: 10e9)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,13 +1,17 @@
 """The command `wildflower`. Everything heavy is imported by the subcommand that needs it, so that --help is quick."""
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from server_app.models import Which
+    from wildflower.export import Format
 
 app = typer.Typer(
     help="Federated learning over devices that cannot all train the same model.",
@@ -197,6 +201,122 @@ def config(
             if not changed or value != usual[key]
         ]
     Console().print(_as_rich("", ["key", "value", "source", "meaning"], rows))
+
+
+@app.command()
+def plan(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment file.")] = None,
+    overrides: Overrides = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN_DIR", help="Plan for the real devices of this run, by their last reports."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show what every tier, or with --run every device, would get, what a round takes there, and what binds.
+
+    The exit code is 0 when every device gets a model, 3 when one gets none and 1 when the run could not begin.
+    """
+    import json
+
+    from rich.console import Console
+
+    from server_app.journal import JournalError
+    from wildflower.settings import SettingsError, beside, place, resolve
+
+    with beside(experiment):
+        try:
+            config, _ = place(resolve(experiment, overrides or []).config, Path.cwd(), datetime.now())
+            from wildflower.plan import make_plan, plan_tables
+
+            found = make_plan(config, run_dir)
+        except (SettingsError, JournalError, ValueError, OSError) as error:
+            raise _stop(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        console = Console()
+        console.print(f"{found.method} over {found.family}, whole: {found.whole_parameters:,} parameters", markup=False)
+        for table in plan_tables(found, by_node=run_dir is not None):
+            console.print(table)
+        for warning in found.warnings:
+            console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
+    raise typer.Exit(3 if found.left_out else 0)
+
+
+@app.command()
+def export(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")],
+    file_format: Annotated[
+        str, typer.Option("--format", help="pt2, onnx, pte, or safetensors: the weights alone.")
+    ] = "pt2",
+    tier: Annotated[str | None, typer.Option(help="The model of a tier; default: the global one.")] = None,
+    architecture: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The model of an architecture, as models.json writes it.")
+    ] = None,
+    which: Annotated[str, typer.Option(help="Of the best evaluation, or of the newest.")] = "best",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to; default: the folder `export` of the run.")
+    ] = None,
+) -> None:
+    """Write a model of a run exactly as it was scored, as a file that works without Wildflower (docs/export.md)."""
+    import json
+
+    from models.architecture import Architecture
+    from server_app.models import ModelError
+    from wildflower.export import FORMATS, ExportError, facts_path
+    from wildflower.export import export as export_model
+
+    if file_format not in FORMATS:
+        raise _stop(f"--format {file_format!r}: must be one of {', '.join(FORMATS)}")
+    try:
+        wanted = None if architecture is None else Architecture.from_json(json.loads(architecture))
+    except (ValueError, TypeError) as error:
+        raise _stop(f"--architecture {architecture!r}: {error}") from None
+    try:
+        path = export_model(
+            run_dir,
+            file_format=cast("Format", file_format),
+            which=cast("Which", which),
+            tier=tier,
+            architecture=wanted,
+            out=out,
+        )
+    except (ModelError, ExportError, OSError) as error:
+        raise _stop(str(error)) from None
+    typer.echo(f"{path} ({path.stat().st_size / 1e6:.3g} MB); labels and preparation: {facts_path(path)}")
+
+
+@app.command()
+def predict(
+    source: Annotated[Path, typer.Argument(metavar="RUN_DIR|FILE", help="The folder of a run, or an exported model.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the images.")],
+    tier: Annotated[str | None, typer.Option(help="The model of a tier; default: the global one.")] = None,
+    which: Annotated[str, typer.Option(help="Of the best evaluation, or of the newest.")] = "best",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print what a model says of every image of a folder. The exit code is 1 where an image cannot be read."""
+    import json
+
+    from rich.console import Console
+
+    from server_app.models import ModelError
+    from wildflower.export import ExportError
+    from wildflower.predict import PredictError
+    from wildflower.predict import predict as predict_folder
+
+    try:
+        found = predict_folder(source, folder, which=cast("Which", which), tier=tier)
+    except (ModelError, ExportError, PredictError) as error:
+        raise _stop(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps([prediction.to_json() for prediction in found]))
+    else:
+        rows = [
+            [p.file, p.problem or p.label or f"{p.value:g}", "" if p.share is None else f"{p.share:.1%}"] for p in found
+        ]
+        Console().print(_as_rich("", ["image", "prediction", "share"], rows))
+    raise typer.Exit(1 if any(prediction.problem for prediction in found) else 0)
 
 
 @app.command()

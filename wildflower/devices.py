@@ -48,6 +48,10 @@ def report_rows(report: DeviceReport) -> list[list[str]]:
         age = "" if age_seconds is None else f", measured {age_seconds:.0f} s ago"
         return f"{mbit_per_s:.3g} Mbit/s ({report.links_from or 'source unknown'}{age})"
 
+    speed = "unknown"
+    if report.flop_per_s is not None:
+        age = "node config" if report.speed_age_seconds is None else f"measured {report.speed_age_seconds:.0f} s ago"
+        speed = f"{report.flop_per_s / 1e9:.3g} GFLOP/s ({age})"
     throttled = {None: "unknown", True: "yes", False: "no"}[report.throttled]
     temperature = "unknown" if report.temperature_celsius is None else f"{report.temperature_celsius:.1f} °C"
     rows = [
@@ -59,6 +63,7 @@ def report_rows(report: DeviceReport) -> list[list[str]]:
         ["payload limit of the owner", megabytes(report.payload_limit_bytes)],
         ["accelerator", report.accelerator or "none"],
         ["CPUs", f"{report.cpus:g}"],
+        ["training speed", speed],
         ["temperature", temperature],
         ["throttled", throttled],
     ]

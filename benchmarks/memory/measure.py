@@ -32,12 +32,16 @@ from torch import nn
 
 from models.allocator import return_freed_memory
 from models.architecture import Architecture
+from models.base import BlockFamily
 from models.cost import cost
 from models.family import Family, make_family
+from plugins.reference import is_reference
 
 STEPS = 2  # the optimizer's state is there in the second one
 HERE = Path(__file__).parent
 COMMAND = "python -m benchmarks.memory.measure"
+
+LEVELS = [{"blocks": 1}, {"blocks": 2}, {"blocks": 4}]
 
 # (family, optimizer, two batch sizes): tens of megabytes and more, so that the model and not the runtime is measured.
 PLAN: list[tuple[dict[str, Any], str, tuple[int, int]]] = [
@@ -50,6 +54,10 @@ PLAN: list[tuple[dict[str, Any], str, tuple[int, int]]] = [
     ({"name": "resnet152"}, "sgd", (4, 8)),
     ({"name": "vit-tiny"}, "adamw", (8, 32)),
     ({"name": "bert", "hidden": 512, "depth": 6, "heads": 8, "mlp": 2048}, "sgd-momentum", (8, 32)),
+    # Traced: MiniLM-L6 cut in depth, a small RoBERTa cut in width, and a plain module of PyTorch's.
+    ({"name": "encoder", "input_shape": [64], "depths": [2, 4, 6]}, "adamw", (8, 32)),
+    ({"name": "encoder", "kind": "roberta", "pad_id": 1, "hidden": 192, "depth": 4, "mlp": 768}, "sgd", (8, 32)),
+    ({"name": "benchmarks.memory.plain:Plain", "input_shape": [3, 32, 32], "levels": LEVELS}, "adam", (16, 64)),
 ]
 
 
@@ -71,7 +79,8 @@ def train(family: Family, arch: Architecture, batch_size: int, optimizer: str, s
     model = family.build(arch).train()
     optim = make_optimizer(optimizer, model)
     if family.input_dtype == torch.int64:
-        inputs = torch.randint(family.classes, (batch_size, *family.input_shape))
+        # No padding token among them, which is 0 or 1.
+        inputs = torch.randint(2, family.classes, (batch_size, *family.input_shape))
     else:
         inputs = torch.rand(batch_size, *family.input_shape)
     labels = torch.randint(family.classes, (batch_size,))
@@ -109,10 +118,12 @@ def cases() -> list[dict]:
     found = []
     for spec, optimizer, batch_sizes in PLAN:
         family = make_family(spec)
+        described = isinstance(family, BlockFamily)
+        random = {"random": family.sample(np.random.default_rng(3))} if described else {}
         sizes = {
             "full": family.full(),
             "width 0.5": family.width(0.5),
-            "random": family.sample(np.random.default_rng(3)),
+            **random,
         }
         for size, arch in sizes.items():
             found += [
@@ -178,7 +189,8 @@ def table(results: dict) -> str:
     for case in results["cases"]:
         spec = case["family"]
         shape = "x".join(map(str, spec["input_shape"]))
-        whole = make_family({"name": spec["name"]}).spec()
+        own = is_reference(spec["name"])  # of a function with arguments, which has no defaults
+        whole = spec if own else make_family({key: spec[key] for key in ("name", "input_shape")}).spec()
         changed = [f"{key} {value}" for key, value in spec.items() if key != "input_shape" and value != whole[key]]
         family = ", ".join([f"{spec['name']} {shape}", *changed])
         lines.append(

@@ -9,9 +9,13 @@ from devices.report import DeviceReport
 REPORT = DeviceReport(kind="test", memory_total_bytes=2_000_000, memory_available_bytes=1_000_000)
 
 
-def budget(report, *, memory_fraction=0.5, transfer_seconds=10.0, deadline_seconds=None):
+def budget(report, *, memory_fraction=0.5, transfer_seconds=10.0, deadline_seconds=None, **others):
     return budget_of(
-        report, memory_fraction=memory_fraction, transfer_seconds=transfer_seconds, deadline_seconds=deadline_seconds
+        report,
+        memory_fraction=memory_fraction,
+        transfer_seconds=transfer_seconds,
+        deadline_seconds=deadline_seconds,
+        **others,
     )
 
 
@@ -93,3 +97,32 @@ def test_json_round_trip(one):
 def test_a_wrong_value_is_named(key, value):
     with pytest.raises(ValueError, match=f"budget: {key} = {value!r}: must be"):
         Budget(**{**Budget(5, 5, 5.0).to_json(), key: value})
+
+
+def test_a_round_takes_both_ways_of_the_payload_and_the_training():
+    # 8 Mbit/s are a byte per microsecond, 2 Mbit/s four: 1,000,000 bytes take 1 s down and 4 s up.
+    # 50 examples of 2e6 operations each on 1e8 per second take 1 s.
+    report = replace(REPORT, down_mbit_per_s=8.0, up_mbit_per_s=2.0, flop_per_s=1e8)
+    found = budget(report, transfer_seconds=None, round_seconds=6.0, examples=50)
+    assert found.seconds(10**6, 2e6) == pytest.approx(6.0)
+    assert found.in_time(10**6 - 1, 2e6)
+    assert not found.in_time(10**6, 2.001e6)
+    assert not found.in_time(10**6 + 1000, 2e6)
+    assert found.payload_bytes is None  # it is not a limit of the payload alone
+
+
+def test_what_nobody_measured_takes_no_time():
+    found = budget(REPORT, round_seconds=0.001, examples=10**6)
+    assert found.in_time(10**12, 1e15)
+
+
+def test_over_a_link_that_carries_nothing_only_nothing_travels_in_time():
+    found = budget(replace(REPORT, up_mbit_per_s=0.0), transfer_seconds=None, round_seconds=1e9)
+    assert found.in_time(0, 1e9)
+    assert not found.in_time(1, 0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), "5"])
+def test_a_time_that_is_none_is_refused(seconds):
+    with pytest.raises(ValueError, match="round_seconds"):
+        budget(REPORT, round_seconds=seconds)

@@ -151,3 +151,13 @@ def test_the_first_minimum_of_every_segment():
     # Ranges that no single key can hold.
     far = np.array([[2**40, 0, 2**40, 0], [0, 2**40, 0, 7]])
     assert far[:, module._order(far)].tolist() == [[0, 0, 2**40, 2**40], [7, 2**40, 0, 0]]
+
+
+def test_every_label_knows_its_operations():
+    space = Space.of(make_family({"name": "cnn3"}), (0.1, 0.25, 0.5, 1))
+    frontier = Frontier(space, batch_size=4, optimizer="sgd")
+    rng = np.random.default_rng(0)
+    for label in rng.choice(len(frontier.parameters), size=20):
+        picks = frontier.picks(label)
+        price = cost(space.family, space.architecture(picks), batch_size=4, optimizer="sgd")
+        assert frontier.training_flops[label] == price.training_flops == frontier.total(picks).training_flops

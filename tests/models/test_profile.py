@@ -26,7 +26,7 @@ def composed(family, arch, batch_size, optimizer):
 
 def asked(family, arch, batch_size, optimizer):
     whole = cost(family, arch, batch_size=batch_size, optimizer=optimizer)
-    return Total(whole.parameters, whole.payload_bytes, whole.peak_training_memory_bytes)
+    return Total(whole.parameters, whole.payload_bytes, whole.peak_training_memory_bytes, whole.training_flops)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

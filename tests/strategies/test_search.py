@@ -340,3 +340,22 @@ def test_bad_arguments_and_states_of_a_pool():
     ]:
         with pytest.raises(ValueError, match=message):
             searcher.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["cnn3", "resnet18", "vit"])
+def test_what_is_found_is_in_time_and_more_time_finds_more(name):
+    search = exact_search(name, 16, "sgd-momentum")
+    space = SPACES[name]
+    full = cost(space.family, space.largest(), batch_size=16, optimizer="sgd-momentum")
+    before = 0
+    for share in (0.05, 0.2, 0.6, 1.0):
+        budget = Budget(2**62, None, None, round_seconds=share * full.training_flops, seconds_per_flop=1.0)
+        found = search.find(budget, np.random.default_rng(3))
+        if found is None:
+            continue
+        price = cost(space.family, found, batch_size=16, optimizer="sgd-momentum")
+        assert fits(price, budget)
+        assert price.training_flops <= share * full.training_flops
+        assert search.optimum(budget) >= before
+        before = search.optimum(budget)
+    assert before == full.parameters

@@ -1,0 +1,80 @@
+"""A device measures its training speed once, and says how old the figure is."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from client_app.report import device_report
+from devices import speed
+from devices.report import DeviceReport
+from devices.speed import FILE, OLDEST_SECONDS, Speed, with_speed
+
+REPORT = DeviceReport("board", 10**9, 10**9, cpus=2.0)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The speeds that are measured, one after the other, and how often that was."""
+    calls = []
+
+    def measure():
+        calls.append(len(calls))
+        return 1e9 * (1 + calls[-1])
+
+    monkeypatch.setattr(speed, "measure", measure)
+    return calls
+
+
+@pytest.mark.measures
+def test_a_machine_has_a_speed():
+    started = time.perf_counter()
+    found = speed.measure()
+    assert time.perf_counter() - started < 5
+    assert 1e7 < found < 1e15  # from a slow board to a large card
+
+
+def test_it_is_measured_once_and_grows_old(tmp_path, measured):
+    first = with_speed(REPORT, {}, tmp_path)
+    assert (first.flop_per_s, first.speed_age_seconds) == (1e9, pytest.approx(0, abs=1))
+    kept = Speed.load(tmp_path)
+    Speed(kept.flop_per_s, kept.measured_at - 500, kept.machine).save(tmp_path)
+    later = with_speed(REPORT, {}, tmp_path)
+    assert (later.flop_per_s, later.speed_age_seconds) == (1e9, pytest.approx(500, abs=5))
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"measured_at": -OLDEST_SECONDS - 1}, {"measured_at": 1000.0}, {"machine": "another"}]
+)
+def test_what_is_old_or_of_another_machine_is_measured_again(tmp_path, measured, change):
+    with_speed(REPORT, {}, tmp_path)
+    value = json.loads((tmp_path / FILE).read_text())
+    if "measured_at" in change:
+        change = {"measured_at": value["measured_at"] + change["measured_at"]}
+    (tmp_path / FILE).write_text(json.dumps(value | change))
+    assert with_speed(REPORT, {}, tmp_path).flop_per_s == 2e9
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"flop_per_s": -1, "measured_at": 1, "machine": "x"}'])
+def test_a_damaged_file_is_none(tmp_path, measured, text):
+    (tmp_path / FILE).write_text(text)
+    assert Speed.load(tmp_path) is None
+    assert with_speed(REPORT, {}, tmp_path).flop_per_s == 1e9
+
+
+def test_what_the_owner_wrote_down_is_not_measured(tmp_path, measured):
+    report = device_report({"flop-per-s": 5e9, "state-dir": str(tmp_path)})
+    assert (report.flop_per_s, report.speed_age_seconds, measured) == (5e9, None, [])
+    with pytest.raises(ValueError, match="node config flop-per-s = 0"):
+        device_report({"flop-per-s": 0, "state-dir": str(tmp_path)})
+
+
+def test_where_training_happens_elsewhere_nothing_is_measured(tmp_path, measured):
+    assert with_speed(REPORT, {"gpu-trainer": "/somewhere"}, tmp_path).flop_per_s is None
+    assert measured == []
+
+
+def test_where_nothing_can_be_kept_the_report_is_made_all_the_same(measured):
+    assert with_speed(REPORT, {}, Path("/proc/nowhere")).flop_per_s == 1e9

@@ -1,0 +1,73 @@
+"""What docs/your-model.md says is done as written, with the real client in one process, and trains."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/your-model.md").read_text()
+BLOCK = re.compile(r"^```(python|toml|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"`(mine/\w+\.(?:py|toml))`")
+
+RUN = """
+import sys
+from pathlib import Path
+from server_app.app import run
+from server_app.journal import read_config, read_rounds
+from tests.small_run import simulated_grid
+from wildflower.settings import beside, place, resolve
+from datetime import datetime
+experiment, *settings = sys.argv[1:]
+small = ["devices-per-round=4", "local-steps=4", "below-smallest=smallest", *settings]
+with beside(Path(experiment)) as modules:
+    config, _ = place(resolve(Path(experiment), small).config, Path.cwd(), datetime.now())
+    run_dir = run(simulated_grid(), config)
+    *_, record = read_rounds(run_dir)
+    print(record.round, record.devices_replied, *modules, read_config(run_dir).get("initial-weights-sha256", "")[:0])
+"""
+
+
+def done(folder, *command):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WILDFLOWER_CACHE": str(folder / "cache")}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    return ran.stdout, ran.stderr
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The files that the page shows, and its commands; a file's name is the one in the text nearest to its block."""
+    folder = tmp_path_factory.mktemp("typed")
+    (folder / "mine").mkdir()
+    commands = []
+    for block in BLOCK.finditer(PAGE):
+        kind, text = block.groups()
+        if kind == "sh":
+            commands += text.splitlines()
+            continue
+        ending = {"python": ".py", "toml": ".toml"}[kind]
+        before = [name for name in FILE.findall(PAGE[: block.start()]) if name.endswith(ending)]
+        after = [name for name in FILE.findall(PAGE[block.end() :]) if name.endswith(ending)]
+        name = next((n for n in reversed(before) if not (folder / n).exists()), None) or after[0]
+        (folder / name).write_text(text)
+    return folder, commands
+
+
+def test_the_page_is_typed_as_written(written):
+    folder, commands = written
+    runs = [command for command in commands if command.startswith("wildflower run ")]
+    assert len(runs) == 3
+    for command in commands:
+        if command.startswith("cd mine && python "):
+            done(folder / "mine", sys.executable, *shlex.split(command)[4:])
+            continue
+        _, _, experiment, *rest = shlex.split(command)
+        assert rest[::2] == ["--set"] * (len(rest) // 2)
+        said, log = done(folder, sys.executable, "-c", RUN, experiment, *rest[1::2])
+        assert said.splitlines()[-1].split() == ["3", "4", "network"]
+    assert "10 of 12 tensors; drawn at random: head.weight, head.bias" in said + log

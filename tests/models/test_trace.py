@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from models.cost import cost
+from models.family import make_family
+from models.trace import follow
+from tests.models.test_cost import allocated_peak_bytes
+
+torch.set_num_threads(1)
+
+DESCRIBED = [
+    {"name": "lenet5", "input_shape": [1, 12, 12]},
+    {"name": "cnn3", "norm": "static", "scaler": True},
+    {"name": "resnet18", "input_shape": [3, 8, 8], "first_channels": 8},
+    {"name": "bert", "input_shape": [20], "classes": 30, "hidden": 64, "depth": 2, "heads": 4, "mlp": 128},
+]
+
+
+@pytest.mark.parametrize("spec", DESCRIBED, ids=str)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_traced_step_costs_what_the_described_layers_do(spec, optimizer):
+    family = make_family(spec)
+    arch = family.width(0.5)
+    known = cost(family, arch, batch_size=6, optimizer=optimizer)
+    step = follow(lambda: family.build(arch), 6, family.input_shape, family.input_dtype, family.classes)
+    traced = step.cost(6, optimizer)
+    assert (traced.parameters, traced.payload_bytes) == (known.parameters, known.payload_bytes)
+    assert traced.training_flops == known.training_flops
+    assert traced.peak_training_memory_bytes == pytest.approx(known.peak_training_memory_bytes, rel=0.002)
+    assert step.convolutions == family.convolutions(arch)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_encoder_holds_what_pytorch_allocates(kind, optimizer):
+    family = make_family(
+        {
+            "name": "encoder",
+            "input_shape": [24],
+            "kind": kind,
+            "vocabulary": 200,
+            "classes": 8,
+            "hidden": 48,
+            "heads": 4,
+            "depth": 3,
+            "mlp": 96,
+            "positions": 32,
+            "pad_id": 1,
+        }
+    )
+    arch = family.width(0.5)
+    predicted = cost(family, arch, batch_size=8, optimizer=optimizer).peak_training_memory_bytes
+    allocated = allocated_peak_bytes(family, arch, 8, optimizer)
+    assert predicted == pytest.approx(allocated, rel=0.02)

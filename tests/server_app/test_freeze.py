@@ -1,0 +1,147 @@
+"""Parts of a model that are not trained: they travel to a device once, and cost no gradient and no optimizer state."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+from client_app.state import DeviceState
+from messages.error import MessageError
+from messages.orders import LocalTraining
+from models.cost import cost
+from models.family import make_family
+from server_app import checkpoint
+from server_app.app import build, run
+from server_app.config import ConfigError, RunConfig
+from server_app.journal import read_rounds
+from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
+
+FREEZE = {"freeze": "block1, block2.conv"}
+
+
+def names(family):
+    return {name for name, spec in family.tensors(family.full()).items() if spec.frozen}
+
+
+def test_what_is_frozen_is_named_by_parts_and_statistics_go_on():
+    family = make_family({"name": "lenet5", "freeze": ["block1", "block2.conv"]})
+    assert names(family) == {
+        *("block1.conv.weight", "block1.conv.bias", "block1.norm.weight", "block1.norm.bias"),
+        *("block2.conv.weight", "block2.conv.bias"),
+    }
+    assert make_family(json.loads(json.dumps(family.spec()))) == family
+    model = family.build(family.full())
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == names(family)
+
+
+def test_frozen_parts_cost_no_gradients_and_no_optimizer_state():
+    spec = {"name": "encoder", "input_shape": [16], "vocabulary": 5000, "hidden": 32, "heads": 4, "depth": 3, "mlp": 64}
+    whole, frozen = (make_family(spec | more) for more in ({}, {"freeze": ["embeddings"]}))
+    before, after = (cost(f, f.full(), batch_size=2, optimizer="adam") for f in (whole, frozen))
+    embeddings = sum(math.prod(s.shape) for n, s in frozen.tensors(frozen.full()).items() if n.startswith("embeddings"))
+    assert before.parameters == after.parameters
+    # Adam's two states and the gradient of the embeddings, at least: 12 of the 16 bytes of each of their entries.
+    saved = before.peak_training_memory_bytes - after.peak_training_memory_bytes
+    assert saved >= 4 * 3 * embeddings
+    assert after.training_flops < before.training_flops or embeddings == 0
+
+
+@pytest.mark.parametrize(
+    "strategy", ["fedavg", "heterofl", "fedprox", "scaffold", "fednova", "q-fedavg", "fedadam", "anycostfl"]
+)
+def test_frozen_parts_stay_what_they_were_and_travel_once(tmp_path, strategy):
+    keys = {"strategy": strategy, "rounds": 4, "below-smallest": "smallest", "widths": "1"}
+    config = small_config(tmp_path, **keys, **FREEZE)
+    engine, _ = build(config)
+    family, before = engine.method.family, engine.method.weights
+    run_dir = run(simulated_grid(), config)
+    after = {n.removeprefix("weights/"): t for n, t in checkpoint.load(run_dir).state.tensors.items()}
+    assert all(torch.equal(before[name], after[name]) for name in names(family))
+    assert not torch.equal(before["head.classifier.weight"], after["head.classifier.weight"])
+    records = read_rounds(run_dir)
+    assert all(record.devices_replied == 4 for record in records)
+    frozen_bytes = 4 * sum(before[name].numel() for name in names(family))
+    # Each of the six devices is sent the frozen parts once.
+    values = checkpoint.load(run_dir).state.values["frozen"]
+    once = sum(record.bytes_down for record in records) - sum(record.bytes_up for record in records)
+    if strategy in ("fedavg", "fedprox", "fedadam"):  # others send more than they return
+        assert once == frozen_bytes * len(values)
+    assert {len(held) for held in values.values()} == {1}
+
+
+def test_a_resumed_run_sends_nothing_again_and_has_the_same_bits(tmp_path):
+    keys = {"strategy": "fedavg", "below-smallest": "smallest", "widths": "1", **FREEZE}
+    whole = run(simulated_grid(), small_config(tmp_path, rounds=4, **keys, **{"run-name": "whole"}))
+    config = small_config(tmp_path, rounds=2, **keys, **{"run-name": "half"})
+    run(simulated_grid(), config)
+    half = run(simulated_grid(), RunConfig.from_run_config(config.to_dict() | {"resume": True, "rounds": 4}))
+    assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(half).state.tensors)
+    assert [r.bytes_down for r in read_rounds(whole)] == [r.bytes_down for r in read_rounds(half)]
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
+    changes = {} if simulated else {"fleet": "", "report-max-age-seconds": 0.0}
+    keys = {"strategy": "fedavg", "devices-per-round": 6, "rounds": 3, "widths": "1", "below-smallest": "smallest"}
+    config = small_config(tmp_path, **keys, **changes, **FREEZE)
+    (tmp_path / "nodes").mkdir()
+    grid = simulated_grid() if simulated else connected_grid(6, tmp_path / "nodes")
+    engine, scorer = build(config)
+    engine.start()
+    first = engine.run_round(grid, 1, scorer).record
+    assert first["devices_replied"] == 6
+    kept = [path for path in tmp_path.rglob("frozen") if path.is_dir()]
+    assert len(kept) == (1 if simulated else 6)
+    second = engine.run_round(grid, 2, scorer).record
+    assert second["bytes_down"] < first["bytes_down"]
+    shutil.rmtree(kept[0])
+    hit = 6 if simulated else 1
+    result = engine.run_round(grid, 3, scorer)
+    refused = [d["outcome"] for d in result.devices if d["outcome"] != "trained"]
+    assert len(refused) == hit
+    assert all("has lost what is frozen of its model" in outcome for outcome in refused)
+    fourth = engine.run_round(grid, 4, scorer).record
+    assert fourth["devices_replied"] == 6
+    assert fourth["bytes_down"] - second["bytes_down"] == hit * (first["bytes_down"] - second["bytes_down"]) / 6
+
+
+def test_frozen_tensors_with_another_hash_are_refused(tmp_path):
+    state = DeviceState(str(tmp_path), "run", 0)
+    with pytest.raises(MessageError, match="a hash that is not its own"):
+        state.keep_frozen("0" * 64, b"tensors")
+    assert state.frozen("0" * 64) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"freeze": "blok1"}, "lenet5 has no part 'blok1'; did you mean 'block1'"),
+        ({"freeze": "block1, block2, head", "strategy": "fedavg"}, "nothing is left to train"),
+        ({"freeze": "block1", "strategy": "local"}, "has no global model, of which parts could be frozen"),
+        ({"learning-rates": "hed = 10"}, "learning-rates = 'hed = 10': lenet5 has no part 'hed'; did you mean 'head'"),
+        ({"learning-rates": "head = -1"}, "every entry is a part and a multiple, such as classifier = 10"),
+    ],
+)
+def test_parts_that_are_not_there_end_the_run_before_round_1(tmp_path, keys, words):
+    with pytest.raises(ConfigError) as error:
+        build(small_config(tmp_path, **keys))
+    assert words in str(error.value)
+
+
+def test_a_part_has_the_learning_rate_of_the_longest_name_that_fits():
+    training = LocalTraining(learning_rates={"head": 10.0, "head.classifier": 0.0})
+    assert training.rate_of("head.fc1.weight") == 10
+    assert training.rate_of("head.classifier.weight") == 0
+    assert training.rate_of("header.weight") == 1
+
+
+def test_a_learning_rate_of_zero_leaves_a_part_where_it_was(tmp_path):
+    keys = {"strategy": "fedavg", "rounds": 1, "widths": "1", "below-smallest": "smallest"}
+    config = small_config(tmp_path, **keys, **{"learning-rates": "block1.conv = 0, head = 3", "weight-decay": 0.0})
+    before = build(config)[0].method.weights
+    run_dir = run(simulated_grid(), config)
+    after = {n.removeprefix("weights/"): t for n, t in checkpoint.load(run_dir).state.tensors.items()}
+    torch.testing.assert_close(after["block1.conv.weight"], before["block1.conv.weight"], atol=1e-7, rtol=0)
+    assert (after["block2.conv.weight"] - before["block2.conv.weight"]).abs().max() > 1e-5

@@ -1,0 +1,222 @@
+"""What is exported says what was scored, and is used without Wildflower."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from models.architecture import Architecture
+from models.base import with_weights
+from models.family import make_family
+from server_app.app import build, run
+from server_app.journal import read_rounds
+from server_app.models import ModelError, load_model
+from tasks.task import TaskSpec, load_task
+from tests.small_run import METHODS, simulated_grid, small_config
+from wildflower import export as module
+from wildflower.command import app
+from wildflower.export import FORMATS, MAX_BATCH, Deployed, ExportError, Facts, export, facts_path, read_program
+
+LEARNING = {"rounds": 2, "evaluate-every": 2, "local-steps": 10, "examples-per-device": 200}
+# ExecuTorch is large, and no part of what `make setup` installs: who has it tests it too.
+HERE = [name for name in FORMATS if name != "pte" or find_spec("executorch")]
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """The folder of a small run, and its task."""
+    config = small_config(tmp_path_factory.mktemp("run"), **LEARNING)
+    task = load_task(TaskSpec.from_json(build(config)[0].settings.task))
+    return run(simulated_grid(), config), task
+
+
+def said(program, inputs):
+    return torch.cat([program(part) for part in inputs.split(MAX_BATCH)])
+
+
+@pytest.mark.parametrize("file_format", HERE)
+@pytest.mark.parametrize("tier", [None, "quarter"])
+def test_a_program_says_what_was_scored_of_every_test_image(digits_run, file_format, tier, tmp_path):
+    run_dir, task = digits_run
+    path = export(run_dir, file_format=file_format, tier=tier, out=tmp_path / f"model.{file_format}")
+    program, facts = read_program(path)
+    inputs, labels = task.test.inputs, task.test.labels
+    model, info = load_model(run_dir, tier=tier)
+    with torch.no_grad():
+        right = model(task.prepare(inputs, augment=None))
+    found = said(program, inputs)
+    assert (found - right).abs().max() <= 1e-5
+    assert float((found.argmax(1) == labels).double().mean()) == info.model.score == facts.score
+    assert facts.labels == list("0123456789")
+    scored = read_rounds(run_dir)[-1]
+    assert facts.score == (scored.score if tier is None else scored.score_by_tier["quarter"])
+
+
+PROGRAMS = {
+    "pt2": """\
+import numpy, torch
+from PIL import Image
+program = torch.export.load("model.pt2").module()
+image = torch.from_numpy(numpy.array(Image.open("image.png")))[None, None]
+print(program(image).argmax().item())
+""",
+    "onnx": """\
+import numpy, onnxruntime
+from PIL import Image
+session = onnxruntime.InferenceSession("model.onnx")
+image = numpy.array(Image.open("image.png"))[None, None]
+print(session.run(None, {"inputs": image})[0].argmax())
+""",
+}
+
+
+@pytest.mark.parametrize("file_format", PROGRAMS)
+def test_five_lines_without_wildflower_use_it(digits_run, file_format, tmp_path):
+    run_dir, task = digits_run
+    export(run_dir, file_format=file_format, out=tmp_path / f"model.{file_format}")
+    image = task.test.inputs[7]
+    Image.fromarray(image[0].numpy()).save(tmp_path / "image.png")
+    code = PROGRAMS[file_format]
+    assert "wildflower" not in code
+    check = (
+        "import sys; assert not any(n.split('.')[0] in ('wildflower', 'models', 'server_app') for n in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code + check],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    model, info = load_model(run_dir)
+    with torch.no_grad():
+        assert int(done.stdout) == int(model(info.prepare(image[None])).argmax())
+
+
+@pytest.mark.parametrize("name", ["cnn3", "lenet5", "vgg", "resnet18", "vit-tiny", "bert-tiny"])
+def test_families_can_be_exported(name, tmp_path):
+    family = make_family({"name": name} | ({"input_shape": [3, 32, 32]} if name != "bert-tiny" else {}))
+    tokens = family.input_dtype == torch.int64
+    torch.manual_seed(0)
+    architecture = family.full()
+    model = with_weights(family, architecture, family.initial()).eval()
+    mean = None if tokens else [120.0] * family.input_shape[0]
+    facts = Facts(
+        format="pt2",
+        task="made",
+        input_shape=list(family.input_shape),
+        input_dtype="uint8",
+        classes=family.classes,
+        labels=[],
+        mean=mean,
+        std=None if tokens else [60.0] * family.input_shape[0],
+        family=family.spec(),
+        architecture=architecture.to_json(),
+        exits="deepest",
+        metric="accuracy",
+        score=0.5,
+        round=1,
+    )
+    deployed = Deployed(model, facts.mean, facts.std, len(facts.input_shape)).eval()
+    path = tmp_path / "model.pt2"
+    path.write_bytes(module._pt2(deployed, facts))
+    facts_path(path).write_text(facts.model_dump_json())
+    program, _ = read_program(path)
+    for count in (1, 3):
+        inputs = module.examples(facts, count)
+        with torch.no_grad():
+            assert (program(inputs) - deployed(inputs)).abs().max() < 1e-5
+
+
+def test_the_mean_of_exits_is_exported(tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, **METHODS["depthfl"] | LEARNING))
+    model, info = load_model(run_dir)
+    for file_format in ("pt2", "safetensors"):
+        program, facts = read_program(export(run_dir, file_format=file_format))
+        assert facts.exits == "mean"
+        inputs = torch.randint(0, 17, (3, 1, 8, 8), dtype=torch.uint8)
+        with torch.no_grad():
+            assert torch.allclose(program(inputs), model(info.prepare(inputs)), atol=1e-5)
+
+
+def test_an_architecture_is_found_by_what_models_json_writes(digits_run, tmp_path):
+    run_dir, _ = digits_run
+    saved = json.loads((run_dir / "models" / "best" / "models.json").read_text())["models"][-1]["architecture"]
+    path = export(run_dir, architecture=Architecture.from_json(saved), out=tmp_path / "one.pt2")
+    assert read_program(path)[1].architecture == saved
+    with pytest.raises(ModelError, match=r"holds no model of the architecture .* there are"):
+        export(run_dir, architecture=Architecture((1, 1, 1)))
+
+
+# What is wrong is said
+
+
+def test_what_was_written_wrongly_is_found(digits_run, tmp_path, monkeypatch):
+    def other(deployed, facts):
+        deployed.mean += 1
+        data = right(deployed, facts)
+        deployed.mean -= 1
+        return data
+
+    right = module._pt2
+    monkeypatch.setitem(module._WRITERS, "pt2", other)
+    with pytest.raises(ExportError, match="says other things than the model"):
+        export(digits_run[0], out=tmp_path / "model.pt2")
+
+
+def test_what_is_not_installed_is_named(digits_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setitem(sys.modules, "executorch.backends.xnnpack.partition.xnnpack_partitioner", None)
+    for file_format, extra in (("onnx", "export"), ("pte", "executorch")):
+        with pytest.raises(ExportError, match=rf"pip install 'wildflower\[{extra}\]'"):
+            export(digits_run[0], file_format=file_format, out=tmp_path / f"model.{file_format}")
+
+
+def test_files_that_are_no_models_are_refused(digits_run, tmp_path):
+    path = export(digits_run[0], out=tmp_path / "model.pt2")
+    facts = facts_path(path).read_text()
+    with pytest.raises(ExportError, match=r"ends in \.pt2"):
+        export(digits_run[0], out=tmp_path / "model.onnx")
+    with pytest.raises(ExportError, match="an exported model ends in"):
+        read_program(tmp_path / "model.zip")
+    with pytest.raises(ExportError, match="is no file"):
+        read_program(tmp_path / "other.pt2")
+    path.write_bytes(b"nothing")
+    with pytest.raises(ExportError, match="cannot be read as pt2"):
+        read_program(path)
+    facts_path(path).write_text("{}")
+    with pytest.raises(ExportError, match="does not hold the facts"):
+        read_program(path)
+    facts_path(path).write_text(facts.replace('"pt2"', '"onnx"'))
+    with pytest.raises(ExportError, match=r"is about a \.onnx file"):
+        read_program(path)
+    facts_path(path).unlink()
+    with pytest.raises(ExportError, match="cannot read"):
+        read_program(path)
+
+
+def test_the_command(digits_run, tmp_path):
+    def invoke(*arguments):
+        return CliRunner().invoke(app, ["export", *map(str, arguments)])
+
+    run_dir, _ = digits_run
+    shown = invoke(run_dir, "--tier", "half", "--which", "newest")
+    assert shown.exit_code == 0, shown.output
+    assert (run_dir / "export" / "newest-half.pt2").is_file()
+    assert json.loads((run_dir / "export" / "newest-half.json").read_text())["task"] == "digits"
+    for arguments, told in (
+        ((run_dir, "--format", "tflite"), "must be one of"),
+        ((run_dir, "--tier", "none"), "no model of a tier 'none'"),
+        ((run_dir, "--which", "worst"), "'best' and a 'newest'"),
+        ((run_dir, "--architecture", "{"), "--architecture"),
+        ((tmp_path,), "holds no models"),
+    ):
+        shown = invoke(*arguments)
+        assert (shown.exit_code, told in shown.stderr) == (1, True), shown.stderr

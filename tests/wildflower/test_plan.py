@@ -1,0 +1,189 @@
+"""The plan says beforehand what a run would do, and what to change."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from devices.report import DeviceReport
+from rounds.population import NodeState
+from server_app.app import build, run
+from server_app.journal import read_devices
+from server_app.nodes import write_nodes
+from tests.small_run import METHODS, simulated_grid, small_config
+from wildflower.command import app
+from wildflower.plan import PlanError, make_plan, spread
+
+UNEQUAL = """
+reference = "1 GFLOP/s"
+
+[[group]]
+name = "quick"
+count = 2
+memory = "1 GB"
+link = "8 Mbit/s"
+speed = 1.0
+
+[[group]]
+name = "slow"
+count = 3
+memory = "1 GB"
+link = "8 Mbit/s"
+speed = 0.05
+
+[[group]]
+name = "tiny"
+count = 1
+training_memory = "1 kB"
+"""
+
+
+def unequal(tmp_path, **changes):
+    fleet = tmp_path / "unequal.toml"
+    fleet.write_text(UNEQUAL)
+    return small_config(tmp_path, **{"fleet": str(fleet), "examples-per-device": 30} | changes)
+
+
+def tiers(plan):
+    return {device.tier: device for device in plan.devices}
+
+
+def test_figures_are_those_worked_out_by_hand(tmp_path):
+    config = unequal(tmp_path, **{"local-steps": 0, "local-epochs": 2})
+    plan = make_plan(config)
+    whole = build(config)[0].method
+    price = whole.cost(whole.scored_architecture)
+    quick, slow = tiers(plan)["quick"], tiers(plan)["slow"]
+    assert quick.parameters == slow.parameters == price.parameters == plan.whole_parameters
+    # 30 examples, twice, at 1 GFLOP/s; 8 Mbit/s are a million bytes per second.
+    assert quick.training_seconds == pytest.approx(60 * price.training_flops / 1e9)
+    assert slow.training_seconds == pytest.approx(20 * quick.training_seconds)
+    assert quick.download_seconds == pytest.approx(quick.bytes_down / 1e6)
+    assert (quick.memory_bytes, quick.needed_memory_bytes) == (850_000_000, price.peak_training_memory_bytes)
+    assert quick.binds == slow.binds == ()
+    assert plan.counts == {"quick": 2, "slow": 3, "tiny": 1}
+
+
+def test_a_device_below_the_smallest_is_told_with_a_remedy(tmp_path):
+    plan = make_plan(unequal(tmp_path))
+    tiny = tiers(plan)["tiny"]
+    assert (tiny.parameters, tiny.binds) == (0, ("memory",))
+    assert plan.left_out == [tiny]
+    [told] = [text for text in plan.warnings if "tiny" in text]
+    assert "get no model" in told
+    assert "a width below 0.25" in told
+
+
+def test_time_binds_and_the_slow_get_less(tmp_path):
+    free = tiers(make_plan(unequal(tmp_path, **{"local-steps": 0})))
+    assert free["slow"].seconds > free["quick"].seconds
+    limit = round(free["quick"].seconds * 1.05, 6)
+    plan = make_plan(unequal(tmp_path, **{"local-steps": 0, "round-seconds": limit}))
+    bound = tiers(plan)
+    assert bound["quick"] == free["quick"]
+    assert 0 < bound["slow"].parameters < free["slow"].parameters
+    assert bound["slow"].binds == ("time",)
+    assert bound["slow"].seconds <= limit
+    assert not any("A round waits" in text for text in plan.warnings)
+    long = make_plan(unequal(tmp_path, **{"local-steps": 0, "local-epochs": 20}))
+    assert any("A round waits for tier slow" in text for text in long.warnings)
+
+
+def test_too_short_a_time_leaves_devices_out(tmp_path):
+    plan = make_plan(unequal(tmp_path, **{"round-seconds": 1e-6}))
+    assert len(plan.left_out) == 6
+    assert any("a larger round-seconds than 1e-06" in text for text in plan.warnings)
+
+
+def test_the_run_does_what_the_plan_says(tmp_path):
+    config = unequal(tmp_path, **{"round-seconds": 0.05, "local-steps": 2, "rounds": 3})
+    planned = {device.device: device for device in make_plan(config).devices}
+    assert len({device.parameters for device in planned.values()}) == 3
+    for record in read_devices(run(simulated_grid(), config)):
+        device = planned[record.device]
+        assert (record.parameters or 0) == device.parameters
+        if record.parameters:
+            assert record.simulated_seconds == pytest.approx(device.seconds)
+            assert record.simulated_seconds <= 0.05
+            assert record.predicted_memory_bytes == device.needed_memory_bytes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_plan(method, tmp_path):
+    plan = make_plan(small_config(tmp_path, **METHODS[method]))
+    assert list(plan.counts) == ["whole", "half", "quarter"]
+    assert len(plan.devices) == 6
+    assert json.loads(json.dumps(plan.to_json()))["method"]
+
+
+def test_all_alike_is_told(tmp_path):
+    rich = UNEQUAL.partition('[[group]]\nname = "tiny"')[0].replace("speed = 0.05", "speed = 0.9")
+    fleet = tmp_path / "rich.toml"
+    fleet.write_text(rich)
+    keys = {"fleet": str(fleet), "devices": 5, "examples-per-device": 30}
+    [told] = make_plan(small_config(tmp_path, **keys)).warnings
+    assert "All devices get the same one" in told
+    assert "nothing limits them" in told
+    [told] = make_plan(small_config(tmp_path, **keys, strategy="fedavg")).warnings
+    assert "has no other" in told
+
+
+def nodes_json(folder: Path):
+    folder.mkdir()
+    slow = DeviceReport("pi", 2 * 10**9, 10**9, down_mbit_per_s=8.0, up_mbit_per_s=4.0, flop_per_s=1e8)
+    unknown = DeviceReport("laptop", 8 * 10**9, 4 * 10**9)
+    write_nodes(folder, [NodeState(7, 0, slow, 100.0, 1.0), NodeState(9, 3, unknown, 5.0, 0.5)])
+    return folder
+
+
+def test_nodes_of_a_run_are_planned_by_their_last_reports(tmp_path):
+    config, run_dir = small_config(tmp_path, fleet=""), nodes_json(tmp_path / "earlier")
+    plan = make_plan(config, run_dir)
+    pi, laptop = plan.devices
+    assert (pi.device, pi.tier, laptop.device, laptop.tier) == (0, "pi", 3, "laptop")
+    assert pi.upload_seconds == pytest.approx(pi.bytes_up * 8 / 4e6)
+    assert (laptop.download_seconds, laptop.training_seconds, laptop.seconds) == (None, None, 0.0)
+    # Half of 85 % of what is free, less the message.
+    assert 0.4 * 4e9 < laptop.memory_bytes < 0.425 * 4e9
+    with pytest.raises(PlanError, match="set devices = 4 or more"):
+        make_plan(small_config(tmp_path, fleet="", devices=2, devices_per_round=2), run_dir)
+    with pytest.raises(PlanError, match="name a run whose nodes have reported"):
+        make_plan(config)
+
+
+def test_a_large_tier_is_planned_by_some_of_its_devices():
+    assert spread(range(100), 3) == [0, 50, 99]
+    assert spread([4, 5], 3) == [4, 5]
+
+
+# The command
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "80"})
+
+
+def test_the_command_reads_in_80_columns_and_says_by_its_code_who_gets_none(tmp_path):
+    shown = invoke()
+    assert shown.exit_code == 0, shown.output
+    assert all(len(line) <= 80 for line in shown.output.splitlines())
+    for word in ("5 sixteenth", "94,410", "memory, link", "training"):
+        assert word in shown.output
+    fleet = tmp_path / "unequal.toml"
+    fleet.write_text(UNEQUAL)
+    options = ("--set", f"fleet={fleet}", "--set", "devices=6", "--set", "devices-per-round=4")
+    shown = invoke(*options, "--json")
+    assert shown.exit_code == 3
+    value = json.loads(shown.stdout)
+    assert [device["parameters"] for device in value["devices"] if device["tier"] == "tiny"] == [0]
+    assert value["counts"] == {"quick": 2, "slow": 3, "tiny": 1}
+
+
+def test_what_is_wrong_is_said(tmp_path):
+    shown = invoke("--set", "fleet=")
+    assert (shown.exit_code, "--run RUN_DIR" in shown.stderr) == (1, True)
+    shown = invoke("--run", tmp_path)
+    assert (shown.exit_code, "nodes.json does not exist" in shown.stderr) == (1, True)
+    shown = invoke("--set", "stratgy=fedavg")
+    assert (shown.exit_code, "did you mean" in shown.stderr) == (1, True)

@@ -1,0 +1,343 @@
+"""`wildflower plan`: what every tier or node would get, what a round would take there, and what binds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
+
+from devices.budget import Budget
+from rounds.engine import Engine
+from rounds.lateness import load_of
+from rounds.population import ConnectedDevices, NodeState
+from server_app.app import build
+from server_app.charts import bytes_text, seconds_text
+from server_app.config import RunConfig
+from server_app.nodes import LastReport, read_nodes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MAX_DEVICES_PER_TIER = 50  # a tier of more is planned with that many of its devices, evenly spread
+STRAGGLER_FACTOR = 2.0  # a round that lasts longer than this many times the median tier's has a straggler
+LIMITS: dict[str, dict[str, Any]] = {
+    "memory": {"memory_bytes": 2**62},
+    "link": {"payload_bytes": None},
+    "time": {"round_seconds": None},
+}
+"""What may bind, and how a budget looks without it."""
+
+
+class PlanError(ValueError):
+    """An experiment that cannot be planned; the text says why, and what would be right."""
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What one device would get, and what it would take there.
+
+    Attributes:
+        parameters: of the largest model that it trains; 0 where it gets none.
+        needed_memory_bytes, memory_bytes: of training by the price, and what the device may use for it.
+        download_seconds, training_seconds, upload_seconds: of a round; None where nobody has measured link or speed.
+        binds: "memory", "link", "time": without which limits it would get a larger model. Empty: it gets the largest.
+        affords: whether it can afford what it gets.
+    """
+
+    device: int
+    tier: str
+    parameters: int
+    bytes_down: int
+    bytes_up: int
+    needed_memory_bytes: int
+    memory_bytes: int
+    download_seconds: float | None
+    training_seconds: float | None
+    upload_seconds: float | None
+    binds: tuple[str, ...]
+    affords: bool
+
+    @property
+    def seconds(self) -> float:
+        """Of a round, as far as links and speed are known."""
+        return sum(part or 0.0 for part in (self.download_seconds, self.training_seconds, self.upload_seconds))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self) | {"binds": list(self.binds)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of an experiment.
+
+    Attributes:
+        method, family: their names.
+        whole_parameters: of the largest model that the method gives.
+        devices: those that were looked at.
+        counts: how many devices every tier has.
+        warnings: what is wrong with it, each with the change that would help.
+    """
+
+    method: str
+    family: str
+    whole_parameters: int
+    devices: list[DevicePlan]
+    counts: dict[str, int]
+    warnings: list[str]
+
+    @property
+    def left_out(self) -> list[DevicePlan]:
+        """Devices that get no model."""
+        return [device for device in self.devices if not device.parameters]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON, with a list of devices."""
+        values = {name: getattr(self, name) for name in ("method", "family", "whole_parameters", "counts", "warnings")}
+        return values | {"devices": [device.to_json() for device in self.devices]}
+
+
+def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
+    """Plan an experiment: for its fleet, or for the nodes of an earlier run, by what they reported last.
+
+    A fleet is taken as it is at simulated second 0.
+
+    Args:
+        config: the settings of the run.
+        run_dir: the folder of a run with real devices; None: of a fleet.
+
+    Raises:
+        PlanError: there are neither a fleet nor reports.
+        ConfigError, JournalError, ValueError: as the run would, naming what is wrong.
+    """
+    if run_dir is not None:
+        config = RunConfig.from_run_config({**config.to_dict(), "fleet": ""})
+    elif not config.fleet:
+        raise PlanError(
+            "fleet = '' stands for real devices, which are not asked for a plan: name a run whose nodes have reported "
+            "(--run RUN_DIR), or a fleet (--set fleet=FILE.toml)"
+        )
+    engine, _ = build(config)
+    if run_dir is not None:
+        _remember(engine, config, read_nodes(run_dir), run_dir)
+        numbers = engine.population.known_devices() if isinstance(engine.population, ConnectedDevices) else []
+    else:
+        numbers = list(range(config.devices))
+    by_tier: dict[str, list[int]] = {}
+    for number in numbers:
+        by_tier.setdefault(engine.population.tier(number), []).append(number)
+    chosen = [number for tier in by_tier.values() for number in spread(tier, MAX_DEVICES_PER_TIER)]
+    devices = [plan_device(engine, number) for number in chosen]
+    method = engine.method
+    whole = method.cost(method.scored_architecture).parameters
+    counts = {tier: len(found) for tier, found in by_tier.items()}
+    plan = Plan(method.name(), method.family.name, whole, devices, counts, [])
+    return replace(plan, warnings=warnings_of(plan, engine, config))
+
+
+def _remember(engine: Engine, config: RunConfig, reports: Sequence[LastReport], run_dir: Path) -> None:
+    now = time.time()
+    states = [NodeState(r.node, r.device, r.report, max(0.0, now - r.reported_at), r.memory_factor) for r in reports]
+    beyond = [state.device for state in states if state.device >= config.devices]
+    if beyond:
+        raise PlanError(
+            f"{run_dir} has a report of device {beyond[0]}, and devices = {config.devices}: set devices = "
+            f"{max(beyond) + 1} or more"
+        )
+    if not states:
+        raise PlanError(f"{run_dir} has no report of any node")
+    assert isinstance(engine.population, ConnectedDevices)
+    engine.population.remember(states)
+
+
+def spread(numbers: Sequence[int], most: int) -> list[int]:
+    """At most so many of them, evenly spread, the first and the last among them."""
+    if len(numbers) <= most:
+        return list(numbers)
+    return [numbers[round(i * (len(numbers) - 1) / (most - 1))] for i in range(most)]
+
+
+def plan_device(engine: Engine, device: int) -> DevicePlan:
+    """What the engine would ask of a device in its next round, and what it would take there."""
+    orders = engine.orders(device)
+    budget, tier = orders[0].budget, orders[0].tier
+    binds = binding(engine, device, budget)
+    if orders[0].given is None:
+        needed = engine.method.cost(engine.method.smallest_architecture).peak_training_memory_bytes
+        return DevicePlan(device, tier, 0, 0, 0, needed, budget.memory_bytes, None, None, None, binds, affords=False)
+    load = load_of(orders, engine.method.family, engine.population, engine.settings)
+    report = engine.population.report(device)
+    needed = max(order.task.cost.peak_training_memory_bytes for order in orders)
+    return DevicePlan(
+        device=device,
+        tier=tier,
+        parameters=max(order.task.cost.parameters for order in orders),
+        bytes_down=load.bytes_down,
+        bytes_up=load.bytes_up,
+        needed_memory_bytes=needed,
+        memory_bytes=budget.memory_bytes,
+        download_seconds=_seconds(load.bytes_down, report.down_mbit_per_s),
+        training_seconds=None if report.flop_per_s is None else load.flops / report.flop_per_s,
+        upload_seconds=_seconds(load.bytes_up, report.up_mbit_per_s),
+        binds=binds,
+        affords=needed <= budget.memory_bytes,
+    )
+
+
+def _seconds(nbytes: int, mbit_per_s: float | None) -> float | None:
+    if mbit_per_s is None:
+        return None
+    return 0.0 if not nbytes else nbytes * 8e-6 / mbit_per_s if mbit_per_s else float("inf")
+
+
+def binding(engine: Engine, device: int, budget: Budget) -> tuple[str, ...]:
+    """The limits of a budget without which the device would get a larger model.
+
+    Where no single one makes a difference, those that do so together.
+    """
+
+    def parameters(under: Budget) -> int:
+        architecture = engine.method.assign(device, under)
+        return 0 if architecture is None else engine.method.cost(architecture).parameters
+
+    has = parameters(budget)
+    for size in range(1, len(LIMITS) + 1):
+        found: list[str] = []
+        for names in combinations(LIMITS, size):
+            without = {key: value for name in names for key, value in LIMITS[name].items()}
+            if parameters(replace(budget, **without)) > has:
+                found += names
+        if found:
+            return tuple(name for name in LIMITS if name in found)
+    return ()
+
+
+def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
+    """What a user should change before the run, in sentences."""
+    method = engine.method
+    found: list[str] = []
+    smallest = method.cost(method.smallest_architecture)
+    for tier, devices in _by_tier(plan.left_out).items():
+        of = [device for device in plan.devices if device.tier == tier]
+        who = f"{len(devices)} of {len(of)} devices of tier {tier}" if len(of) > 1 else f"The device of tier {tier}"
+        limits = sorted({limit for device in devices for limit in device.binds}) or ["memory"]
+        found.append(
+            f"{who} get no model: the smallest one needs {bytes_text(smallest.peak_training_memory_bytes)} of memory "
+            f"and {bytes_text(smallest.payload_bytes)} each way, and what binds is {' and '.join(limits)} "
+            f"({bytes_text(min(d.memory_bytes for d in devices))} of memory). Try {_smaller(engine, config, limits)}."
+        )
+    beyond = [device for device in plan.devices if device.parameters and not device.affords]
+    for tier, devices in _by_tier(beyond).items():
+        found.append(
+            f"Tier {tier} gets a model that needs {bytes_text(max(d.needed_memory_bytes for d in devices))} of memory "
+            f"where {bytes_text(min(d.memory_bytes for d in devices))} may be used: strategy = {config.strategy!r} "
+            f"with below-smallest = {config.below_smallest!r} gives it all the same."
+        )
+    given = [device for device in plan.devices if device.parameters]
+    if len(plan.devices) > 1 and len({device.parameters for device in given}) == 1:
+        found.append(_all_alike(plan, given, engine, config))
+    slowest = [max(devices, key=lambda device: device.seconds) for devices in _by_tier(given).values()]
+    usual = median_low(device.seconds for device in slowest) if slowest else 0.0
+    last = max(slowest, key=lambda device: device.seconds, default=None)
+    if last is not None and not config.round_seconds and last.seconds > STRAGGLER_FACTOR * usual > 0:
+        found.append(
+            f"A round waits for tier {last.tier}, which takes {seconds_text(last.seconds)}; the median tier takes "
+            f"{seconds_text(usual)}. round-seconds = {float(f'{usual:.2g}'):g} gives slow devices less to train, where "
+            "smaller models are among the candidates."
+        )
+    return found
+
+
+def _smaller(engine: Engine, config: RunConfig, limits: Sequence[str]) -> str:
+    remedies = []
+    if "time" in limits:
+        remedies.append(f"a larger round-seconds than {config.round_seconds:g}")
+    if "link" in limits and config.transfer_seconds:
+        remedies.append(f"a larger transfer-seconds than {config.transfer_seconds:g}")
+    remedies.append(engine.method.remedy or f"a width below {min(config.widths):g} in widths, or a smaller family")
+    if "memory" in limits and config.batch_size > 1:
+        remedies.append(f"a smaller batch-size than {config.batch_size}")
+    return ", or ".join(remedies)
+
+
+def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: RunConfig) -> str:
+    """Why all devices get the same model, and what would change that."""
+    method, parameters = engine.method, given[0].parameters
+    begin = f"All devices {'that get a model ' if plan.left_out else ''}get the same one, of {parameters:,} parameters"
+    if method.smallest_architecture == method.scored_architecture:
+        return f"{begin}: strategy = {config.strategy!r} has no other with these settings. Try strategy = 'heterofl'."
+    if not any(device.binds for device in given):
+        spare = min(device.memory_bytes / max(1, device.needed_memory_bytes) for device in given)
+        return (
+            f"{begin}, the whole model: nothing limits them, and the poorest has {spare:.3g} times the memory that it "
+            f"needs. Try a larger family or family-arguments than {plan.family}, or hold slow devices back with "
+            "round-seconds or transfer-seconds."
+        )
+    return f"{begin}: try more widths between those in widths = {config.to_dict()['widths']!r}."
+
+
+def _by_tier(devices: Sequence[DevicePlan]) -> dict[str, list[DevicePlan]]:
+    found: dict[str, list[DevicePlan]] = {}
+    for device in devices:
+        found.setdefault(device.tier, []).append(device)
+    return found
+
+
+def plan_tables(plan: Plan, *, by_node: bool) -> list[Table]:
+    """What every tier or node gets, and how long a round takes there. Both tables read in 80 columns.
+
+    Figures that differ within a tier are ranges; seconds are those of its slowest device.
+    """
+    rows = [[device] for device in plan.devices] if by_node else list(_by_tier(plan.devices).values())
+    names = [f"{d[0].device} {d[0].tier}" if by_node else f"{plan.counts[d[0].tier]} {d[0].tier}" for d in rows]
+    who = "device" if by_node else "tier"
+    models = _table(who, "parameters", "of whole", "MB down", "MB up", "MB memory", "of budget")
+    seconds = _table(who, "download", "training", "upload", "in all", "binds")
+    for name, devices in zip(names, rows, strict=True):
+        models.add_row(name, *_model_cells(plan, devices))
+        slowest = max(devices, key=lambda device: device.seconds)
+        parts = [slowest.download_seconds, slowest.training_seconds, slowest.upload_seconds]
+        cells = ["", "", "", ""]
+        if slowest.parameters:
+            whole = None if parts == [None, None, None] else slowest.seconds
+            cells = ["?" if part is None else f"{part:.3g} s" for part in (*parts, whole)]
+        binds = Counter(limit for device in devices for limit in device.binds)
+        seconds.add_row(name, *cells, ", ".join(binds) or "nothing")
+    return [models, seconds]
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for header in others:
+        table.add_column(header, overflow="fold", justify="left" if header == "binds" else "right")
+    return table
+
+
+def _model_cells(plan: Plan, devices: Sequence[DevicePlan]) -> list[str]:
+    memory = [
+        _range([device.needed_memory_bytes / 1e6 for device in devices], "{:.3g}"),
+        _range([device.memory_bytes / 1e6 for device in devices], "{:.3g}"),
+    ]
+    if not any(device.parameters for device in devices):
+        return ["none", "", "", "", *memory]
+    return [
+        _range([device.parameters for device in devices], "{:,.0f}"),
+        _range([device.parameters / plan.whole_parameters for device in devices], "{:.0%}"),
+        _range([device.bytes_down / 1e6 for device in devices], "{:.2g}"),
+        _range([device.bytes_up / 1e6 for device in devices], "{:.2g}"),
+        *memory,
+    ]
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"

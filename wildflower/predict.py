@@ -1,0 +1,135 @@
+"""`wildflower predict`: what a model of a run, or an exported one, says of the images of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from devices.validation import one_line
+from server_app.models import Which, load_model
+from wildflower.export import ExportError, Facts, Program, asked, facts_of, read_program, with_preparation
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+MAX_IMAGES = 10_000
+MAX_PIXELS = 50_000_000  # of one image, before it is decoded
+MODES = {1: "L", 3: "RGB"}  # by the number of channels
+ASKED_TOGETHER = 64
+
+
+class PredictError(ValueError):
+    """A folder or a model that predictions cannot be made with; the text says why."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one file.
+
+    Attributes:
+        label: its name, or its number where the task has no names; None where the file cannot be read.
+        share: of the softmax; None where the model says numbers and no classes.
+        value: what the model says where it says a number.
+        problem: why the file cannot be read.
+    """
+
+    file: str
+    label: str | None = None
+    share: float | None = None
+    value: float | None = None
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+
+def predict(source: Path, folder: Path, *, which: Which = "best", tier: str | None = None) -> list[Prediction]:
+    """Ask a model about every image of a folder, in the order of their names.
+
+    An image becomes gray or RGB, as the model has one channel or three, and is scaled to the size that the model reads.
+    Values of its pixels, 0 to 255, are handed on as they are.
+
+    Args:
+        source: the folder of a run, or an exported model.
+        folder: the images; other files are not looked at, nor are folders in it.
+        which, tier: of a run, as of `server_app.models.load_model`.
+
+    Raises:
+        PredictError: there are no images or too many, or the model does not read images.
+        ModelError, ExportError: there is no such model.
+    """
+    program, facts = _model(source, which, tier)
+    if len(facts.input_shape) != 3 or facts.input_shape[0] not in MODES or facts.input_dtype == "int64":
+        shape = "x".join(map(str, facts.input_shape))
+        raise PredictError(f"the model of the task {facts.task!r} reads {shape} inputs, which are no images")
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+    except OSError as error:
+        raise PredictError(f"cannot read the folder {folder}: {error.strerror}") from None
+    if not files:
+        raise PredictError(f"{folder} holds no images: their names end in {', '.join(SUFFIXES)}")
+    if len(files) > MAX_IMAGES:
+        raise PredictError(f"{folder} holds {len(files)} images: at most {MAX_IMAGES} at once")
+    return list(_predictions(files, program, facts))
+
+
+def _model(source: Path, which: Which, tier: str | None) -> tuple[Program, Facts]:
+    if source.is_file():
+        if tier is not None:
+            raise ExportError(f"{source} is one model: --tier is about the models of a run")
+        return read_program(source)
+    model, info = load_model(source, which, tier)
+    facts = facts_of(info, "safetensors")
+    return asked(with_preparation(model, facts)), facts
+
+
+def _predictions(files: list[Path], program: Program, facts: Facts) -> Iterator[Prediction]:
+    for start in range(0, len(files), ASKED_TOGETHER):
+        read: list[Tensor | str] = [_read(path, facts) for path in files[start : start + ASKED_TOGETHER]]
+        inputs = [image for image in read if isinstance(image, Tensor)]
+        outputs = iter(program(torch.stack(inputs))) if inputs else iter(())
+        for path, image in zip(files[start:], read, strict=False):
+            if isinstance(image, str):
+                yield Prediction(path.name, problem=image)
+            else:
+                yield _prediction(path.name, next(outputs), facts)
+
+
+def _prediction(file: str, output: Tensor, facts: Facts) -> Prediction:
+    if facts.classes == 1:
+        return Prediction(file, value=float(output.flatten()[0]))
+    shares = output.softmax(dim=-1)
+    number = int(shares.argmax())
+    return Prediction(file, facts.labels[number] if facts.labels else str(number), float(shares[number]))
+
+
+def _read(path: Path, facts: Facts) -> Tensor | str:
+    """The image as the model reads it, (channels, height, width), or what is wrong with the file."""
+    from PIL import Image, UnidentifiedImageError
+
+    channels, height, width = facts.input_shape
+    try:
+        with Image.open(path) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return f"{image.width} x {image.height} are more than {MAX_PIXELS} pixels"
+            return _tensor(image, MODES[channels], (width, height), facts.input_dtype)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
+        return one_line(str(error) or type(error).__name__, 200)
+
+
+def _tensor(image: Image, mode: str, size: tuple[int, int], dtype: str) -> Tensor:
+    from PIL.Image import Resampling
+
+    image = image if image.mode == mode else image.convert(mode)
+    if image.size != size:
+        image = image.resize(size, Resampling.BILINEAR)
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size[1], size[0], len(mode))
+    found = pixels.permute(2, 0, 1).contiguous()
+    return found.float() if dtype == "float32" else found
