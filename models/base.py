@@ -158,6 +158,13 @@ class Family(ABC):
         """Return the architectures that devices may get, largest first: the cuts of these width rates."""
         return [self.width(width) for width in sorted(widths, reverse=True)]
 
+    def first_layers(self, count: int) -> Architecture:
+        """Return the whole network but for the blocks of its one stack behind the first `count`.
+
+        ValueError where the family is not cut in depth.
+        """
+        raise ValueError(f"{self.name} is not cut in depth")
+
     def exit_of(self, arch: Architecture) -> int:
         """Return the number of the exit at which an architecture ends, counted from 1."""
         kept = {group for group, width in zip(self.groups, arch.widths, strict=True) if width}

@@ -209,6 +209,12 @@ class Encoder(ModuleFamily):
         """Return the cuts of these width rates, or of `depths` where there are some, largest first."""
         return [self._at(depth) for depth in reversed(self.depths)] if self.depths else super().candidates(widths)
 
+    def first_layers(self, count: int) -> Architecture:
+        """Return the encoder of the first `count` layers."""
+        found = self._at(count)
+        self.validate(found)
+        return found
+
     def _at(self, depth: int) -> Architecture:
         return Architecture(tuple((self.groups | {"layers": depth}).values()))
 

@@ -274,6 +274,12 @@ class Transformer(BlockFamily):
         """All blocks but the first."""
         return {block: (f"{block}.heads", f"{block}.mlp") for block in self.block_names[1:]}
 
+    def first_layers(self, count: int) -> Architecture:
+        """Return the network of the first `count` blocks."""
+        if not 1 <= count <= self.depth:
+            raise ValueError(f"{self.name}: a network has 1 to {self.depth} blocks, not {count}")
+        return self.architecture(without=self.block_names[count:])
+
     def encoder(self, arch: Architecture, *, norm_first: bool) -> list[Block]:
         """The kept blocks, two residual ones for each: attention, then MLP.
 

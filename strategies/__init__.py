@@ -17,6 +17,7 @@ from strategies.fedrolex import FedRolex
 from strategies.fjord import FjORD
 from strategies.heterofl import HeteroFL
 from strategies.hypemefed import HypeMeFed
+from strategies.inclusivefl import InclusiveFL
 from strategies.local import LocalOnly
 from strategies.method import Method
 from strategies.model_search import ModelSearch
@@ -46,6 +47,7 @@ METHODS: dict[str, type[Method]] = {
         DepthFL,
         ScaleFL,
         RecipFL,
+        InclusiveFL,
     )
 }
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from messages.parcels import STATISTICS, Weights
 from strategies.fedavg import OneModel
@@ -45,13 +46,10 @@ class FedAdam(OneModel):
         """One step of the server's Adam; a round in which nobody answered changes nothing."""
         if not trained:
             return {}
-        p, old = self.adam, self.weights
+        old = self.weights
         mean = self.mean.mean(old)
         for name in self.learned:
-            delta = mean[name] - old[name]
-            self.m[name] = p.beta_1 * self.m[name] + (1 - p.beta_1) * delta
-            self.v[name] = p.beta_2 * self.v[name] + (1 - p.beta_2) * delta.square()
-            mean[name] = old[name] + p.eta * self.m[name] / (self.v[name].sqrt() + p.tau)
+            mean[name] = adam_step(self.adam, name, old[name], mean[name] - old[name], self.m, self.v)
         self.weights = mean
         return {}
 
@@ -67,3 +65,10 @@ class FedAdam(OneModel):
         super().load(state)
         self.m = {name: state.tensors[f"m/{name}"] for name in self.learned}
         self.v = {name: state.tensors[f"v/{name}"] for name in self.learned}
+
+
+def adam_step(params: FedAdamParams, name: str, value: Tensor, update: Tensor, m: Weights, v: Weights) -> Tensor:
+    """One step of the server's Adam on one tensor, whose moments in `m` and `v` it renews; returns the new value."""
+    m[name] = params.beta_1 * m[name] + (1 - params.beta_1) * update
+    v[name] = params.beta_2 * v[name] + (1 - params.beta_2) * update.square()
+    return value + params.eta * m[name] / (v[name].sqrt() + params.tau)

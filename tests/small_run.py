@@ -79,6 +79,12 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
         "model-search.searcher": "pool",
         "distillation.steps": 1,
     },
+    "inclusivefl": {
+        "strategy": "inclusivefl",
+        "family": "vit-tiny",
+        "family-arguments": "hidden = 12, depth = 3, heads = 2, mlp = 16",
+        "below-smallest": "smallest",  # one layer of the full width is more than a quarter of all layers
+    },
     "fjord without distillation": {"strategy": "fjord", "fjord.distillation": False},
 }
 # All methods: those that stand in `strategies.METHODS` and not above run with their defaults. The rows of fedavg are

@@ -1,0 +1,299 @@
+"""InclusiveFL (Liu et al., "No One Left Behind", KDD 2022): models of different depth that share whole layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from messages.orders import Merge
+from messages.packing import MessageError
+from messages.parcels import STATISTICS, Parcel, Parcels, Weights
+from models.architecture import Architecture
+from models.base import Family
+from models.layers import Network, TensorSpec
+from strategies.aggregation import CoordinateMean
+from strategies.fedadam import FedAdamParams, adam_step
+from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
+from strategies.params import Fraction
+from strategies.submodel import CandidateMethod, initial_weights
+
+
+class InclusiveFLParams(FedAdamParams):
+    """InclusiveFL's settings; those of the server's Adam are FedAdam's."""
+
+    momentum: Fraction = Field(
+        0.2, description="Share of the larger type's momentum in the update of a type's last layer (beta)"
+    )
+    momentum_of: Literal["injected", "averaged"] = Field(
+        "injected", description="Updates that the momentum is the mean of: with what was injected, or as averaged"
+    )
+    share: Literal["layers", "none"] = Field(
+        "layers", description="What types share: all layers but each type's last one, or nothing"
+    )
+    head: Literal["type", "own"] = Field(
+        "type", description="Whose heads are: one per type, or one per device, which stays there"
+    )
+
+
+# Device half ----------------------------------------------------------------------------------------------------------
+
+
+class InclusiveFLLocal(Local):
+    """Devices minimize the task's loss of a model of their depth: L = loss(f(x), y).
+
+    head: the tensors that stay on the device; () where all travel.
+    """
+
+    head: tuple[str, ...] = ()
+
+    def travels(self, family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
+        """The tensors that travel, in both directions."""
+        return {name: spec for name, spec in family.tensors(architecture).items() if name not in self.head}
+
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The model of the device's type, without a head that is the device's own."""
+        return {"weights": Parcel.of(self.travels(family, architecture))}
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The same tensors; every device counts alike (Algorithm 1, line 14)."""
+        return {"weights": Parcel.of(self.travels(family, architecture), Merge(weighting="uniform"))}
+
+    def model(self, bench: Bench) -> Network:
+        """The received model, with the device's own head; a device that has none yet begins with a fresh one."""
+        if not self.head:
+            return bench.build(bench.received["weights"])
+        model = bench.build()
+        model.load_state_dict(bench.received["weights"] | (bench.kept("head") or {}), strict=False)
+        return model
+
+    def train(self, bench: Bench) -> Answer:
+        """Train, and keep the head where it is the device's own."""
+        model = self.model(bench)
+        loss = bench.fit(model, lambda inputs, labels: bench.task.loss(model(inputs), labels))
+        state = model.state_dict()
+        if self.head:
+            bench.keep("head", {name: state[name] for name in self.head})
+        return Answer(model, {"weights": {n: value for n, value in state.items() if n not in self.head}}, loss)
+
+
+# Server half ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The tensors of a type's model by the layer that they are of.
+
+    Attributes:
+        embeddings: names of what is in front of the first layer.
+        blocks: of each layer in order: the name behind the layer's own -> the tensor's whole name.
+        head: names of what is behind the last layer.
+    """
+
+    embeddings: tuple[str, ...]
+    blocks: tuple[Mapping[str, str], ...]
+    head: tuple[str, ...]
+
+
+def layers_of(family: Family, architecture: Architecture) -> Layers:
+    """The layers of an architecture of a family with one stack; ValueError where it has none or several."""
+    if len(family.stacks) != 1:
+        raise ValueError(
+            f"inclusivefl needs a family with one stack of layers alike, {family.name} has {len(family.stacks)}: "
+            "take an encoder, a ViT, a BERT, or a function whose levels have more or fewer layers"
+        )
+    [prefixes] = family.stacks.values()
+    blocks: list[dict[str, str]] = [{} for _ in prefixes]
+    embeddings, head = [], []
+    for name in family.tensors(architecture):
+        number = next((n for n, prefix in enumerate(prefixes) if name.startswith((f"{prefix}.", f"{prefix}_"))), None)
+        if number is not None:
+            blocks[number][name[len(prefixes[number]) :]] = name
+        else:
+            (head if any(blocks) else embeddings).append(name)
+    kept = [block for block in blocks if block]
+    if blocks[: len(kept)] != kept:
+        raise ValueError(f"inclusivefl needs the first layers of {family.name}, and {architecture} leaves out some")
+    return Layers(tuple(embeddings), tuple(kept), tuple(head))
+
+
+def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
+    """The types' architectures, largest first.
+
+    They are the family's candidates where those differ in depth, and otherwise the whole network and the first two
+    thirds and the first third of its layers, as the paper's 12, 8 and 4. Raises ValueError where the family is not cut
+    in depth.
+    """
+    candidates = family.candidates(widths)
+    if len({len(layers_of(family, architecture).blocks) for architecture in candidates}) > 1:
+        return candidates
+    depth = len(layers_of(family, family.full()).blocks)
+    counts = sorted({math.ceil(depth * thirds / 3) for thirds in (1, 2, 3)}, reverse=True)
+    return [family.first_layers(count) for count in counts]
+
+
+class InclusiveFL(CandidateMethod):
+    """Types of devices have models of different depth L_a < L_b < ... and share all layers but each type's last.
+
+    In every round (Algorithm 1), with g^j the mean update of type j's devices, k the next larger type of j and L- the
+    depth of its next smaller one:
+
+        g^{j,L_j} = beta m^k + (1 - beta) g^{j,L_j}                      (line 17; not for the largest type)
+        w^j = FedAdam(g^j, w^j)                                          (line 19)
+        m^j = 1 / (L_j - L- + 1) sum_{l = L-..L_j} g^{j,l}               (line 22; not for the smallest type)
+        theta^l = sum_{i: L_i > l} n_i theta^{i,l} / sum_{i: L_i > l} n_i  (lines 26 and 27)
+
+    where n_i devices of type i were in the round. Embeddings are shared by all types; the last layer and the head are
+    each type's own.
+    """
+
+    params_type: ClassVar[type[InclusiveFLParams]] = InclusiveFLParams
+
+    def __init__(self, setup: Setup, params: InclusiveFLParams) -> None:
+        family = setup.family
+        super().__init__(setup, params, types_of(family, setup.widths))
+        self.params = params
+        self.layers = {a: layers_of(family, a) for a in self.candidates}
+        _check_alike(family, self.layers)
+        whole = initial_weights(family, setup.settings.seed)
+        self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
+        if params.head == "own":
+            for architecture, weights in self.weights.items():
+                for name in self.layers[architecture].head:
+                    del weights[name]
+        self.means = {a: CoordinateMean(weights) for a, weights in self.weights.items()}
+        self.m = {a: {n: torch.zeros_like(v) for n, v in weights.items()} for a, weights in self.weights.items()}
+        self.v = {
+            a: {n: torch.full_like(v, params.tau**2) for n, v in weights.items()} for a, weights in self.weights.items()
+        }
+        # What a type hands down to the next smaller one, by the names behind a layer's own.
+        self.momentum: dict[Architecture, Weights] = {
+            a: {suffix: torch.zeros_like(self.weights[a][name]) for suffix, name in self.layers[a].blocks[-1].items()}
+            for a in self.candidates[:-1]
+        }
+
+    @classmethod
+    def check(cls, params: InclusiveFLParams, *, both_models: bool) -> None:
+        """A device that trains two models would have two heads."""
+        if both_models and params.head == "own":
+            raise ValueError("inclusivefl.head = 'own': a device has one head, set both-models = false")
+
+    def local(self, order: Order) -> Local:
+        """Plain training; with heads of the devices' own their names."""
+        return InclusiveFLLocal(head=self.layers[order.architecture].head if self.params.head == "own" else ())
+
+    def payload(self, group: Group) -> Parcels:
+        """The model of the devices' type."""
+        return {"weights": self.weights[group.architecture]}
+
+    def absorb(self, contribution: Contribution) -> None:
+        """Add the devices' weights to the sum of their type."""
+        group, added = contribution.group, contribution.sum_of("weights")
+        if group.architecture not in self.means:
+            raise MessageError("an update of an architecture that is no type's")
+        self.means[group.architecture].add(group.placement, group.returned["weights"].layout, added)
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Lines 9 to 29 of Algorithm 1; a type without devices in the round makes no step of its own."""
+        users = dict.fromkeys(self.candidates, 0)
+        for done in trained:
+            users[done.order.architecture] += 1
+        received = {a: self.means[a].mean(self.weights[a]) for a in self.candidates}
+        handed_down = dict(self.momentum)  # of the round before
+        for place, architecture in enumerate(self.candidates):
+            if users[architecture]:
+                larger = self.candidates[place - 1] if place else None
+                smaller = self.candidates[place + 1] if place + 1 < len(self.candidates) else None
+                self._step(architecture, received[architecture], handed_down.get(larger) if larger else None, smaller)
+        if self.params.share == "layers":
+            self._share(users)
+        return {}
+
+    def _step(
+        self, architecture: Architecture, received: Weights, momentum: Weights | None, smaller: Architecture | None
+    ) -> None:
+        """Lines 14 to 23 for one type: its update, what is injected into it, the server's Adam, its momentum."""
+        weights, beta = self.weights[architecture], self.params.momentum
+        averaged = {name: received[name] - weights[name] for name in weights}
+        update = dict(averaged)
+        if momentum is not None and beta:
+            for suffix, name in self.layers[architecture].blocks[-1].items():
+                update[name] = beta * momentum[suffix] + (1 - beta) * averaged[name]
+        m, v = self.m[architecture], self.v[architecture]
+        self.weights[architecture] = {
+            name: adam_step(self.params, name, weights[name], update[name], m, v) for name in weights
+        }
+        if smaller is not None:
+            first = len(self.layers[smaller].blocks) - 1  # the layer that is the smaller type's last
+            span = self.layers[architecture].blocks[first:]
+            of = update if self.params.momentum_of == "injected" else averaged
+            self.momentum[architecture] = {
+                suffix: torch.stack([of[block[suffix]] for block in span]).mean(dim=0) for suffix in span[0]
+            }
+
+    def _share(self, users: Mapping[Architecture, int]) -> None:
+        """Lines 26 to 28: a layer is the mean over the types whose last layer lies behind it; embeddings alike."""
+        deepest = self.layers[self.candidates[0]]
+        for number, names in enumerate([deepest.embeddings, *(tuple(block.values()) for block in deepest.blocks)]):
+            owners = [a for a in self.candidates if number < len(self.layers[a].blocks)]
+            total = sum(users[a] for a in owners)
+            if not total or len(owners) < 2:
+                continue
+            for name in names:
+                mean = sum((self.weights[a][name] * (users[a] / total) for a in owners), torch.zeros(()))
+                for architecture in owners:
+                    self.weights[architecture][name] = mean.clone()
+
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The types' models; none where heads are the devices' own."""
+        if self.params.head == "own":
+            return {}
+        return {a: Model(self.family, a, self.weights[a]) for a in architectures}
+
+    def frozen_weights(self) -> Weights:
+        """What the run freezes of the largest type's model, of which the others' are part."""
+        return {n: v for n, v in self.weights[self.candidates[0]].items() if self.family.is_frozen(n)}
+
+    def state(self) -> State:
+        """Of every type: its weights, both moments of the server's Adam, and its momentum."""
+        return State({key: value for _, _, key, value in self._tensors()}, {})
+
+    def load(self, state: State) -> None:
+        """Restore `state`; ValueError where it is of another model."""
+        expected = {key: value.shape for _, _, key, value in self._tensors()}
+        if {key: value.shape for key, value in state.tensors.items()} != expected:
+            raise ValueError("the checkpoint is of other types of models than the configuration's")
+        for tensors, name, key, _ in list(self._tensors()):
+            tensors[name] = state.tensors[key]
+
+    def _tensors(self) -> list[tuple[Weights, str, str, torch.Tensor]]:
+        """Where every tensor of the state lies, its name there, its name in the state, and the tensor."""
+        found = []
+        for part in ("weights", "m", "v", "momentum"):
+            for place, architecture in enumerate(self.candidates):
+                tensors: Weights = getattr(self, part).get(architecture, {})
+                found += [(tensors, name, f"{part}/{place}/{name}", value) for name, value in tensors.items()]
+        return found
+
+
+def _check_alike(family: Family, layers: Mapping[Architecture, Layers]) -> None:
+    """Raise ValueError where types share tensors of different shapes, or have statistics that Adam must not step."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for architecture in layers:
+        for name, spec in family.tensors(architecture).items():
+            if name.endswith(STATISTICS):
+                raise ValueError(
+                    f"inclusivefl needs a family without batch norm's statistics, {family.name} has {name}"
+                )
+            if shapes.setdefault(name, spec.shape) != spec.shape and name not in layers[architecture].head:
+                raise ValueError(
+                    f"inclusivefl shares whole layers, but {name} of {family.name} has shape {spec.shape} in one type "
+                    f"and {shapes[name]} in another: cut it in depth only"
+                )
+    for architecture, found in layers.items():
+        if any(block.keys() != found.blocks[0].keys() for block in found.blocks):
+            raise ValueError(f"inclusivefl needs layers of the same tensors; those of {architecture} differ")

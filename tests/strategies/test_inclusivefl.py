@@ -1,0 +1,217 @@
+"""InclusiveFL's server by numbers worked out by hand from Algorithm 1, and heads of the devices' own."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from messages.error import MessageError
+from messages.orders import LocalTraining
+from messages.sums import WeightedSum, device_weight, flatten
+from models.encoder import Encoder
+from models.lenet import LeNet5
+from models.vit import VitTiny
+from strategies.inclusivefl import InclusiveFL, InclusiveFLLocal, InclusiveFLParams, layers_of, types_of
+from strategies.method import Contribution, Group, Order, Setup, Trained
+from strategies.settings import RoundSettings
+from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
+
+VIT = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
+# The server's Adam makes its step as long as the update, within a millionth: w + eta g / (|g| + tau).
+PLAIN = {"beta_1": 0.0, "beta_2": 0.0, "eta": 1e6, "tau": 1e6}
+
+
+def inclusive(family=VIT, widths=(1.0,), **params):
+    settings = RoundSettings("a run", {"devices": 9}, "made up", 1, 10, 2, 2, LocalTraining())
+    return InclusiveFL(Setup(family, settings, widths), InclusiveFLParams(**PLAIN | params))
+
+
+def at_zero(method):
+    method.weights = {a: {n: torch.zeros_like(v) for n, v in w.items()} for a, w in method.weights.items()}
+    return method
+
+
+def group_of(method, architecture):
+    local = method.local(Order(0, architecture))
+    sent, returned = (way(method.family, architecture) for way in (local.sent, local.returned))
+    return Group(architecture, method.selection(0, architecture), sent, returned, method.family.place(architecture))
+
+
+def a_round(method, changes):
+    """Let devices of each type, smallest first, return what they were sent with these numbers added everywhere."""
+    trained = []
+    for architecture, of_type in zip(reversed(method.candidates), changes, strict=True):
+        group = group_of(method, architecture)
+        parcel = group.returned["weights"]
+        for change in of_type:
+            device = len(trained)
+            weights = method.payload(group)["weights"]
+            contents = {e.name: weights[e.name] + change for e in parcel.layout.entries}
+            total = WeightedSum.zeros(parcel.layout)
+            total.add(flatten(contents, parcel.layout), device_weight(parcel.merge, 10 * device + 1))
+            method.absorb(Contribution(group, [device], [device], 10 * device + 1, {"weights": total}, {}))
+            trained.append(Trained(Order(device, architecture), "a tier", 10 * device + 1, None, {}))
+    method.finish_round(trained)
+
+
+def values(method):
+    """Of each type, smallest first: the one value of its embeddings, of each layer, and of its head."""
+    found = []
+    for architecture in reversed(method.candidates):
+        layers, weights = method.layers[architecture], method.weights[architecture]
+        parts = [layers.embeddings, *(block.values() for block in layers.blocks), layers.head]
+        found.append([sorted({round(float(v), 3) for n in names for v in weights[n].unique()}) for names in parts])
+    return [[part[0] if len(part) == 1 else part for part in of_type] for of_type in found]
+
+
+def test_the_paper_s_types_are_thirds_of_the_depth():
+    twelve = Encoder(input_shape=(8,), vocabulary=9, hidden=4, depth=12, heads=2, mlp=4)
+    assert [len(layers_of(twelve, a).blocks) for a in types_of(twelve, (1.0,))] == [12, 8, 4]
+    assert [len(layers_of(VIT, a).blocks) for a in types_of(VIT, (1.0, 0.5))] == [3, 2, 1]
+    two = Encoder(input_shape=(8,), vocabulary=9, hidden=4, depth=12, heads=2, mlp=4, depths=(2, 6))
+    assert [len(layers_of(two, a).blocks) for a in types_of(two, (1.0,))] == [6, 2]
+
+
+def test_every_tensor_is_of_the_embeddings_of_a_layer_or_of_the_head():
+    family = Encoder(input_shape=(8,), vocabulary=9, hidden=4, depth=11, heads=2, mlp=4)
+    layers = layers_of(family, family.full())
+    assert all(name.startswith("embeddings.") for name in layers.embeddings)
+    assert all(name.startswith("classifier.") for name in layers.head)
+    assert len(layers.blocks) == 11
+    assert layers.blocks[1][".output.dense.weight"] == "encoder.layer.1.output.dense.weight"
+    assert layers.blocks[10][".output.dense.weight"] == "encoder.layer.10.output.dense.weight"
+    named = {*layers.embeddings, *layers.head, *(name for block in layers.blocks for name in block.values())}
+    assert named == set(family.tensors(family.full()))
+
+
+def test_two_rounds_by_hand():
+    """Types a, b, c of 1, 2, 3 layers with 1, 1, 2 devices; beta = 1/2; all weights are 0.
+
+    Round 1: g_a = 1, g_b = 2, g_c = (3 + 5) / 2 = 4, and m_0 = 0. Injected: g_a,1 = 1/2, g_b,2 = 1.
+    m_b = (2 + 1) / 2 = 1.5 over layers 1 and 2; m_c = 4 over layers 2 and 3.
+    Shared: embeddings (1 + 2 + 2 x 4) / 4 = 2.75; layer 1 of b and c (2 + 2 x 4) / 3; layer 2 of c alone.
+
+    Round 2, where nobody changes anything and one device of each type answers: g_a,1 = m_b / 2 = 0.75,
+    g_b,2 = m_c / 2 = 2, all else 0; what is shared is alike in all its owners already. m_b = (0 + 2) / 2 = 1, m_c = 0.
+    """
+    method = at_zero(inclusive(momentum=0.5))
+    a_round(method, [[1.0], [2.0], [3.0, 5.0]])
+    third = round(10 / 3, 3)
+    assert values(method) == [[2.75, 0.5, 1.0], [2.75, third, 1.0, 2.0], [2.75, third, 4.0, 4.0, 4.0]]
+    large, middle, _ = method.candidates
+    momenta = [{round(float(v), 3) for t in method.momentum[a].values() for v in t.unique()} for a in (middle, large)]
+    assert momenta == [{1.5}, {4.0}]
+    a_round(method, [[0.0], [0.0], [0.0]])
+    assert values(method) == [[2.75, 1.25, 1.0], [2.75, third, 3.0, 2.0], [2.75, third, 4.0, 4.0, 4.0]]
+    assert {round(float(v), 3) for t in method.momentum[middle].values() for v in t.unique()} == {1.0}
+
+
+def test_momentum_of_what_was_averaged():
+    """As above, but m_b is (2 + 2) / 2, without what was injected into layer 2."""
+    method = at_zero(inclusive(momentum=0.5, momentum_of="averaged"))
+    a_round(method, [[1.0], [2.0], [3.0, 5.0]])
+    middle = method.candidates[1]
+    assert {round(float(v), 3) for t in method.momentum[middle].values() for v in t.unique()} == {2.0}
+
+
+def test_without_momentum_types_only_share():
+    method = at_zero(inclusive(momentum=0.0))
+    a_round(method, [[1.0], [2.0], [3.0, 5.0]])
+    third = round(10 / 3, 3)
+    assert values(method) == [[2.75, 1.0, 1.0], [2.75, third, 2.0, 2.0], [2.75, third, 4.0, 4.0, 4.0]]
+
+
+def test_without_sharing_types_hand_down_momentum_only():
+    method = at_zero(inclusive(momentum=0.5, share="none"))
+    a_round(method, [[1.0], [2.0], [3.0, 5.0]])
+    assert values(method) == [[1.0, 0.5, 1.0], [2.0, 2.0, 1.0, 2.0], [4.0, 4.0, 4.0, 4.0, 4.0]]
+
+
+def test_what_nobody_trained_is_kept():
+    """Only type a answers: its embeddings become everybody's, since n_b = n_c = 0; layers of b and c stay."""
+    method = at_zero(inclusive(momentum=0.5))
+    a_round(method, [[1.0], [], []])
+    assert values(method) == [[1.0, 0.5, 1.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]]
+    a_round(method, [[], [], []])
+    assert values(method)[0] == [1.0, 0.5, 1.0]
+
+
+def test_the_servers_adam_is_fedadams():
+    """g = 2, beta_1 = 0.5, beta_2 = 0.75, eta = 0.1, tau = 1: m = 1, v = 0.75 + 1 = 1.75, step 0.1 / (1.3229 + 1)."""
+    method = at_zero(inclusive(momentum=0.0, share="none", beta_1=0.5, beta_2=0.75, eta=0.1, tau=1.0))
+    a_round(method, [[], [], [2.0]])
+    assert values(method)[2] == [0.043] * 5
+    assert values(method)[1] == [0.0] * 4
+
+
+def test_a_restart_changes_nothing():
+    methods = [at_zero(inclusive(momentum=0.5, beta_1=0.9, beta_2=0.99, eta=0.1, tau=1e-3)) for _ in range(2)]
+    a_round(methods[0], [[1.0], [2.0], [3.0]])
+    methods[1].load(methods[0].state())
+    for method in methods:
+        a_round(method, [[0.5], [], [1.0]])
+    assert same_bits(methods[0].state().tensors, methods[1].state().tensors)
+    state = methods[0].state()
+    state.tensors.pop("momentum/0/_attention.norm.weight")
+    with pytest.raises(ValueError, match="other types of models"):
+        methods[1].load(state)
+
+
+def test_families_that_share_no_layers_are_refused():
+    with pytest.raises(ValueError, match="one stack of layers"):
+        inclusive(LeNet5(input_shape=(1, 8, 8)))
+    method = inclusive()
+    other = Contribution(group_of(method, VIT.width(0.5)), [0], [0], 1, {"weights": None}, {})
+    with pytest.raises(MessageError, match="no type's"):
+        method.absorb(other)
+
+
+def test_a_head_of_ones_own_stays_on_the_device():
+    method = inclusive(head="own")
+    architecture = method.candidates[0]
+    local = method.local(Order(0, architecture))
+    heads = {"head.norm.weight", "head.norm.bias", "head.classifier.weight", "head.classifier.bias"}
+    assert set(local.head) == heads
+    for parcels in (local.sent(VIT, architecture), local.returned(VIT, architecture)):
+        assert not heads & {entry.name for entry in parcels["weights"].layout.entries}
+    assert not heads & set(method.weights[architecture])
+    assert method.models([architecture]) == {}
+
+
+def test_a_device_trains_its_own_head_and_keeps_it():
+    """The head that it kept is what it begins with, and what it has learned is kept and does not travel."""
+    architecture = VIT.full()
+    head = ("head.classifier.bias",)
+    kept = {"head": {"head.classifier.bias": torch.full((10,), 7.0)}}
+
+    def fit(model, loss):
+        for name, parameter in model.named_parameters():
+            if name in head:
+                assert parameter.unique().tolist() == [7.0]
+            parameter.data += 1
+        return 0.5
+
+    received = {n: torch.full(s.shape, 2.0) for n, s in VIT.tensors(architecture).items() if n not in head}
+    bench = SimpleNamespace(
+        received={"weights": received},
+        build=lambda weights=None: VIT.build(architecture),
+        kept=kept.get,
+        keep=kept.__setitem__,
+        fit=fit,
+    )
+    answer = InclusiveFLLocal(head=head).train(bench)
+    assert kept["head"]["head.classifier.bias"].unique().tolist() == [8.0]
+    assert set(answer.parcels["weights"]) == set(received)
+    assert answer.parcels["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
+
+
+def test_rounds_with_heads_of_the_devices_own(tmp_path):
+    keys = METHODS["inclusivefl"] | {"inclusivefl.head": "own", "personal-every": 1, "test-fraction": 0.25}
+    engine, scorer = started(small_config(tmp_path, **keys | {"examples-per-device": 60}))
+    grid = simulated_grid()
+    before = {a: dict(w) for a, w in engine.method.weights.items()}
+    results = [engine.run_round(grid, number, scorer) for number in (1, 2)]
+    assert all(d["outcome"] == "trained" for r in results for d in r.devices)
+    assert results[-1].record["score"] is None
+    assert results[-1].record["personal_score"] is not None
+    assert any(not torch.equal(before[a][n], w[n]) for a, w in engine.method.weights.items() for n in w)
