@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -16,11 +16,10 @@ from messages.parcels import STATISTICS, Parcel, Parcels, Weights
 from models.architecture import Architecture
 from models.base import Family
 from models.layers import Network, TensorSpec
-from strategies.aggregation import CoordinateMean
 from strategies.fedadam import FedAdamParams, adam_step
 from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
 from strategies.params import Fraction
-from strategies.submodel import CandidateMethod, initial_weights
+from strategies.submodel import CandidateMethod, first_weights
 
 
 class InclusiveFLParams(FedAdamParams):
@@ -108,7 +107,8 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
         )
     [prefixes] = family.stacks.values()
     blocks: list[dict[str, str]] = [{} for _ in prefixes]
-    embeddings, head = [], []
+    embeddings: list[str] = []
+    head: list[str] = []
     for name in family.tensors(architecture):
         number = next((n for n, prefix in enumerate(prefixes) if name.startswith((f"{prefix}.", f"{prefix}_"))), None)
         if number is not None:
@@ -152,6 +152,7 @@ class InclusiveFL(CandidateMethod):
     """
 
     params_type: ClassVar[type[InclusiveFLParams]] = InclusiveFLParams
+    takes_initial_weights: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: InclusiveFLParams) -> None:
         family = setup.family
@@ -159,13 +160,13 @@ class InclusiveFL(CandidateMethod):
         self.params = params
         self.layers = {a: layers_of(family, a) for a in self.candidates}
         _check_alike(family, self.layers)
-        whole = initial_weights(family, setup.settings.seed)
+        whole = first_weights(setup)
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
             for architecture, weights in self.weights.items():
                 for name in self.layers[architecture].head:
                     del weights[name]
-        self.means = {a: CoordinateMean(weights) for a, weights in self.weights.items()}
+        self.means = {a: self.running_mean(weights) for a, weights in self.weights.items()}
         self.m = {a: {n: torch.zeros_like(v) for n, v in weights.items()} for a, weights in self.weights.items()}
         self.v = {
             a: {n: torch.full_like(v, params.tau**2) for n, v in weights.items()} for a, weights in self.weights.items()
@@ -181,6 +182,11 @@ class InclusiveFL(CandidateMethod):
         """A device that trains two models would have two heads."""
         if both_models and params.head == "own":
             raise ValueError("inclusivefl.head = 'own': a device has one head, set both-models = false")
+
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """It does, type by type."""
+        return True
 
     def local(self, order: Order) -> Local:
         """Plain training; with heads of the devices' own their names."""
