@@ -20,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from devices.fleet import Fleet, bundled_fleet
 from messages.orders import LocalTraining
 from models.base import with_weights
+from models.bert import Bert
 from models.cost import cost
 from models.family import Family, family_class, make_family
 from plugins.reference import is_reference, one_sentence
@@ -39,6 +40,7 @@ from tasks.metrics import scale_of
 from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
+SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
 SCORED_TOGETHER = 256  # examples of the test set; devices score as many as they train
 
 app = ServerApp()
@@ -187,8 +189,17 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         strong_devices=config.strong_devices,
         strong_share=config.strong_share,
         strong_test=config.strong_test,
+        arguments=config.own_task_arguments(),
     )
     task = load_task(spec)
+    if task.vocabulary is not None and task.vocabulary.cut_texts:
+        log(
+            WARNING,
+            "%s of %s texts are longer than %s tokens and were cut: max_tokens of task-arguments allows more",
+            task.vocabulary.cut_texts,
+            len(task.train) + len(task.test),
+            task.input_shape[0],
+        )
     if config.personal_every and not any(len(task.own_test(device)[1]) for device in range(config.devices)):
         raise ConfigError(
             f"personal-every = {config.personal_every}: no device has examples to be tested on; set test-fraction, "
@@ -263,8 +274,9 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         )
     try:
         known = {field.name for field in fields(family_class(name))}
-        wanted = {key: value for key, value in defaults.items() if key in known}
+        wanted = {key: value for key, value in {**defaults, **_text_sizes(task, arguments)}.items() if key in known}
         family = make_family({"name": name, **wanted, **arguments, **fixed})
+        check_vocabulary(task, family)
         cost(family, family.full(), batch_size=1, optimizer="sgd")
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):
@@ -276,6 +288,38 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             f"{shape} inputs of {config.task!r}: {why}"
         ) from None
     return family
+
+
+def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a task of texts says of a family that has such fields: its tokens, and whether each of them has a label."""
+    if task.vocabulary is None:
+        return {}
+    labels = {"labels": "tokens" if task.label_kind == "classes of tokens" else "sequence"}
+    # A model that exists has a vocabulary of its own, which is then compared with the task's.
+    own = "model" in arguments
+    return labels if own else labels | {"vocabulary": task.vocabulary.tokens, "pad_id": task.vocabulary.pad_id}
+
+
+def check_vocabulary(task: Task, family: Family) -> None:
+    """Raise ValueError where the family's embeddings are of another tokenizer than the task's texts.
+
+    A family says the rows of its embeddings in `vocabulary`, and in `pad_id` the token that it leaves out.
+    """
+    rows, pad_id = getattr(family, "vocabulary", None), getattr(family, "pad_id", None)
+    if task.vocabulary is not None and isinstance(family, Bert):
+        raise ValueError("it reads characters, as many as there are classes: take family = 'encoder'")
+    if task.vocabulary is None or rows is None:
+        return
+    tokens = task.vocabulary.tokens
+    if not rows * (1 - SPARE_ROWS) <= tokens <= rows:
+        raise ValueError(
+            f"the tokenizer has {tokens} tokens, the embeddings have {rows} rows: take the tokenizer of this model"
+        )
+    if pad_id is not None and pad_id != task.vocabulary.pad_id:
+        raise ValueError(
+            f"the tokenizer pads with token {task.vocabulary.pad_id}, the model leaves out token {pad_id}: take the "
+            "tokenizer of this model"
+        )
 
 
 def _population(config: RunConfig, method: Method, task: Task) -> Population:
