@@ -306,7 +306,7 @@ def check_vocabulary(task: Task, family: Family) -> None:
     A family says the rows of its embeddings in `vocabulary`, and in `pad_id` the token that it leaves out.
     """
     rows, pad_id = getattr(family, "vocabulary", None), getattr(family, "pad_id", None)
-    if task.vocabulary is not None and isinstance(family, Bert):
+    if task.vocabulary is not None and isinstance(family, Bert) and rows is None:
         raise ValueError("it reads characters, as many as there are classes: take family = 'encoder'")
     if task.vocabulary is None or rows is None:
         return

@@ -109,7 +109,7 @@ def _import_datasets() -> Any:
 
 def _download(repository: Repository, split: str) -> Dataset:
     datasets = _import_datasets()
-    problem = _unreachable()
+    problem = unreachable()
     try:
         with _offline() if problem else nullcontext():
             return datasets.load_dataset(repository.path, repository.config, split=split)
@@ -120,7 +120,7 @@ def _download(repository: Repository, split: str) -> Dataset:
         ) from error
 
 
-def _unreachable() -> str:
+def unreachable() -> str:
     """Why no connection to the hub can be made; "" where it answers, whatever it says."""
     from huggingface_hub.constants import ENDPOINT as endpoint
 

