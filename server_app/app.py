@@ -243,6 +243,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
         metric=task.metric,
+        label_sets=task.label_sets is not None,
     )
 
     setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared)

@@ -38,6 +38,7 @@ class RoundSettings:
     state_dir: str = ""
     norm_bound: float = 0.0
     metric: Metric = ACCURACY
+    label_sets: bool = False  # whether devices have classes of their own
 
     @property
     def devices(self) -> int:
