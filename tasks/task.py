@@ -252,7 +252,6 @@ class Task:
         _check_name(self.metric)
         self._loss = kind.loss or usual_loss(self.label_kind)
         self._only: Tensor | None = None  # (classes,), bool: those of the device that `for_device` was asked for
-        self._natural_ids = data.natural_ids
         self.input_shape: tuple[int, ...] = tuple(data.train.inputs.shape[1:])
         self.family = kind.family
         self._crop_padding = kind.crop_padding
@@ -285,6 +284,8 @@ class Task:
                 alpha=spec.alpha,
                 devices=spec.devices,
                 seed=spec.seed,
+                # Who has which classes is part of an experiment, such as the strongest device the most.
+                in_order=data.label_sets is not None,
             )
         elif spec.examples_per_device > len(data.train):
             raise ValueError(
@@ -366,13 +367,13 @@ class Task:
     def label_set(self, device: int) -> Tensor | None:
         """The numbers, ascending, of the classes that a device has; None where it has all.
 
-        A device has its source's: see `label_sets`. IndexError unless 0 <= device < spec.devices.
+        A device has its source's, and device n is source n: see `label_sets`. IndexError unless it is one of
+        0 to spec.devices - 1.
         """
         self._check(device)
-        if self.label_sets is None or self._natural_ids is None:
+        if self.label_sets is None:
             return None
-        source = int(self._natural_ids[int(self._index[device][0])])
-        return self.label_sets[source].nonzero().flatten()
+        return self.label_sets[device].nonzero().flatten()
 
     def for_device(self, device: int) -> Task:
         """The task as a device has it: loss and scores are over the classes of its label set alone.

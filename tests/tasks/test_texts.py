@@ -311,6 +311,16 @@ def test_each_file_is_a_source_with_its_own_label_set(tmp_path: Path, tokenizer:
     assert task.label_sets.tolist() == [[False, True, True], [True, False, True]]
 
 
+@pytest.mark.parametrize("devices", [2, 5])
+def test_device_n_holds_source_n_where_sources_have_label_sets(devices: int, tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": "good", "label": f"class {n % 5}", "who": f"source {n % 5}"} for n in reversed(range(20))]
+    options = {"source": "who", "own_labels": True, "partition": "natural", "devices": devices}
+    task = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl", **options)
+    for device in range(devices):
+        assert task.train.labels[task.shard(device).train].unique().tolist() == [device]
+        assert task.label_set(device).tolist() == [device]  # type: ignore[union-attr]
+
+
 def test_a_device_is_scored_as_if_its_head_had_its_own_classes_alone(tmp_path: Path, tokenizer: str) -> None:
     """The loss of the device is the cross-entropy over two logits, worked out with a head of two outputs."""
     task = silos(tmp_path, tokenizer)
