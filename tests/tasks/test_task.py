@@ -245,7 +245,18 @@ def test_every_task_has_a_loader_that_checks_its_folder() -> None:
             kind.load("/no/such/folder")
 
 
-HEAVY = {"sklearn", "scipy", "datasets", "flwr_datasets", "pandas", "pyarrow", "torchvision", "PIL"}
+HEAVY = {
+    "transformers",
+    "seqeval",
+    "sklearn",
+    "scipy",
+    "datasets",
+    "flwr_datasets",
+    "pandas",
+    "pyarrow",
+    "torchvision",
+    "PIL",
+}
 
 
 @pytest.fixture
