@@ -119,7 +119,8 @@ class DeviceBench:
         earlier: Network | None = None,
         evaluated_round: int | None = None,
     ) -> None:
-        self.order, self.local, self.family, self.task, self.training = order, local, family, task, training
+        self.order, self.local, self.family, self.training = order, local, family, training
+        self.task = task.for_device(order.device)
         self.place, self.device = place, place.device
         self.architecture = Architecture.from_json(order.architecture)
         family.validate(self.architecture)
@@ -462,9 +463,8 @@ def batches_of(
             picked = order[start : start + size]
             if len(picked) == 1 < min(size, len(order)):
                 continue  # batch norm cannot normalize a single example over a 1x1 map
-            yield (
-                task.prepare(task.train.inputs[picked].to(device), augment=augment),
-                task.train.labels[picked].to(device),
+            yield task.batch(
+                task.train.inputs[picked].to(device), task.train.labels[picked].to(device), augment=augment
             )
             done += 1
             if training.steps and not once and done == training.steps:

@@ -56,7 +56,8 @@ def score_order(
         if order.data == "shard" and family.with_statistics != family:
             model = _with_statistics(model, bench, training)
         scored = local.scored(bench, model) if order.data == "shard" else model
-        found = score(scored, task, inputs, labels, batch_size=batch.batch_size, device=place.device)
+        own = bench.task if order.data == "shard" else task
+        found = score(scored, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
     return Score(device=order.device, sums=found.sums, loss_sum=found.loss_sum, examples=found.examples)
 
 

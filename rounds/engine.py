@@ -518,7 +518,9 @@ class Engine:
         """
         assignments = [a for device in self.population.everyone(grid) for a in self._order_to_score(device)]
         scores = self.scores(grid, assignments, "shard", self.settings.personal_training_in(self.round))
-        return personal_score(scores, len(assignments), self.settings.metric, self.population)
+        return personal_score(
+            scores, len(assignments), self.settings.metric, self.population, by_device=self.settings.label_sets
+        )
 
     def _order_to_score(self, device: int) -> list[Assignment]:
         """What a device is asked in a personal evaluation: one order, or nothing."""

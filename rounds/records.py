@@ -73,6 +73,7 @@ def round_record(
         "score_by_exit": evaluation.score_by_exit if evaluation else None,
         "personal_score": personal.score if personal else None,
         "personal_score_by_tier": personal.score_by_tier if personal else None,
+        "personal_score_by_device": personal.score_by_device if personal else None,
         "personal_devices": personal.devices if personal else None,
         "personal_failed": personal.failed if personal else None,
         "devices_sampled": len(first),

@@ -46,13 +46,15 @@ class Evaluation:
 class Personal:
     """What devices are worth on their own test shards: means over devices, each of which counts alike.
 
-    devices: how many were scored. failed: how many were asked and have no score that may be used.
+    devices: how many were scored. failed: how many were asked and have no score that may be used. score_by_device: of
+    each, where devices have label sets of their own, so that a mean over them says little.
     """
 
     score: float | None
     score_by_tier: dict[str, float]
     devices: int
     failed: int
+    score_by_device: dict[int, float] | None = None
 
 
 def mean_score(scores: Mapping[int, Score], metric: Metric, population: Population) -> Evaluation | None:
@@ -71,11 +73,16 @@ def mean_score(scores: Mapping[int, Score], metric: Metric, population: Populati
     )
 
 
-def personal_score(scores: Mapping[int, Score], asked: int, metric: Metric, population: Population) -> Personal:
+def personal_score(
+    scores: Mapping[int, Score], asked: int, metric: Metric, population: Population, *, by_device: bool = False
+) -> Personal:
     """`mean_score` of devices' scores on their own test shards, of so many that were asked."""
     mean = mean_score(scores, metric, population)
     failed = asked - len(scores)
-    return Personal(mean.score, mean.score_by_tier, len(scores), failed) if mean else Personal(None, {}, 0, failed)
+    each = {device: metric.value(score.sums, score.examples) for device, score in sorted(scores.items())}
+    if mean is None:
+        return Personal(None, {}, 0, failed, {} if by_device else None)
+    return Personal(mean.score, mean.score_by_tier, len(scores), failed, each if by_device else None)
 
 
 def score_on_devices(

@@ -21,6 +21,7 @@ from torch import Tensor
 from devices.fleet import Fleet, bundled_fleet
 from messages.orders import LocalTraining
 from models.base import with_weights
+from models.bert import Bert
 from models.cost import cost
 from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, load_initial, weights_file
@@ -42,6 +43,7 @@ from tasks.metrics import scale_of
 from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
+SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
 SCORED_TOGETHER = 256  # examples of the test set; devices score as many as they train
 
 app = ServerApp()
@@ -217,8 +219,17 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         strong_devices=config.strong_devices,
         strong_share=config.strong_share,
         strong_test=config.strong_test,
+        arguments=config.own_task_arguments(),
     )
     task = load_task(spec)
+    if task.vocabulary is not None and task.vocabulary.cut_texts:
+        log(
+            WARNING,
+            "%s of %s texts are longer than %s tokens and were cut: max_tokens of task-arguments allows more",
+            task.vocabulary.cut_texts,
+            len(task.train) + len(task.test),
+            task.input_shape[0],
+        )
     if config.personal_every and not any(len(task.own_test(device)[1]) for device in range(config.devices)):
         raise ConfigError(
             f"personal-every = {config.personal_every}: no device has examples to be tested on; set test-fraction, "
@@ -265,6 +276,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         norm_bound=config.norm_bound,
         aggregation=Aggregation(config.aggregation, config.aggregation_trim),
         metric=task.metric,
+        label_sets=task.label_sets is not None,
     )
 
     setup = Setup(
@@ -338,10 +350,17 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         if config.initial_weights and (folder / "config.json").is_file():
             defaults = {"model": config.initial_weights, **defaults}
         # A family without batch norm or scaler, such as one of any modules, has nothing to say to a method's wishes.
-        wishes = {"tokens": task.normalization is None, **defaults, **arguments, **options}
+        wishes = {
+            **_text_sizes(task, {**defaults, **arguments}),
+            "tokens": task.normalization is None,
+            **defaults,
+            **arguments,
+            **options,
+        }
         wanted = {key: value for key, value in wishes.items() if key in known or key in arguments}
         frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
+        check_vocabulary(task, family)
         family.check_freeze()
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
     except Exception as error:
@@ -354,6 +373,38 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             f"{shape} inputs of {config.task!r}: {why}"
         ) from None
     return family
+
+
+def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a task of texts says of a family that has such fields: its tokens, and whether each of them has a label."""
+    if task.vocabulary is None:
+        return {}
+    labels = {"labels": "tokens" if task.label_kind == "classes of tokens" else "sequence"}
+    # A model that exists has a vocabulary of its own, which is then compared with the task's.
+    own = "model" in arguments
+    return labels if own else labels | {"vocabulary": task.vocabulary.tokens, "pad_id": task.vocabulary.pad_id}
+
+
+def check_vocabulary(task: Task, family: Family) -> None:
+    """Raise ValueError where the family's embeddings are of another tokenizer than the task's texts.
+
+    A family says the rows of its embeddings in `vocabulary`, and in `pad_id` the token that it leaves out.
+    """
+    rows, pad_id = getattr(family, "vocabulary", None), getattr(family, "pad_id", None)
+    if task.vocabulary is not None and isinstance(family, Bert) and rows is None:
+        raise ValueError("it reads characters, as many as there are classes: take family = 'encoder'")
+    if task.vocabulary is None or rows is None:
+        return
+    tokens = task.vocabulary.tokens
+    if not rows * (1 - SPARE_ROWS) <= tokens <= rows:
+        raise ValueError(
+            f"the tokenizer has {tokens} tokens, the embeddings have {rows} rows: take the tokenizer of this model"
+        )
+    if pad_id is not None and pad_id != task.vocabulary.pad_id:
+        raise ValueError(
+            f"the tokenizer pads with token {task.vocabulary.pad_id}, the model leaves out token {pad_id}: take the "
+            "tokenizer of this model"
+        )
 
 
 def _population(config: RunConfig, method: Method, task: Task) -> Population:

@@ -26,6 +26,7 @@ from strategies import METHODS
 from strategies.method import Method
 from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
+from tasks.arguments import TaskArguments, read_arguments
 from tasks.task import TASKS, kind_of
 
 if TYPE_CHECKING:
@@ -112,8 +113,15 @@ def rates_of(text: str) -> dict[str, Any]:
     return _flat(parse_arguments(text, like="classifier = 10, embeddings = 0.1"))
 
 
+def _task_arguments(value: object) -> object:
+    if isinstance(value, str):
+        parse_arguments(value, like="tokenizer = 'my-model', max_tokens = 64")
+    return value
+
+
 Arguments = Annotated[str, BeforeValidator(_arguments)]
 NamesTable = Annotated[str, BeforeValidator(_names_table)]
+TaskArgumentsText = Annotated[str, BeforeValidator(_task_arguments)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 # Where a part of the settings begins, by its first field.
@@ -145,6 +153,9 @@ class RunConfig(Params):
 
     task: str = Field("digits", description="Data set, and what is learned from it (docs/tasks.md)")
     data_dir: str = Field("", description='Folder of the data; "" looks in the usual places')
+    task_arguments: TaskArgumentsText = Field(
+        "", description="Arguments of the task, such as \"tokenizer = 'my-model'\" for texts (docs/tasks.md)"
+    )
     family: str = Field("", description='Global model, and how it is cut (docs/families.md); "" takes the task\'s own')
     family_arguments: Arguments = Field(
         "", description='Arguments of the family, such as "first_channels = 16" (docs/families.md)'
@@ -330,6 +341,10 @@ class RunConfig(Params):
         """Strategy and task, for the name of a run."""
         return f"{self.method_name}-{module_label(self.task) if is_reference(self.task) else self.task}"
 
+    def own_task_arguments(self) -> TaskArguments | None:
+        """The arguments of the run's task; None where it has none. ValueError says what is wrong with them."""
+        return read_arguments(self.task, kind_of(self.task).arguments, parse_arguments(self.task_arguments))
+
     def references(self) -> list[str]:
         """All that the run has from outside, by reference: method, task, family, and members of a family `choice`."""
         found = [self.strategy, self.task, *self._families()]
@@ -358,6 +373,10 @@ class RunConfig(Params):
             from_outside("task", self.task, kind_of)
         else:
             known("task", self.task, TASKS)
+        try:
+            self.own_task_arguments()
+        except ValueError as error:
+            raise ValueError(f"task-arguments = {self.task_arguments!r}: {error}") from None
         for family in self._families():
             if is_reference(family):
                 from_outside("family", family, family_class)

@@ -97,6 +97,8 @@ class RoundRecord(ScoreRecord):
     personal_score_by_tier: dict[str, float] | None
     personal_devices: Count | None
     personal_failed: Count | None
+    # None too where devices do not have label sets of their own; earlier versions do not have it.
+    personal_score_by_device: dict[int, float] | None = None
     devices_sampled: Count
     devices_replied: Count
     devices_failed: Count

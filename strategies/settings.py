@@ -41,6 +41,7 @@ class RoundSettings:
     norm_bound: float = 0.0
     aggregation: Aggregation = MEAN
     metric: Metric = ACCURACY
+    label_sets: bool = False  # whether devices have classes of their own
 
     @property
     def devices(self) -> int:

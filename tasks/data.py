@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,9 @@ DECODED_VERSION = 1
 class Data:
     """Examples: `inputs` and `labels`, which are of a `tasks.labels.LabelKind`.
 
-    Inputs are bytes, (examples, channels, height, width) of images or (examples, sequence) of tokens, or float32,
-    (examples, channels, length) of signals, or like images where a signal is cut into rows.
+    Inputs are bytes, (examples, channels, height, width) of images or (examples, sequence) of characters, or float32,
+    (examples, channels, length) of signals, or like images where a signal is cut into rows, or int32,
+    (examples, sequence) of a tokenizer's tokens.
     """
 
     inputs: Tensor
@@ -58,6 +59,19 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a data set of texts.
+
+    tokens: how many there are, numbered from 0. pad_id: the one behind the end of a text. cut_texts: how many texts
+    were longer than the limit, and were cut.
+    """
+
+    tokens: int
+    pad_id: int
+    cut_texts: int = 0
+
+
+@dataclass(frozen=True)
 class DataSet:
     """A decoded data set.
 
@@ -65,6 +79,9 @@ class DataSet:
     `mean` and `std` (channels,) are those of `train.inputs`, in the unit in which the inputs are stored; None where the
     inputs are tokens, which stand for themselves.
     `natural_ids` (training examples,) says which real-world source, numbered from 0, each example is from.
+    `label_names`: what the classes are called, by number; () where they have no names.
+    `label_sets` (sources, classes), bool: which classes each source has, where every source has its own.
+    `vocabulary`: of texts, whose tokens are a tokenizer's.
     """
 
     train: Data
@@ -73,6 +90,9 @@ class DataSet:
     mean: Tensor | None = None
     std: Tensor | None = None
     natural_ids: Tensor | None = None
+    label_names: tuple[str, ...] = ()
+    label_sets: Tensor | None = None
+    vocabulary: Vocabulary | None = None
 
 
 def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None) -> DataSet:
@@ -211,12 +231,16 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
             mean=tensors.get("mean"),
             std=tensors.get("std"),
             natural_ids=tensors.get("natural_ids"),
+            label_names=tuple(json.loads(bytes(tensors["label_names"].tolist()))) if "label_names" in tensors else (),
+            label_sets=tensors.get("label_sets"),
+            vocabulary=Vocabulary(*tensors["vocabulary"].tolist()) if "vocabulary" in tensors else None,
         )
-    except (SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"the cache file {file} cannot be read ({error}); delete it and it is made anew") from error
 
 
 def _write(data: DataSet, file: Path) -> None:
+    names, vocabulary = json.dumps(data.label_names).encode(), data.vocabulary
     tensors = {
         "train_inputs": data.train.inputs,
         "train_labels": data.train.labels,
@@ -226,6 +250,9 @@ def _write(data: DataSet, file: Path) -> None:
         "mean": data.mean,
         "std": data.std,
         "natural_ids": data.natural_ids,
+        "label_names": torch.tensor(list(names), dtype=torch.uint8) if data.label_names else None,
+        "label_sets": data.label_sets,
+        "vocabulary": None if vocabulary is None else torch.tensor(astuple(vocabulary)),
     }
     with written_whole(file) as beside:
         save_file({key: value.contiguous() for key, value in tensors.items() if value is not None}, beside)

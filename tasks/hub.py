@@ -80,7 +80,7 @@ def load(name: str, data_dir: str) -> DataSet:
     repository = REPOSITORIES[name]
     if not data_dir:
         key = digest(decoded=DECODED_VERSION, repository=repository.path, config=repository.config)
-        return decoded_once(name, key, lambda: _decode(repository, lambda split: _download(repository, split)))
+        return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, None)))
     folder = existing_folder(name, data_dir)
     files = find_local(folder)
     if not files:
@@ -89,7 +89,12 @@ def load(name: str, data_dir: str) -> DataSet:
             "or a folder that save_to_disk of `datasets` wrote"
         )
     key = digest(decoded=DECODED_VERSION, files=describe_files(files))
-    return decoded_once(name, key, lambda: _decode(repository, lambda split: _open(folder, repository, split)))
+    return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, folder)))
+
+
+def open_split(repository: Repository, split: str, folder: Path | None) -> Dataset:
+    """The rows of a split, of a local copy in `folder` or from the hub."""
+    return _download(repository, split) if folder is None else _open(folder, repository, split)
 
 
 def _import_datasets() -> Any:
@@ -104,7 +109,7 @@ def _import_datasets() -> Any:
 
 def _download(repository: Repository, split: str) -> Dataset:
     datasets = _import_datasets()
-    problem = _unreachable()
+    problem = unreachable()
     try:
         with _offline() if problem else nullcontext():
             return datasets.load_dataset(repository.path, repository.config, split=split)
@@ -115,7 +120,7 @@ def _download(repository: Repository, split: str) -> Dataset:
         ) from error
 
 
-def _unreachable() -> str:
+def unreachable() -> str:
     """Why no connection to the hub can be made; "" where it answers, whatever it says."""
     from huggingface_hub.constants import ENDPOINT as endpoint
 

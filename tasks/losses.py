@@ -10,7 +10,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
-from tasks.labels import NO_LABEL
+from tasks.labels import NO_LABEL, LabelKind
 
 
 class TaskLoss(Protocol):
@@ -34,3 +34,10 @@ def token_cross_entropy(outputs: Tensor, labels: Tensor, /, *, reduction: str = 
     of_tokens = F.cross_entropy(outputs, labels, reduction="none", ignore_index=NO_LABEL)
     of_examples = of_tokens.sum(dim=1) / labeled.clamp(min=1)
     return of_examples.sum() if reduction == "sum" else of_examples.mean()
+
+
+def usual_loss(labels: LabelKind) -> TaskLoss:
+    """The loss of a task that names none."""
+    if labels == "numbers":
+        return squared_error
+    return F.cross_entropy if labels == "classes" else token_cross_entropy

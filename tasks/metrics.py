@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tasks.labels import NO_LABEL
+from tasks.labels import NO_LABEL, LabelKind
 
 if TYPE_CHECKING:
     from torch import Tensor  # commands that only read journals start without it
@@ -134,6 +134,88 @@ class TokenAccuracy(Metric):
 
 
 @dataclass(frozen=True)
+class F1(Metric):
+    """F1 of class 1 against class 0: the harmonic mean of precision and recall (van Rijsbergen 1979).
+
+    It is 0 where class 1 is neither answered nor right. Sums: right answers 1, answers 1, labels 1.
+    """
+
+    name: ClassVar[str] = "f1"
+    scale: ClassVar[Scale] = Scale("F1", is_share=True)
+
+    def size(self, classes: int) -> int:
+        """Three."""
+        return 3
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """Right answers 1, answers 1, labels 1."""
+        answered, right = outputs.argmax(1) == 1, labels == 1
+        return [float((answered & right).sum()), float(answered.sum()), float(right.sum())]
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """Twice the right answers, by all answers and labels."""
+        return _harmonic(sums)
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_found(sums)
+        if max(sums) > examples:
+            raise ValueError(f"{max(sums):g} answers or labels are not of {examples} examples")
+
+
+@dataclass(frozen=True)
+class EntityF1(Metric):
+    """F1 of entities, as `seqeval` and CoNLL count them: an entity is right if its type and both of its ends are.
+
+    It is 0 where no entity is answered or right. Sums: right entities, answered ones, those of the labels.
+
+    tags: what the classes are called, such as O, B-Drug and I-Drug.
+    """
+
+    name: ClassVar[str] = "entity_f1"
+    scale: ClassVar[Scale] = Scale("entity F1", is_share=True)
+
+    tags: tuple[str, ...] = ()
+
+    def size(self, classes: int) -> int:
+        """Three."""
+        return 3
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """Right entities, answered ones, those of the labels; tokens without a label are left out."""
+        try:
+            from seqeval.metrics.sequence_labeling import get_entities
+        except ImportError as error:
+            raise ValueError("entity F1 needs the package seqeval: pip install 'wildflower[text]'") from error
+        correct = answered = wanted = 0
+        for answers, right in zip(outputs.argmax(1).tolist(), labels.tolist(), strict=True):
+            labeled = [(answer, label) for answer, label in zip(answers, right, strict=True) if label != NO_LABEL]
+            if not labeled:
+                continue
+            found, true = (set(get_entities([self.tags[c] for c in tags])) for tags in zip(*labeled, strict=True))
+            correct, answered, wanted = correct + len(found & true), answered + len(found), wanted + len(true)
+        return [float(correct), float(answered), float(wanted)]
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """Twice the right entities, by all answered ones and those of the labels."""
+        return _harmonic(sums)
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_found(sums)
+
+
+def _harmonic(sums: Sequence[float]) -> float:
+    correct, answered, wanted = sums
+    return 2 * correct / (answered + wanted) if answered + wanted else 0.0
+
+
+def _check_found(sums: Sequence[float]) -> None:
+    _check_counts(sums)
+    correct, answered, wanted = sums
+    if correct > min(answered, wanted):
+        raise ValueError(f"{correct:g} right of {answered:g} answers and {wanted:g} labels cannot be right")
+
+
+@dataclass(frozen=True)
 class Matthews(Metric):
     """Matthews' correlation of answers and classes, for any number of classes (Gorodkin 2004).
 
@@ -249,8 +331,17 @@ def _check_counts(sums: Sequence[float]) -> None:
 
 ACCURACY = Accuracy()
 METRICS: dict[str, type[Metric]] = {
-    kind.name: kind for kind in (Accuracy, TokenAccuracy, Matthews, Pearson, MeanAbsoluteError)
+    kind.name: kind for kind in (Accuracy, F1, Matthews, TokenAccuracy, EntityF1, Pearson, MeanAbsoluteError)
 }
+
+
+def usual_metric(labels: LabelKind, label_names: Sequence[str] = ()) -> Metric:
+    """The metric of a task that names none. Classes of tokens that have names are tags: the F1 of entities."""
+    if labels == "numbers":
+        return Pearson()
+    if labels == "classes":
+        return ACCURACY
+    return EntityF1(tuple(label_names)) if label_names else TokenAccuracy()
 
 
 def scale_of(name: str | None, higher_is_better: bool = True) -> Scale:

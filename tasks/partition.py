@@ -49,13 +49,21 @@ class Index:
 
 
 def divide(
-    partition: str, *, labels: np.ndarray, natural_ids: np.ndarray | None, alpha: float, devices: int, seed: int
+    partition: str,
+    *,
+    labels: np.ndarray,
+    natural_ids: np.ndarray | None,
+    alpha: float,
+    devices: int,
+    seed: int,
+    in_order: bool = False,
 ) -> Index:
     """Deals out all examples, each to one device.
 
     `iid`: equal shares of a shuffled order. `dirichlet`: shares of every class drawn from Dir(`alpha`) over devices; a
     device that has more than an equal share gets none of the classes after (Yurochkin et al. 2019, arXiv:1905.12022,
-    as its authors' code balances). `natural`: one device per natural id, and `devices` of them chosen by `seed`.
+    as its authors' code balances). `natural`: one device per natural id, and `devices` of them chosen by `seed`, or
+    with `in_order` the first ones.
 
     ValueError: more devices than examples or natural ids, no natural ids, an alpha that leaves devices almost empty.
     """
@@ -70,7 +78,11 @@ def divide(
             raise ValueError(f"{devices} devices are more than the {sources} natural ids of the task")
         # Every source is dealt once; which of them take part is chosen afterwards, so one index file serves all.
         index = _kept_index(_digest(partition, natural_ids), partition, natural_ids, alpha, sources, seed)
-        return _choose(index, np.random.default_rng([seed, devices]).permutation(sources)[:devices])
+        if in_order:  # of the ids, which need not be the index's
+            chosen = np.argsort([natural_ids[index[number][0]] for number in range(sources)])
+        else:
+            chosen = np.random.default_rng([seed, devices]).permutation(sources)
+        return _choose(index, chosen[:devices])
     if devices > len(labels):
         raise ValueError(
             f"{devices} devices are more than the {len(labels)} training examples; "

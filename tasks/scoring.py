@@ -75,7 +75,7 @@ class _Total:
 
     def add(self, outputs: Tensor, labels: Tensor) -> None:
         """Add a batch."""
-        new = self.task.metric.sums(outputs, labels)
+        new = self.task.metric.sums(self.task.answers(outputs), labels)
         self.sums = [before + more for before, more in zip(self.sums, new, strict=True)]
         self.loss += float(self.task.summed_loss(outputs, labels))
 
@@ -88,5 +88,5 @@ def _batches(
     task: Task, inputs: Tensor, labels: Tensor, batch_size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, len(labels), batch_size):
-        x = task.prepare(inputs[start : start + batch_size].to(device), augment=None)
-        yield x, labels[start : start + batch_size].to(device)
+        picked = slice(start, start + batch_size)
+        yield task.batch(inputs[picked].to(device), labels[picked].to(device), augment=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -14,11 +15,29 @@ import torch
 from torch import Generator, Tensor
 
 from plugins.reference import PluginError, is_reference, one_sentence, value_of
-from tasks import digits, hapt, hub, idx, npz, partition, shakespeare, stl10, svhn, unimib
+from tasks import (
+    digits,
+    glue,
+    hapt,
+    hub,
+    idx,
+    nero,
+    npz,
+    partition,
+    sentiment,
+    shakespeare,
+    stl10,
+    svhn,
+    texts,
+    trec,
+    unimib,
+)
+from tasks.arguments import TaskArguments, read_arguments
 from tasks.data import Data, DataSet
 from tasks.labels import LabelKind
-from tasks.losses import TaskLoss
-from tasks.metrics import ACCURACY, METRICS, Metric
+from tasks.losses import TaskLoss, usual_loss
+from tasks.metrics import METRICS, Metric, usual_metric
+from tasks.tokens import TextArguments
 
 __all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
@@ -32,17 +51,19 @@ class Kind:
     """What is fixed about a task: how its data are loaded from a data folder, its family, its augmentation.
 
     `in_time`: the examples of each natural id lie in order of time. `loss` and `metric`: what is minimized and what is
-    scored; they go with what the labels are. `label_names`: of the classes, in their order; empty where numbers are
-    all there is.
+    scored; they go with what the labels are, and None are the usual ones of such labels. `arguments`: the class of the
+    task's own arguments; `load` then gets them after the data folder, and `metric` may be a function of them and the
+    data set. `label_names`: of the classes, in their order; empty where numbers are all there is.
     """
 
-    load: Callable[[str], DataSet]
+    load: Callable[..., DataSet]
     family: str
     crop_padding: int = 0
     flip: bool = False
     in_time: bool = False
-    loss: TaskLoss = torch.nn.functional.cross_entropy
-    metric: Metric = ACCURACY
+    loss: TaskLoss | None = None
+    metric: Metric | Callable[[Any, DataSet], Metric] | None = None
+    arguments: type[TaskArguments] | None = None
     label_names: tuple[str, ...] = ()
 
 
@@ -65,6 +86,14 @@ TASKS: dict[str, Kind] = {
     "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True),
     "hapt": Kind(hapt.load, "cnn3", in_time=True),
     "unimib-shar": Kind(unimib.load, "vgg"),
+    "text": Kind(texts.load, "encoder", metric=texts.metric, arguments=texts.OwnTextArguments),
+    "sentiment": Kind(sentiment.load, "encoder", arguments=sentiment.SentimentArguments),
+    "trec": Kind(trec.load, "encoder", arguments=trec.TrecArguments),
+    "nero": Kind(nero.load, "encoder", arguments=nero.NeroArguments),
+    **{
+        f"glue-{name}": Kind(partial(glue.load, name), "encoder", metric=part.metric, arguments=TextArguments)
+        for name, part in glue.PARTS.items()
+    },
 }
 
 
@@ -88,7 +117,8 @@ class TaskSpec:
     lets each device draw that many for itself, so that devices may share examples and be as many as one likes.
     `strong_devices`, `strong_share`: of the partition strong-and-weak, in which the first so many devices hold that
     part of the training examples, and devices test on parts of the test set. `strong_test`: what a strong device tests
-    on, its "share" like all others, or the "whole" test set, whose mix of classes is its own.
+    on, its "share" like all others, or the "whole" test set, whose mix of classes is its own. `arguments`: the task's
+    own, by name; of the class that its kind names.
     """
 
     name: str
@@ -102,9 +132,13 @@ class TaskSpec:
     strong_devices: int = 0
     strong_share: float = 0.5
     strong_test: str = "share"
+    arguments: TaskArguments | None = None
 
     def __post_init__(self) -> None:
-        kind_of(self.name)
+        kind = kind_of(self.name).arguments
+        if not isinstance(self.arguments, kind or type(None)):
+            read_arguments(self.name, kind, {})  # says what is missing, if anything must be given
+            raise ValueError(f"the task {self.name!r} takes {kind}, got {type(self.arguments)}")
         _one_of("partition", self.partition, PARTITIONS)
         if not isinstance(self.data_dir, str):
             raise ValueError(f"data_dir must be a text, got {self.data_dir!r}")
@@ -136,7 +170,8 @@ class TaskSpec:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name; `from_json` gives an equal spec."""
-        return asdict(self)
+        arguments = None if self.arguments is None else self.arguments.model_dump(mode="json")
+        return {**asdict(self), "arguments": arguments}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskSpec:
@@ -149,7 +184,11 @@ class TaskSpec:
         for name in ("name", "devices"):
             if name not in value:
                 raise ValueError(f"a task spec needs the field '{name}'")
-        return cls(**value)
+        given = value.get("arguments") or {}
+        if not isinstance(given, Mapping):
+            raise ValueError(f"the arguments of a task are an object with named fields, got {given!r}")
+        arguments = read_arguments(value["name"], kind_of(value["name"]).arguments, given)
+        return cls(**{**value, "arguments": arguments})
 
 
 def _one_of(what: str, name: object, valid: Iterable[str]) -> None:
@@ -198,19 +237,26 @@ class Task:
     `train` and `test` are the whole data set's; a device's examples are those of `shard(device)` in `train`.
     `classes` is how many outputs a model has per label, `label_kind` what labels are, `metric` how models are scored.
     `input_shape` is (channels, height, width), (channels, length) for signals or (sequence,) for tokens; `family` is
-    the name of the default family.
+    the name of the default family. `label_names` are those of the classes, () where they have none. `label_sets`
+    (sources, classes), bool, says which classes each natural source has, where each has its own. `vocabulary` is that
+    of texts, which a model's embeddings must match.
     """
 
     def __init__(self, spec: TaskSpec, data: DataSet) -> None:
         kind = kind_of(spec.name)
-        _check_name(kind.metric)
         self.spec = spec
         self.train = data.train
         self.test = data.test
         self.classes = data.classes
         self.label_kind: LabelKind = data.train.label_kind
-        self.metric = kind.metric
-        self._loss = kind.loss
+        self.label_names = data.label_names or kind.label_names
+        self.label_sets = data.label_sets if spec.partition == "natural" else None
+        self.vocabulary = data.vocabulary
+        metric = kind.metric(spec.arguments, data) if callable(kind.metric) else kind.metric
+        self.metric: Metric = metric or usual_metric(self.label_kind, data.label_names)
+        _check_name(self.metric)
+        self._loss = kind.loss or usual_loss(self.label_kind)
+        self._only: Tensor | None = None  # (classes,), bool: those of the device that `for_device` was asked for
         self.input_shape: tuple[int, ...] = tuple(data.train.inputs.shape[1:])
         self.family = kind.family
         self._crop_padding = kind.crop_padding
@@ -243,6 +289,8 @@ class Task:
                 alpha=spec.alpha,
                 devices=spec.devices,
                 seed=spec.seed,
+                # Who has which classes is part of an experiment, such as the strongest device the most.
+                in_order=data.label_sets is not None,
             )
         elif spec.examples_per_device > len(data.train):
             raise ValueError(
@@ -321,13 +369,44 @@ class Task:
     def _for_training(self, examples: int) -> int:
         return examples - min(round(self.spec.test_fraction * examples), examples - 1)
 
+    def label_set(self, device: int) -> Tensor | None:
+        """The numbers, ascending, of the classes that a device has; None where it has all.
+
+        A device has its source's, and device n is source n: see `label_sets`. IndexError unless it is one of
+        0 to spec.devices - 1.
+        """
+        self._check(device)
+        if self.label_sets is None:
+            return None
+        return self.label_sets[device].nonzero().flatten()
+
+    def for_device(self, device: int) -> Task:
+        """The task as a device has it: loss and scores are over the classes of its label set alone.
+
+        Outputs of other classes are no answers, as if the head had none: they get no gradient.
+        """
+        own = self.label_set(device)
+        if own is None:
+            return self
+        found = copy(self)
+        found._only = torch.zeros(self.classes, dtype=torch.bool).index_fill_(0, own, True)
+        return found
+
+    def answers(self, outputs: Tensor) -> Tensor:
+        """A model's outputs (batch, classes, ...) with those of classes that the device does not have out of reach."""
+        if self._only is None:
+            return outputs
+        # Not minus infinity: times a probability of 0, of which losses may have some, it is no number.
+        foreign = ~self._only.to(outputs.device).view(1, -1, *[1] * (outputs.dim() - 2))
+        return outputs.masked_fill(foreign, torch.finfo(outputs.dtype).min)
+
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of a batch, from a model's outputs."""
-        return self._loss(outputs, labels)
+        return self._loss(self.answers(outputs), labels)
 
     def summed_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The sum of the losses of a batch's examples."""
-        return self._loss(outputs, labels, reduction="sum")
+        return self._loss(self.answers(outputs), labels, reduction="sum")
 
     def class_counts(self, examples: Tensor) -> Tensor:
         """(classes,), how many of these training examples are of each class; ValueError where labels are no classes."""
@@ -336,23 +415,28 @@ class Task:
         return self.train.labels[examples].bincount(minlength=self.classes)
 
     @property
-    def label_names(self) -> tuple[str, ...]:
-        """What the classes are called, in their order; empty where they have numbers only."""
-        return kind_of(self.spec.name).label_names
-
-    @property
     def normalization(self) -> tuple[Tensor, Tensor] | None:
         """Mean and deviation per channel, in the unit of inputs as stored; None where inputs are tokens."""
         return None if self._mean is None or self._std is None else (self._mean, self._std)
 
+    def batch(self, inputs: Tensor, labels: Tensor, *, augment: Generator | None) -> tuple[Tensor, Tensor]:
+        """What a model reads, and its labels: `prepare`, with the labels of tokens cut as the texts are."""
+        prepared = self.prepare(inputs, augment=augment)
+        if self.vocabulary is not None and self.label_kind == "classes of tokens":
+            labels = labels[:, : prepared.shape[1]]
+        return prepared, labels
+
     def prepare(self, inputs: Tensor, *, augment: Generator | None) -> Tensor:
         """Inputs as stored to what a model reads.
 
-        Tokens (batch, sequence) become int64. Images (batch, channels, height, width) and signals (batch, channels,
-        length) become float32 normalized per channel; with a generator, tasks of color images are first augmented:
-        every image is shifted by up to 4 pixels over a black border and, where the task allows it, mirrored with
-        probability one half.
+        Tokens (batch, sequence) become int64, and texts are cut to the longest of the batch. Images (batch, channels,
+        height, width) and signals (batch, channels, length) become float32 normalized per channel; with a generator,
+        tasks of color images are first augmented: every image is shifted by up to 4 pixels over a black border and,
+        where the task allows it, mirrored with probability one half.
         """
+        if self.vocabulary is not None:
+            used = (inputs != self.vocabulary.pad_id).any(dim=0).nonzero()
+            return inputs[:, : int(used.max()) + 1 if len(used) else 1].long()
         if self._mean is None or self._std is None:
             return inputs.long()
         if augment is not None and self._crop_padding:
@@ -394,10 +478,11 @@ def load_task(spec: TaskSpec) -> Task:
 
 def _load(spec: TaskSpec) -> DataSet:
     kind = kind_of(spec.name)
+    given = (spec.data_dir,) if spec.arguments is None else (spec.data_dir, spec.arguments)
     if not is_reference(spec.name):
-        return kind.load(spec.data_dir)
+        return kind.load(*given)
     try:
-        data = kind.load(spec.data_dir)
+        data = kind.load(*given)
     except (OSError, ValueError):
         raise  # which say what is wrong with the data
     except Exception as error:

@@ -114,6 +114,7 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
     for key in ("output-dir", "data-dir", "state-dir"):
         if values[key] or key == "output-dir":
             values[key] = _absolute(values[key], here)
+    values["task-arguments"] = _with_absolute_folders(values["task-arguments"], here)
     if values["fleet"].endswith(".toml"):
         values["fleet"] = _absolute(values["fleet"], here)
     initial = here / Path(values["initial-weights"]).expanduser()
@@ -125,6 +126,17 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
             raise SettingsError("resume=true needs the run-name of the run to go on with")
         values["run-name"] = _free_name(output_dir, f"{config.label}-{now:%Y%m%d-%H%M%S}")
     return type(config).from_run_config(values), output_dir / values["run-name"]
+
+
+def _with_absolute_folders(arguments: str, here: Path) -> str:
+    """A task's arguments in which names of folders below `here`, such as a tokenizer's, are whole paths."""
+    from server_app.config import parse_arguments
+
+    for value in parse_arguments(arguments).values():
+        if isinstance(value, str) and value and (here / value).is_dir():
+            for quote in "'\"":
+                arguments = arguments.replace(f"{quote}{value}{quote}", json.dumps(_absolute(value, here)))
+    return arguments
 
 
 def _absolute(path: str, here: Path) -> str:

@@ -333,7 +333,18 @@ def test_a_query_is_answered_with_the_device_and_its_report():
 
 def test_a_client_does_not_load_what_only_servers_need():
     """Devices are small: what a client imports at its start is counted in its memory and in its seconds."""
-    heavy = ["torchvision", "torch_geometric", "ray", "matplotlib", "plotly", "pandas", "datasets", "sklearn"]
+    heavy = [
+        "torchvision",
+        "torch_geometric",
+        "transformers",
+        "seqeval",
+        "ray",
+        "matplotlib",
+        "plotly",
+        "pandas",
+        "datasets",
+        "sklearn",
+    ]
     ours = ["rounds", "server_app", "flwr_datasets", "tensorboard", "hypothesis"]
     flower = ["flwr", "grpc"]  # a node's own process and its messenger have them; the worker need not
     code = f"import client_app.work, sys; print([m for m in {heavy + ours + flower} if m in sys.modules])"

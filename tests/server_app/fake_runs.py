@@ -20,6 +20,7 @@ def a_round(number: int, **changes) -> dict:
         "score_by_exit": None,
         "personal_score": None,
         "personal_score_by_tier": None,
+        "personal_score_by_device": None,
         "personal_devices": None,
         "personal_failed": None,
         "devices_sampled": 3,

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import text_files
 
 from tasks.task import load_task
 
@@ -25,3 +26,9 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("WILDFLOWER_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tokenizer of a few words."""
+    return str(text_files.make_tokenizer(tmp_path_factory.mktemp("tokenizer")))

@@ -129,7 +129,7 @@ def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch, empty_cache:
             return _rows("svhn", 20 if split == "train" else 10)
 
     monkeypatch.setattr(hub, "_import_datasets", lambda: Hub)
-    monkeypatch.setattr(hub, "_unreachable", lambda: "")
+    monkeypatch.setattr(hub, "unreachable", lambda: "")
     assert len(hub.load("svhn", "").test) == 10
     assert asked == [("ufldl-stanford/svhn", "cropped_digits", split) for split in ("train", "test")]
     hub.load("svhn", "")
@@ -143,7 +143,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, empty_cac
             raise ConnectionError("no route")
 
     monkeypatch.setattr(hub, "_import_datasets", lambda: Hub)
-    monkeypatch.setattr(hub, "_unreachable", lambda: "")
+    monkeypatch.setattr(hub, "unreachable", lambda: "")
     with pytest.raises(FileNotFoundError, match=r"uoft-cs/cifar10 could not be downloaded \(no route\).*set data-dir"):
         hub.load("cifar10", "")
 
@@ -176,7 +176,7 @@ def test_who_answers_is_reached(error: OSError, reached: bool, monkeypatch: pyte
         raise error
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    assert (hub._unreachable() == "") == reached
+    assert (hub.unreachable() == "") == reached
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])

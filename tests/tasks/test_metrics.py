@@ -4,14 +4,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, matthews_corrcoef, mean_absolute_error
+from seqeval.metrics import f1_score as entity_f1_score
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_absolute_error
 from torch import Tensor
 
 from tasks.labels import NO_LABEL
 from tasks.metrics import (
     ACCURACY,
+    F1,
     METRICS,
     Accuracy,
+    EntityF1,
     Matthews,
     MeanAbsoluteError,
     Metric,
@@ -53,9 +56,34 @@ def _of_labeled_tokens(outputs: Tensor, labels: Tensor) -> float:
     return float(accuracy_score(labels[labeled], outputs.argmax(1)[labeled]))
 
 
+TAGS = ("O", "B-drug", "I-drug", "B-dose", "I-dose")
+
+
+def _tags(examples: int = 60) -> Answers:
+    """Tags that are right more often than not, some of which begin with an I-, where no entity began."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, 5, (examples, 9), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.5] = 0
+    outputs = torch.randn(examples, 5, 9, generator=generator)
+    outputs += 3 * torch.nn.functional.one_hot(labels, 5).transpose(1, 2)
+    labels[torch.rand(labels.shape, generator=generator) < 0.2] = NO_LABEL
+    labels[5] = NO_LABEL
+    return outputs, labels
+
+
+def _of_entities(outputs: Tensor, labels: Tensor) -> float:
+    def names(values: Tensor) -> list[list[str]]:
+        rows = zip(values.tolist(), labels.tolist(), strict=True)
+        return [[TAGS[v] for v, label in zip(*row, strict=True) if label != NO_LABEL] for row in rows]
+
+    return float(entity_f1_score(names(labels), names(outputs.argmax(1))))
+
+
 CASES: dict[str, tuple[Metric, Answers, Callable[[Tensor, Tensor], float]]] = {
     "accuracy": (Accuracy(), _classes(5), lambda outputs, labels: accuracy_score(labels, outputs.argmax(1))),
     "token accuracy": (TokenAccuracy(), _tokens(), _of_labeled_tokens),
+    "f1": (F1(), _classes(2), lambda outputs, labels: f1_score(labels, outputs.argmax(1))),
+    "entity f1": (EntityF1(TAGS), _tags(), _of_entities),
     "matthews of 2": (Matthews(), _classes(2), lambda outputs, labels: matthews_corrcoef(labels, outputs.argmax(1))),
     "matthews of 5": (Matthews(), _classes(5), lambda outputs, labels: matthews_corrcoef(labels, outputs.argmax(1))),
     "pearson": (Pearson(), _numbers(), _pearson),
@@ -110,6 +138,10 @@ def test_honest_sums_pass_the_check(name: str) -> None:
         (TokenAccuracy(), [41, 40], "41 correct answers to 40 tokens"),
         (TokenAccuracy(), [0, 0], "no token of 30 examples has a label"),
         (TokenAccuracy(), [3, 40.5], "a count is not a whole number"),
+        (F1(), [3, 2, 4], "3 right of 2 answers and 4 labels"),
+        (F1(), [2, 31, 4], "31 answers or labels are not of 30 examples"),
+        (EntityF1(TAGS), [5, 9, 4], "5 right of 9 answers and 4 labels"),
+        (EntityF1(TAGS), [5.5, 9, 9], "a count is not a whole number"),
         (Matthews(), [10, 20, 10, 10], "4 sums are not the 5 of Matthews correlation"),
         (Matthews(), [10, 20, 11, 15, 15], "31 answers and 30 labels are not of 30 examples"),
         (Matthews(), [10, 20, 10, 15, 14], "30 answers and 29 labels are not of 30 examples"),
@@ -180,3 +212,18 @@ def test_what_a_journals_metric_means() -> None:
     assert scale_of("hinge_distance", higher_is_better=False) == Scale("hinge distance", higher_is_better=False)
     assert Pearson.scale.title == "Pearson correlation"
     assert MeanAbsoluteError.scale.title == "Mean absolute error"
+
+
+def test_an_entity_is_right_if_its_type_and_both_ends_are() -> None:
+    """Of drug 0-1, dose 3, drug 5 the first and the last are found; a dose is found one word too long."""
+    metric = EntityF1(TAGS)
+    labels = torch.tensor([[1, 2, 0, 3, 0, 1]])
+    answers = torch.tensor([[1, 2, 0, 3, 4, 1]])
+    sums = metric.sums(torch.nn.functional.one_hot(answers, 5).transpose(1, 2), labels)
+    assert sums == [2, 3, 3]
+    assert metric.value(sums, 1) == pytest.approx(2 / 3)
+
+
+def test_f1_without_any_answer_is_0() -> None:
+    assert F1().value([0, 0, 0], 5) == 0
+    assert EntityF1(TAGS).value([0, 0, 0], 5) == 0

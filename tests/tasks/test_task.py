@@ -12,6 +12,7 @@ import torch
 from idx_files import write_folder
 
 from tasks import idx
+from tasks.arguments import read_arguments
 from tasks.data import Data, make_data_set
 from tasks.task import TASKS, Task, TaskSpec, crop_and_flip, load_task
 
@@ -241,11 +242,23 @@ def test_every_crop_is_a_window_of_the_padded_image() -> None:
 
 def test_every_task_has_a_loader_that_checks_its_folder() -> None:
     for name, kind in TASKS.items():
+        arguments = read_arguments(name, kind.arguments, {"tokenizer": "any"} if kind.arguments else {})
         with pytest.raises((FileNotFoundError, ValueError), match=name):
-            kind.load("/no/such/folder")
+            kind.load("/no/such/folder", *([arguments] if arguments else []))
 
 
-HEAVY = {"sklearn", "scipy", "datasets", "flwr_datasets", "pandas", "pyarrow", "torchvision", "PIL"}
+HEAVY = {
+    "transformers",
+    "seqeval",
+    "sklearn",
+    "scipy",
+    "datasets",
+    "flwr_datasets",
+    "pandas",
+    "pyarrow",
+    "torchvision",
+    "PIL",
+}
 
 
 @pytest.fixture

@@ -135,3 +135,13 @@ def test_numbers_that_are_not_finite_are_written_as_toml_has_them():
     text = write_toml({"a": math.inf, "b": -math.inf, "c": math.nan})
     assert text == '"a" = inf\n"b" = -inf\n"c" = nan\n'
     assert tomllib.loads(text)["a"] == math.inf
+
+
+def test_a_tokenizers_folder_is_a_whole_path_and_other_arguments_are_as_they_were(tmp_path):
+    (tmp_path / "here" / "my model").mkdir(parents=True)
+    given = "tokenizer = 'my model', max_tokens = 9, train = 'train.jsonl'"
+    config = resolve(None, ["task=text", f"task-arguments={given}"]).config
+    placed, _ = place(config, tmp_path / "here", NOW)
+    assert placed.task_arguments == given.replace("'my model'", f'"{tmp_path}/here/my model"')
+    elsewhere, _ = place(config, tmp_path, NOW)
+    assert elsewhere.task_arguments == given

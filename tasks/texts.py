@@ -1,0 +1,310 @@
+"""Files of texts, and the task `text`: any such files of one's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from tasks.data import DataSet, find_file, stratified_test
+from tasks.hub import existing_folder
+from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
+from tasks.tokens import Labels, TextArguments, Texts, joined, make_text_data_set, tokenized_once
+
+MAX_FILE_BYTES = 1 << 30
+MAX_LINE_BYTES = 1 << 20
+FORMATS = {".jsonl": "JSON lines", ".csv": "CSV", ".tsv": "TSV", ".conll": "CoNLL"}
+
+
+MetricName = Literal["accuracy", "f1", "matthews", "token_accuracy", "entity_f1", "pearson", "mean_absolute_error"]
+
+METRICS_OF: dict[Labels, tuple[MetricName, ...]] = {
+    "classes": ("accuracy", "f1", "matthews"),
+    "numbers": ("pearson", "mean_absolute_error"),
+    "tags": ("entity_f1", "token_accuracy"),
+}
+
+
+class OwnTextArguments(TextArguments):
+    """What the task `text` takes."""
+
+    train: tuple[str, ...] | str = Field(
+        "train.jsonl",
+        description=f"File in data-dir to train on ({', '.join(FORMATS)}), or a list of files, each of which is a "
+        "source for partition = 'natural'",
+    )
+    test: tuple[str, ...] | str = Field(
+        "", description="File or files to test on, with the same columns; empty: a part of those to train on"
+    )
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="Share of the training file that is kept for testing where there is no test file"
+    )
+    labels: Labels = Field(
+        "classes", description="What labels are: names of classes, numbers, or tags (a list beside a list of words)"
+    )
+    text: str = Field("text", description="Column of the text, or of its list of words", min_length=1)
+    pair: str = Field("", description="Column of the second text, where texts come in pairs")
+    label: str = Field("label", description="Column of the label, or of the list of tags", min_length=1)
+    source: str = Field("", description="Column of what a text is from, for partition = 'natural'")
+    classes: tuple[str, ...] = Field((), description="Names of the classes in order; empty takes those in the file")
+    own_labels: bool = Field(
+        False, description="Whether a source has only the classes of its own examples, and is scored on these"
+    )
+    metric: MetricName | Literal[""] = Field(
+        "", description="Metric; empty: accuracy of classes, Pearson of numbers, entity F1 of tags"
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> OwnTextArguments:
+        allowed = METRICS_OF[self.labels]
+        if self.metric and self.metric not in allowed:
+            raise ValueError(
+                f"metric = {self.metric!r} does not go with labels = {self.labels!r}: {', '.join(allowed)}"
+            )
+        if self.pair and self.labels == "tags":
+            raise ValueError("pair: words with tags come without a second text")
+        sourced = bool(self.source) or len(self.train_files) > 1
+        if self.own_labels and (not sourced or self.labels == "numbers"):
+            raise ValueError("own_labels needs a column `source` or several files, and labels that are classes or tags")
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("classes: a name is listed twice")
+        for name in (*self.train_files, *self.test_files):
+            if Path(name).name != name or Path(name).suffix not in FORMATS:
+                raise ValueError(f"{name!r} is no file name that ends in {', '.join(FORMATS)}")
+        if not self.train_files:
+            raise ValueError("train: at least one file is needed")
+        return self
+
+    @property
+    def train_files(self) -> tuple[str, ...]:
+        """Names of the files to train on."""
+        return _listed(self.train)
+
+    @property
+    def test_files(self) -> tuple[str, ...]:
+        """Names of the files to test on."""
+        return _listed(self.test)
+
+
+def _listed(names: tuple[str, ...] | str) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) and names else tuple(names)
+
+
+def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
+    """The files in `data_dir`, which must be given.
+
+    FileNotFoundError where a file is not there, ValueError with file and line where something in it is wrong.
+    """
+    if not data_dir:
+        raise ValueError("the task 'text' needs data-dir: the folder of your files")
+    folder = existing_folder("text", data_dir)
+    training, testing = (
+        [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
+        for names in (arguments.train_files, arguments.test_files)
+    )
+
+    def read() -> DataSet:
+        train = _together([read_texts(file, arguments) for file in training])
+        test = _together([read_texts(file, arguments) for file in testing]) if testing else None
+        if test is None:
+            train, test = held_out(train, arguments.labels, arguments.test_share)
+        found = make_text_data_set(
+            train,
+            test,
+            arguments.labels,
+            arguments,
+            data_dir,
+            classes=arguments.classes,
+            own_labels=arguments.own_labels,
+        )
+        if arguments.metric == "f1" and found.classes != 2:
+            raise ValueError(f"{folder}: metric = 'f1' needs two classes, the labels have {found.classes}")
+        return found
+
+    return tokenized_once("text", [*training, *testing], data_dir, arguments, read)
+
+
+def _together(parts: list[Texts]) -> Texts:
+    """The texts of several files as one; each is a source, where there are several and no column says the source."""
+    if len(parts) > 1 and not parts[0].sources:
+        # Sources are numbered in the order of their names.
+        parts = [replace(part, sources=[f"{number:09d}"] * len(part)) for number, part in enumerate(parts)]
+    return joined(parts)
+
+
+def metric(arguments: OwnTextArguments, data: DataSet) -> Metric:
+    """The metric that the arguments name."""
+    if not arguments.metric:
+        return usual_metric(data.train.label_kind, data.label_names)
+    return EntityF1(data.label_names) if arguments.metric == "entity_f1" else METRICS[arguments.metric]()
+
+
+def held_out(texts: Texts, labels: Labels, share: float) -> tuple[Texts, Texts]:
+    """Texts to train and to test on: `share` of each class (of all, where labels are no classes) are to test on.
+
+    The choice depends on the labels alone. ValueError where nothing would be left for one of them.
+    """
+    of_class: dict[str, int] = {}
+    strata = [of_class.setdefault(str(label) if labels == "classes" else "", len(of_class)) for label in texts.labels]
+    mask = stratified_test(torch.tensor(strata), share)
+    if not mask.any() or mask.all():
+        raise ValueError(f"{len(texts)} texts are too few to keep a share of {share} for testing")
+    return texts.picked((~mask).nonzero().flatten().tolist()), texts.picked(mask.nonzero().flatten().tolist())
+
+
+def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
+    """The texts of a file by its columns; ValueError names file and line of what is wrong."""
+    if file.stat().st_size > MAX_FILE_BYTES:
+        raise ValueError(f"{file}: {file.stat().st_size} bytes are more than {MAX_FILE_BYTES}")
+    found = Texts()
+    rows = {".jsonl": json_rows, ".csv": csv_rows, ".tsv": tsv_rows, ".conll": conll_rows}[file.suffix](file)
+    tags = arguments.labels == "tags"
+    text = _words if tags else _text
+    label: Callable[[object], Any] = {"classes": _name, "numbers": _number, "tags": _words}[arguments.labels]
+    readers = {arguments.text: (found.texts, text), arguments.label: (found.labels, label)}
+    if file.suffix == ".conll":
+        if not tags:
+            raise ValueError(f"{file}: a CoNLL file has words with tags: say labels = 'tags'")
+        readers = {"words": (found.texts, _words), "tags": (found.labels, _words)}
+    if arguments.pair:
+        readers[arguments.pair] = (found.pairs, _text)
+    if arguments.source:
+        readers[arguments.source] = (found.sources, _name)
+    for line, row in rows:
+        for column, (values, read) in readers.items():
+            if column not in row:
+                raise ValueError(f"{file}:{line}: no column {column!r}, there are {', '.join(map(repr, row))}")
+            try:
+                values.append(read(row[column]))
+            except ValueError as error:
+                raise ValueError(f"{file}:{line}: {column} {error}") from None
+        found.places.append(f"{file}:{line}")
+    found.check(arguments.labels, file)
+    return found
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"is {_shown(value)}, it must be a text")
+    return value
+
+
+def _name(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"is {_shown(value)}, it must be a name or a whole number")
+    return value.strip()
+
+
+def _number(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"is {_shown(value)}, it must be a finite number")
+    return number
+
+
+def _words(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise ValueError(f"is {_shown(value)}, it must be a list of texts")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+Rows = Iterator[tuple[int, dict[str, Any]]]
+"""Line in the file, counted from 1, and the values of a row by column."""
+
+
+def lines_of(file: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str]]:
+    """The lines of a text file, counted from 1, without their ends; ValueError for one that is no text or too long."""
+    with file.open("rb") as content:
+        for number, line in enumerate(iter(lambda: content.readline(MAX_LINE_BYTES), b""), start=1):
+            if len(line) == MAX_LINE_BYTES:
+                raise ValueError(f"{file}:{number}: the line has {MAX_LINE_BYTES} bytes or more")
+            try:
+                text = line.decode(encoding)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file}:{number}: not a text in {encoding.removesuffix('-sig')} ({error})") from None
+            yield number, text.rstrip("\r\n")
+
+
+def json_rows(file: Path) -> Rows:
+    """An object per line; empty lines are left out."""
+    for number, line in lines_of(file):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file}:{number}: not JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise ValueError(f'{file}:{number}: must be an object such as {{"text": "...", "label": "..."}}')
+        yield number, row
+
+
+def csv_rows(file: Path) -> Rows:
+    """A header with the columns' names, then a row per text; a value in quotes may hold commas and line ends."""
+    return _separated(file, {"delimiter": ",", "strict": True})
+
+
+def tsv_rows(file: Path) -> Rows:
+    """A header, then a row per line with tabs between the values; quotes have no meaning."""
+    return _separated(file, {"delimiter": "\t", "quoting": csv.QUOTE_NONE})
+
+
+def _separated(file: Path, dialect: dict[str, Any]) -> Rows:
+    reader = csv.reader((f"{line}\n" for _, line in lines_of(file)), **dialect)
+    try:
+        header = next(reader, None)
+        if not header:
+            raise ValueError(f"{file}: has no header with the columns' names")
+        last = reader.line_num
+        for row in reader:
+            first, last = last + 1, reader.line_num
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise ValueError(f"{file}:{first}: {len(row)} values, the header has {len(header)} columns")
+            yield first, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{file}:{reader.line_num}: {error}") from None
+
+
+def conll_rows(file: Path) -> Rows:
+    """A word per line with its tag as the last value, an empty line behind each sentence: `words` and `tags`."""
+    words: list[str] = []
+    tags: list[str] = []
+    first = 0
+    for number, line in _and_an_end(lines_of(file)):
+        values = line.split()
+        if not values or values[0] == "-DOCSTART-":
+            if words:
+                yield first, {"words": words, "tags": tags}
+            words, tags = [], []
+            continue
+        if len(values) < 2:
+            raise ValueError(f"{file}:{number}: {line!r} has one value, a word comes with its tag")
+        first = first if words else number
+        words.append(values[0])
+        tags.append(values[-1])
+
+
+def _and_an_end(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield from lines
+    yield 0, ""

@@ -1,0 +1,140 @@
+"""Runs over texts: arguments of the task, the vocabulary, label sets of the devices' own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.base import with_weights
+from server_app.app import check_vocabulary, run
+from server_app.config import ConfigError, RunConfig
+from server_app.journal import read_rounds
+from tasks.task import TaskSpec, load_task
+from tests.server_app.words import Words
+from tests.small_run import simulated_grid, small_config, started
+from tests.tasks.text_files import VOCABULARY, make_tokenizer, write_lines
+
+SOURCES = 6
+WORDS = ("good", "bad", "great", "poor", "film", "book")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tokenizer, and sixteen texts of each of six sources, each of which has two classes of its own and one more."""
+    make_tokenizer(tmp_path / "words")
+    rows = [
+        {"text": f"the {WORDS[source]} {WORDS[number % 6]}", "label": label, "who": f"source {source}"}
+        for source in range(SOURCES)
+        for number in range(16)
+        for label in (("both", f"only {source}a", f"only {source}b")[number % 3],)
+    ]
+    write_lines(tmp_path / "train.jsonl", *rows)
+    return tmp_path
+
+
+def config(folder: Path, **changes: Any) -> RunConfig:
+    arguments = f"tokenizer = '{folder / 'words'}', source = 'who', own_labels = true, max_tokens = 8"
+    settings = {
+        "task": "text",
+        "task_arguments": arguments,
+        "data_dir": str(folder),
+        "family": "tests.server_app.words:Words",
+        "strategy": "fedavg",
+        "partition": "natural",
+        "examples_per_device": 0,
+        "test_fraction": 0.25,
+        "personal_every": 2,
+        "personal_epochs": 0,
+        "rounds": 2,
+        "evaluate_every": 2,
+        "local_steps": 4,
+    }
+    return small_config(folder, **settings | changes)
+
+
+def test_every_device_is_scored_on_its_own_label_set(folder: Path) -> None:
+    """The scores are the shares of right answers among the classes of the device alone."""
+    engine, scorer = started(config(folder))
+    grid = simulated_grid()
+    record = [engine.run_round(grid, number, scorer) for number in (1, 2)][-1].record
+    task = load_task(TaskSpec.from_json(engine.settings.task))
+    architecture = engine.method.scored_architecture
+    [model] = engine.method.models([architecture]).values()
+    module = with_weights(model.family, architecture, model.weights).eval()
+    expected = {}
+    for device in range(SOURCES):
+        names = [f"only {device}a", f"only {device}b", "both"]
+        own = [task.label_names.index(name) for name in names]
+        assert sorted(own) == task.label_set(device).tolist()  # type: ignore[union-attr]
+        inputs, labels = task.own_test(device)
+        with torch.no_grad():
+            answers = [own[int(logits[own].argmax())] for logits in module(inputs.long())]
+        expected[device] = sum(a == b for a, b in zip(answers, labels.tolist(), strict=True)) / len(labels)
+    assert record["personal_score_by_device"] == pytest.approx(expected)
+    assert record["personal_score"] == pytest.approx(sum(expected.values()) / SOURCES)
+
+
+def test_a_run_over_texts_ends_with_a_journal(folder: Path) -> None:
+    """Batches are of several lengths, and devices train and are scored on their own classes."""
+    run_dir = run(simulated_grid(), config(folder, personal_epochs=1))
+    last = read_rounds(run_dir)[-1]
+    assert last.personal_score_by_device is not None
+    assert sorted(last.personal_score_by_device) == list(range(SOURCES))
+    assert last.personal_failed == 0
+
+
+def test_devices_with_all_classes_have_no_scores_of_their_own_in_the_journal(folder: Path) -> None:
+    arguments = f"tokenizer = '{folder / 'words'}', source = 'who'"
+    run_dir = run(simulated_grid(), config(folder, task_arguments=arguments))
+    assert read_rounds(run_dir)[-1].personal_score_by_device is None
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "message"),
+    [
+        ("text", "", "arguments of the task 'text': tokenizer: Field required"),
+        ("text", "tokenizer = 3", "tokenizer: Input should be a valid string"),
+        ("text", "tokenizer = 'x', max_token = 3", "max_token: Extra inputs are not permitted"),
+        ("text", "tokenizer =", "must be like \"tokenizer = 'my-model', max_tokens = 64\""),
+        ("digits", "tokenizer = 'x'", "the task 'digits' takes no arguments, got tokenizer"),
+    ],
+)
+def test_arguments_that_the_task_does_not_take_are_refused(task: str, arguments: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"^task-arguments = ") as caught:
+        RunConfig.from_run_config({"task": task, "task-arguments": arguments})
+    assert message in str(caught.value)
+
+
+def test_a_spec_travels_with_its_arguments(folder: Path) -> None:
+    given = config(folder).own_task_arguments()
+    spec = TaskSpec("text", 2, data_dir=str(folder), arguments=given)
+    again = TaskSpec.from_json(spec.to_json())
+    assert (again, hash(again)) == (spec, hash(spec))
+    with pytest.raises(ValueError, match="tokenizer: Field required"):
+        TaskSpec("text", 2)
+    with pytest.raises(ValueError, match="max_tokens: Input should be less than or equal to 65536"):
+        TaskSpec.from_json({**spec.to_json(), "arguments": {"tokenizer": "x", "max_tokens": 10**9}})
+
+
+def test_embeddings_of_another_tokenizer_are_refused(folder: Path) -> None:
+    task = load_task(TaskSpec("text", 2, data_dir=str(folder), arguments=config(folder).own_task_arguments()))
+    tokens = len(VOCABULARY)
+
+    def family(**changes: int) -> Words:
+        return Words(**{"input_shape": (8,), "classes": 13, "vocabulary": tokens} | changes)  # type: ignore[arg-type]
+
+    check_vocabulary(task, family())
+    with pytest.raises(ValueError, match=f"the tokenizer has {tokens} tokens, the embeddings have {tokens - 1} rows"):
+        check_vocabulary(task, family(vocabulary=tokens - 1))
+    with pytest.raises(ValueError, match=f"the tokenizer has {tokens} tokens, the embeddings have 99 rows"):
+        check_vocabulary(task, family(vocabulary=99))
+    with pytest.raises(ValueError, match="the tokenizer pads with token 0, the model leaves out token 1"):
+        check_vocabulary(task, family(pad_id=1))
+
+
+def test_a_run_with_other_embeddings_ends_before_round_1(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="the embeddings have 7 rows: take the tokenizer of this model"):
+        started(config(folder, family_arguments="vocabulary = 7"))
+    with pytest.raises(ConfigError, match="it reads characters"):
+        started(config(folder, family="bert-tiny"))

@@ -1,0 +1,352 @@
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from text_files import CLS, PAD, SEP, UNK, VOCABULARY, ids, make_tokenizer, write_lines
+
+from tasks.arguments import read_arguments
+from tasks.labels import NO_LABEL
+from tasks.metrics import EntityF1, Matthews
+from tasks.task import TASKS, Task, TaskSpec, load_task
+from tasks.tokens import load_tokenizer
+
+
+def load(folder: Path, tokenizer: str, *, devices: int = 2, partition: str = "iid", **arguments: Any) -> Task:
+    given = read_arguments("text", TASKS["text"].arguments, {"tokenizer": tokenizer, **arguments})
+    return load_task(TaskSpec("text", devices, data_dir=str(folder), partition=partition, arguments=given))
+
+
+def examples(folder: Path, *rows: dict[str, Any]) -> Path:
+    """The rows as train.jsonl and as test.jsonl."""
+    write_lines(folder / "train.jsonl", *rows)
+    write_lines(folder / "test.jsonl", *rows)
+    return folder
+
+
+OPINIONS = (
+    {"text": "The film was good.", "label": "positive"},
+    {"text": "bad plot", "label": "negative"},
+    {"text": "we saw it", "label": "neutral"},
+)
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+def test_texts_become_tokens_padded_to_the_longest_and_names_become_classes(tmp_path: Path, tokenizer: str) -> None:
+    task = load(examples(tmp_path, *OPINIONS), tokenizer, test="test.jsonl")
+    first, second, third = ids("the film was good ."), ids("bad plot"), ids("we saw it")
+    assert task.train.inputs.tolist() == [
+        [CLS, *first, SEP],
+        [CLS, *second, SEP, PAD, PAD, PAD],
+        [CLS, *third, SEP, PAD, PAD],
+    ]
+    assert task.train.inputs.dtype == torch.int32
+    assert task.label_names == ("negative", "neutral", "positive")
+    assert task.train.labels.tolist() == [2, 0, 1]
+    assert (task.classes, task.input_shape, task.metric.name) == (3, (7,), "accuracy")
+    assert task.vocabulary is not None
+    assert (task.vocabulary.tokens, task.vocabulary.pad_id, task.vocabulary.cut_texts) == (len(VOCABULARY), PAD, 0)
+
+
+def test_a_batch_is_as_long_as_its_longest_text(tmp_path: Path, tokenizer: str) -> None:
+    task = load(examples(tmp_path, *OPINIONS), tokenizer, test="test.jsonl")
+    inputs, labels = task.batch(task.train.inputs[1:], task.train.labels[1:], augment=None)
+    assert inputs.tolist() == [[CLS, *ids("bad plot"), SEP, PAD], [CLS, *ids("we saw it"), SEP]]
+    assert inputs.dtype == torch.int64
+    assert labels.tolist() == [0, 1]
+
+
+def test_texts_beyond_the_limit_are_cut_and_counted(tmp_path: Path, tokenizer: str) -> None:
+    task = load(examples(tmp_path, *OPINIONS), tokenizer, test="test.jsonl", max_tokens=5)
+    assert task.train.inputs.tolist()[0] == [CLS, *ids("the film was"), SEP]
+    assert task.vocabulary is not None
+    assert task.vocabulary.cut_texts == 2  # one in each file: the third has five tokens
+
+
+def test_pairs_are_one_text_with_a_separator_between(tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": "bad film", "other": "poor film", "label": n / 2} for n in (1, 9)]
+    task = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl", pair="other", labels="numbers")
+    assert task.train.inputs.tolist()[0] == [CLS, *ids("bad film"), SEP, *ids("poor film"), SEP]
+    assert task.train.labels.tolist() == [0.5, 4.5]
+    assert (task.classes, task.metric.name, task.label_kind) == (1, "pearson", "numbers")
+    outputs = torch.tensor([[1.5], [4.5]])
+    assert task.loss(outputs, task.train.labels).item() == pytest.approx(0.5)  # (1^2 + 0^2) / 2
+
+
+def test_the_first_token_of_a_word_has_its_tag(tmp_path: Path, tokenizer: str) -> None:
+    row = {"text": ["John", "plays", "in", "Rome"], "label": ["B-PER", "O", "O", "B-LOC"]}
+    short = {"text": ["John"], "label": ["B-PER"]}
+    task = load(examples(tmp_path, row, short), tokenizer, test="test.jsonl", labels="tags")
+    assert task.label_names == ("B-LOC", "B-PER", "O")
+    assert task.train.inputs.tolist()[0] == [CLS, *ids("john play ##s in rome"), SEP]
+    none = NO_LABEL
+    assert task.train.labels.tolist() == [[none, 1, 2, none, 2, 0, none], [none, 1, none, none, none, none, none]]
+    assert task.metric == EntityF1(("B-LOC", "B-PER", "O"))
+    inputs, labels = task.batch(task.train.inputs[1:], task.train.labels[1:], augment=None)
+    assert inputs.shape == labels.shape == (1, 3)
+
+
+def test_a_second_process_reads_the_cache_without_the_library(
+    tmp_path: Path, tokenizer: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = examples(tmp_path, *OPINIONS)
+    first = load(folder, tokenizer, test="test.jsonl")
+    load_task.cache_clear()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    second = load(folder, tokenizer, test="test.jsonl")
+    assert first is not second
+    assert torch.equal(first.train.inputs, second.train.inputs)
+    assert (second.label_names, second.vocabulary) == (first.label_names, first.vocabulary)
+    assert len(list(empty_cache.rglob("text-*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize("changed", ["text", "tokenizer", "length"])
+def test_whatever_determines_the_tokens_makes_them_anew(
+    changed: str, tmp_path: Path, tokenizer: str, empty_cache: Path
+) -> None:
+    folder = examples(tmp_path, *OPINIONS)
+    load(folder, tokenizer, test="test.jsonl")
+    load_task.cache_clear()
+    if changed == "text":
+        examples(tmp_path, *OPINIONS[:2])
+    if changed == "tokenizer":
+        tokenizer = str(make_tokenizer(tmp_path / "other"))
+        (tmp_path / "other" / "special_tokens_map.json").write_text("{}")
+    load(folder, tokenizer, test="test.jsonl", max_tokens=4 if changed == "length" else 128)
+    assert len(list(empty_cache.rglob("text-*.safetensors"))) == 2
+
+
+def test_a_tokenizer_may_lie_in_the_data_folder(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "words")
+    task = load(examples(tmp_path, *OPINIONS), "words", test="test.jsonl")
+    assert task.train.inputs[1, 1] == VOCABULARY["bad"]
+
+
+def test_a_tokenizer_that_is_nowhere_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="tokenizer = '/no/such': no such folder"):
+        load_tokenizer("/no/such", "")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="no tokenizer in this folder"):
+        load_tokenizer(str(tmp_path / "empty"), "")
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(FileNotFoundError, match=r"pip install 'wildflower\[text\]'"):
+        load_tokenizer("any", "")
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def test_csv_tsv_and_json_lines_are_read_alike(tmp_path: Path, tokenizer: str) -> None:
+    examples(tmp_path, {"text": 'a "good", red book', "label": 1}, {"text": "bad", "label": 0})
+    (tmp_path / "train.csv").write_text('label,text\n1,"a ""good"", red book"\n0,bad\n')
+    (tmp_path / "train.tsv").write_text('text\tlabel\na "good", red book\t1\nbad\t0\n')
+    found = [
+        load(tmp_path, tokenizer, train=name, test="test.jsonl") for name in ("train.jsonl", "train.csv", "train.tsv")
+    ]
+    for task in found:
+        assert task.train.inputs.tolist() == found[0].train.inputs.tolist()
+        assert task.train.labels.tolist() == [1, 0]
+    assert found[0].train.inputs[0].tolist() == [CLS, *ids("a [UNK] good [UNK] , red book"), SEP]
+
+
+def test_sentences_of_conll_files_are_parted_by_empty_lines(tmp_path: Path, tokenizer: str) -> None:
+    text = "-DOCSTART- -X- -X- O\n\nJohn NNP B-NP B-PER\nlives VBZ B-VP O\n\n\nParis NNP B-NP B-LOC\n"
+    (tmp_path / "train.conll").write_text(text)
+    task = load(tmp_path, tokenizer, train="train.conll", test="train.conll", labels="tags")
+    none = NO_LABEL
+    assert task.train.inputs.tolist() == [[CLS, *ids("john lives"), SEP], [CLS, *ids("paris"), SEP, PAD]]
+    assert task.train.labels.tolist() == [[none, 1, 2, none], [none, 0, none, none]]
+
+
+def test_without_a_test_file_a_share_of_each_class_is_kept(tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": "good" if n % 5 else "bad", "label": "yes" if n % 5 else "no"} for n in range(50)]
+    write_lines(tmp_path / "train.jsonl", *rows)
+    task = load(tmp_path, tokenizer, test_share=0.3)
+    assert task.test.labels.bincount().tolist() == [3, 12]  # of 10 and of 40
+    assert task.train.labels.bincount().tolist() == [7, 28]
+
+
+def test_numbers_as_names_are_in_their_order(tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": "good", "label": number} for number in (10, 9, 2, 10)]
+    task = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl")
+    assert task.label_names == ("2", "9", "10")
+
+
+def test_sources_are_those_of_the_natural_partition(tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": f"{'good ' * (n + 1)}", "label": str(n % 2), "who": "ben" if n < 3 else "ann"} for n in range(5)]
+    task = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl", source="who", partition="natural")
+    assert [sorted(task.shard(device).train.tolist()) for device in (0, 1)] == [[3, 4], [0, 1, 2]]
+
+
+def test_the_metric_may_be_chosen(tmp_path: Path, tokenizer: str) -> None:
+    folder = examples(tmp_path, *OPINIONS)
+    assert load(folder, tokenizer, test="test.jsonl", metric="matthews").metric == Matthews()
+    with pytest.raises(ValueError, match="metric = 'f1' needs two classes, the labels have 3"):
+        load(folder, tokenizer, test="test.jsonl", metric="f1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "pearson"}, "metric = 'pearson' does not go with labels = 'classes': accuracy, f1, matthews"),
+        ({"labels": "tags", "pair": "b"}, "words with tags come without a second text"),
+        ({"own_labels": True}, "own_labels needs a column `source` or several files"),
+        ({"train": "../x.jsonl"}, "'../x.jsonl' is no file name that ends in .jsonl, .csv"),
+        ({"train": "x.parquet"}, "'x.parquet' is no file name that ends in .jsonl"),
+        ({"classes": ["a", "a"]}, "a name is listed twice"),
+        ({"max_tokens": 2}, "max_tokens: Input should be greater than or equal to 3"),
+        ({"lenght": 5}, "lenght: Extra inputs are not permitted; the task takes tokenizer, max_tokens, train"),
+        ({"tokenizer": ""}, "tokenizer: String should have at least 1 character"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_arguments("text", TASKS["text"].arguments, {"tokenizer": "x", **arguments})
+
+
+LINE_2 = r"train\.jsonl:2: "
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments", "message"),
+    [
+        ('{"text": " ", "label": "a"}', {}, LINE_2 + "a text is empty"),
+        ('{"text": "", "label": "a"}', {}, LINE_2 + "a text is empty"),
+        ('{"label": "a"}', {}, LINE_2 + "no column 'text', there are 'label'"),
+        ('{"text": 3, "label": "a"}', {}, LINE_2 + "text is 3, it must be a text"),
+        ('{"text": "good", "label": 0.5}', {}, LINE_2 + "label is 0.5, it must be a name or a whole number"),
+        ('{"text": "good", "label": "c"}', {"classes": ["a", "b"]}, LINE_2 + "'c' is none of the 2 classes a, b"),
+        ('{"text": "good", "label": "c"}', {"labels": "numbers"}, LINE_2 + "label is 'c', it must be a finite number"),
+        (
+            '{"text": "good", "label": 1e999}',
+            {"labels": "numbers"},
+            LINE_2 + "label is inf, it must be a finite number",
+        ),
+        ('{"text": "good", "label": "a", "b": ""}', {"pair": "b"}, LINE_2 + "a text is empty"),
+        ("[1]", {}, LINE_2 + "must be an object such as"),
+        ('{"text": "good"', {}, LINE_2 + "not JSON"),
+        ('{"text": "\\u200b", "label": "a"}', {}, LINE_2 + "the tokenizer finds no token in this text"),
+        ('{"text": ["good", "film"], "label": ["a"]}', {"labels": "tags"}, LINE_2 + "2 words have 1 tags"),
+        (
+            '{"text": "good film", "label": ["a"]}',
+            {"labels": "tags"},
+            LINE_2 + "text is 'good film', it must be a list",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_with_its_place(
+    line: str, arguments: dict[str, Any], message: str, tmp_path: Path, tokenizer: str
+) -> None:
+    good = {"tags": '{"text": ["good"], "label": ["a"]}', "numbers": '{"text": "good", "label": 1}'}.get(
+        arguments.get("labels", ""), '{"text": "good", "label": "a", "b": "bad"}'
+    )
+    (tmp_path / "train.jsonl").write_text(f"{good}\n{line}\n")
+    (tmp_path / "test.jsonl").write_text(f"{good}\n")
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, tokenizer, test="test.jsonl", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.csv", b"text,label\ngood,a,b\n", r"train\.csv:2: 3 values, the header has 2 columns"),
+        ("train.csv", b'text,label\n"good\n', r"train\.csv:2: "),
+        ("train.csv", b"", r"train\.csv: has no header"),
+        ("train.tsv", b"text\tlabel\n\xff\ta\n", r"train\.tsv:2: not a text in utf-8"),
+        ("train.jsonl", b"\n\n", r"train\.jsonl: holds no texts"),
+        ("train.conll", b"John O\nlives\n", r"train\.conll:2: 'lives' has one value"),
+    ],
+)
+def test_files_of_another_kind_are_refused(
+    name: str, content: bytes, message: str, tmp_path: Path, tokenizer: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    labels = "tags" if name.endswith("conll") else "classes"
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, tokenizer, train=name, labels=labels)
+
+
+def test_a_line_without_an_end_is_not_read_whole(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.texts.MAX_LINE_BYTES", 40)
+    (tmp_path / "train.jsonl").write_text('{"text": "good", "label": "a"}\n' + "x" * 100)
+    with pytest.raises(ValueError, match=r"train\.jsonl:2: the line has 40 bytes or more"):
+        load(tmp_path, tokenizer)
+
+
+def test_a_label_of_the_test_file_alone_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    write_lines(tmp_path / "train.jsonl", *OPINIONS[:2])
+    write_lines(tmp_path / "test.jsonl", *OPINIONS)
+    with pytest.raises(ValueError, match=r"test\.jsonl:3: 'neutral' is none of the 2 classes negative, positive"):
+        load(tmp_path, tokenizer, test="test.jsonl")
+
+
+# Label sets of sources ------------------------------------------------------------------------------------------------
+
+
+def silos(folder: Path, tokenizer: str) -> Task:
+    """Two silos with tags of their own: people in one, places in the other."""
+    (folder / "people.conll").write_text("john B-PER\nlives O\n\n" * 4)
+    (folder / "places.conll").write_text("paris B-LOC\nis O\n\n" * 4)
+    files = ["people.conll", "places.conll"]
+    return load(folder, tokenizer, train=files, test=files, labels="tags", own_labels=True, partition="natural")
+
+
+def test_each_file_is_a_source_with_its_own_label_set(tmp_path: Path, tokenizer: str) -> None:
+    task = silos(tmp_path, tokenizer)
+    assert task.label_names == ("B-LOC", "B-PER", "O")
+    people, places = (task.label_set(device) for device in (0, 1))
+    assert people is not None
+    assert places is not None
+    assert (people.tolist(), places.tolist()) == ([1, 2], [0, 2])
+    assert task.label_sets is not None
+    assert task.label_sets.tolist() == [[False, True, True], [True, False, True]]
+
+
+@pytest.mark.parametrize("devices", [2, 5])
+def test_device_n_holds_source_n_where_sources_have_label_sets(devices: int, tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": "good", "label": f"class {n % 5}", "who": f"source {n % 5}"} for n in reversed(range(20))]
+    options = {"source": "who", "own_labels": True, "partition": "natural", "devices": devices}
+    task = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl", **options)
+    for device in range(devices):
+        assert task.train.labels[task.shard(device).train].unique().tolist() == [device]
+        assert task.label_set(device).tolist() == [device]  # type: ignore[union-attr]
+
+
+def test_a_device_is_scored_as_if_its_head_had_its_own_classes_alone(tmp_path: Path, tokenizer: str) -> None:
+    """The loss of the device is the cross-entropy over two logits, worked out with a head of two outputs."""
+    task = silos(tmp_path, tokenizer)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 3, 4, generator=generator, requires_grad=True)
+    labels = task.train.labels[task.shard(0).train[:1]]
+    assert labels.tolist() == [[NO_LABEL, 1, 2, NO_LABEL]]
+    own = task.for_device(0)
+    loss = own.loss(logits, labels)
+    loss.backward()
+    small = torch.nn.functional.cross_entropy(logits.detach()[:, 1:, 1:3], torch.tensor([[0, 1]]))
+    assert loss.item() == pytest.approx(small.item(), rel=1e-6)
+    assert logits.grad is not None
+    assert not logits.grad[:, 0].any()
+    assert logits.grad[:, 1:, 1:3].all()
+    best_is_foreign = torch.tensor([9.0, 1.0, 0.0]).view(1, 3, 1).expand(1, 3, 4)
+    assert own.answers(best_is_foreign).argmax(1).unique().tolist() == [1]
+    assert task.answers(best_is_foreign).argmax(1).unique().tolist() == [0]
+
+
+def test_without_sources_of_their_own_devices_have_all_classes(tmp_path: Path, tokenizer: str) -> None:
+    task = load(examples(tmp_path, *OPINIONS), tokenizer, test="test.jsonl")
+    assert task.label_set(0) is None
+    assert task.for_device(0) is task
+
+
+def test_unknown_words_are_the_unknown_token(tmp_path: Path, tokenizer: str) -> None:
+    task = load(examples(tmp_path, {"text": "xylophone", "label": "a"}), tokenizer, devices=1, test="test.jsonl")
+    assert task.train.inputs.tolist() == [[CLS, UNK, SEP]]
