@@ -75,7 +75,7 @@ class Encoder(ModuleFamily):
         depths: numbers of layers that devices may get, ascending; () where the run's widths say what they get.
         cut: what a width cuts, the "channels" of every head as HeteroFL does, or whole "heads".
         cut_mlp: whether it cuts the MLPs inside too.
-        labels: "sequence", one per text, or "tokens", one per token: (batch, sequence, classes).
+        labels: "sequence", one per text, or "tokens", one per token: (batch, classes, sequence).
         pooling: what of a sequence the head reads: the "mean" over the tokens that are no padding, or the first, "cls".
         head: "linear", or "dense" with a layer and tanh in front, as RoBERTa's own.
         dropout: of embeddings, of each layer's two parts, and in front of the head.
@@ -297,7 +297,7 @@ class EncoderNetwork(Network):
         self.pooling = "none" if family.labels == "tokens" else family.pooling
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence) of int64 tokens -> (batch, classes), or (batch, sequence, classes) of every token."""
+        """(batch, sequence) of int64 tokens -> (batch, classes), or (batch, classes, sequence) of every token."""
         real = x != self.pad_id
         positions = None  # which RoBERTa's embeddings count by themselves
         if not self.positions_from_tokens:
@@ -312,7 +312,7 @@ class EncoderNetwork(Network):
             weight = real.unsqueeze(2).to(hidden.dtype)
             hidden = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
         result: Tensor = self.classifier(hidden)
-        return result
+        return result.transpose(1, 2) if self.pooling == "none" else result
 
     def exits(self, x: Tensor) -> list[Tensor]:
         """The one exit."""

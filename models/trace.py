@@ -115,9 +115,10 @@ def follow(
                         f"its network returns {found} for a batch of {examples}: it must return one tensor of "
                         f"(batch, {outputs}), one row of outputs per example"
                     )
-            labels = torch.zeros(results[-1].shape[:-1], dtype=torch.int64).flatten()
+            shape = results[-1].shape  # (batch, classes), or (batch, classes, positions)
+            labels = torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
             batch_bytes = inputs.nbytes + labels.nbytes
-            torch.stack([F.cross_entropy(logits.flatten(0, -2), labels) for logits in results]).sum().backward()
+            torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
             del results, result
         trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
         buffers = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
