@@ -46,8 +46,8 @@ METHODS: dict[str, type[Method]] = {
         HypeMeFed,
         DepthFL,
         ScaleFL,
-        RecipFL,
         InclusiveFL,
+        RecipFL,
     )
 }
 

@@ -190,7 +190,8 @@ class InclusiveFL(CandidateMethod):
 
     def local(self, order: Order) -> Local:
         """Plain training; with heads of the devices' own their names."""
-        return InclusiveFLLocal(head=self.layers[order.architecture].head if self.params.head == "own" else ())
+        head = self.layers[self.candidates[0]].head  # of the same names in all types
+        return InclusiveFLLocal(head=head if self.params.head == "own" else ())
 
     def payload(self, group: Group) -> Parcels:
         """The model of the devices' type."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from models.architecture import Architecture
+from models.base import BlockFamily
 from models.family import FAMILIES, make_family
 from models.placement import chosen, leading, rolling
 from models.space import Space
@@ -67,7 +68,8 @@ def test_spec_round_trips_through_json(spec):
 
 
 def test_every_family_is_tested():
-    assert {spec["name"] for spec in SMALL} == set(FAMILIES)
+    # Those of modules that describe no layers have tests of their own.
+    assert {spec["name"] for spec in SMALL} == {n for n, kind in FAMILIES.items() if issubclass(kind, BlockFamily)}
 
 
 def train_one_step(family, model):

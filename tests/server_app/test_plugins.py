@@ -482,13 +482,15 @@ def test_what_is_no_family_or_no_task_is_told(beside):
         name: ClassVar[str] = "lacking"
     """
     name = beside.module(METHOD, nameless, lacking)
-    assert refused({"family": f"{name}:Mine"}).endswith(": a family is a class of models.base.Family")
+    assert refused({"family": f"{name}:Mine"}).endswith(
+        ": a family, where it is no function and no nn.Module, is a class of models.base.Family"
+    )
     assert "has no name: give the class one" in refused({"family": f"{name}:Narrow"})
     assert "lacks blocks and groups, which every class of models.base.Family has" in refused(
         {"family": f"{name}:Lacking"}
     )
     assert refused({"task": f"{name}:Mine"}).endswith(": a task is a value of tasks.task.Kind")
-    with pytest.raises(PluginError, match="a family is a class of"):
+    with pytest.raises(PluginError, match="a family, where it is no function and no nn.Module, is a class of"):
         family_class(f"{name}:Settings")
 
 
