@@ -12,6 +12,8 @@ from models.choice import Choice
 from models.cnn import Cnn3, Cnn10, PflCnn
 from models.densenet import DenseNet121
 from models.lenet import LeNet5
+from models.mobilenet import MobileNetV2, MobileNetV3
+from models.ofa_resnet import OfaResNet50
 from models.resnet import ResNet18, ResNet34, ResNet152
 from models.vgg import Vgg
 from models.vit import VitTiny
@@ -23,6 +25,7 @@ FAMILIES: dict[str, type[Family]] = {
     family.name: family
     for family in (
         *(LeNet5, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
+        *(MobileNetV2, MobileNetV3, OfaResNet50),
         *(VitTiny, Bert, BertTiny, Choice),
     )
 }
