@@ -284,7 +284,7 @@ def _norm(layer: Norm, shape: Shape, result_shape: Shape, batch_size: int, first
     )
 
 
-def _relu(layer: Relu | Relu6, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+def _relu(layer: Relu, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
     size = FLOAT_BYTES * batch_size * math.prod(shape)
     return Footprint(saves_result=True, gradient=size, backward_peak=size)
 
@@ -368,7 +368,7 @@ def _layer_norm(layer: LayerNorm, shape: Shape, result_shape: Shape, batch_size:
     )
 
 
-def _gelu(layer: Gelu | HardSwish, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+def _gelu(layer: Gelu | HardSwish | Relu6, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
     size = FLOAT_BYTES * batch_size * math.prod(shape)
     return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
 
@@ -428,7 +428,7 @@ FOOTPRINTS: dict[type[Layer], Callable[..., Footprint]] = {
     Linear: _linear,
     Norm: _norm,
     Relu: _relu,
-    Relu6: _relu,
+    Relu6: _gelu,
     Scale: _scale,
     Pool: _pool,
     GlobalPool: _global_pool,

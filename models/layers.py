@@ -287,11 +287,11 @@ class Relu(Stateless):
 
 @dataclass(frozen=True)
 class Relu6(Stateless):
-    """min(max(0, x), 6), in place: a bound on activations where whole layers may be missing."""
+    """min(max(0, x), 6): a bound on activations where whole layers may be missing."""
 
     def build(self) -> nn.Module:
-        """Return an in-place `nn.ReLU6`."""
-        return nn.ReLU6(inplace=True)
+        """Return an `nn.ReLU6`. In place it would need as much memory: PyTorch's backward pass wants its input."""
+        return nn.ReLU6()
 
 
 @dataclass(frozen=True)
