@@ -204,9 +204,7 @@ def _conv(layer: Conv, shape: Shape, result_shape: Shape, batch_size: int, first
     )
 
 
-def _depthwise_conv(
-    layer: DepthwiseConv, shape: Shape, result_shape: Shape, batch_size: int, first: bool
-) -> Footprint:
+def _depthwise_conv(layer: DepthwiseConv, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
     channels = shape[0]
     positions, result_positions = math.prod(shape[1:]), math.prod(result_shape[1:])
     weight = channels * layer.kernel**2
@@ -220,16 +218,16 @@ def _depthwise_conv(
         saves_input=True,
         forward_peak=max(input_copy + weight_copy + result_copy, result_copy + result),
         gradient=gradient,
-        backward_peak=max(gradient + input_copy + result_copy + weight_copy, gradient + weight_copy + FLOAT_BYTES * weight),
+        backward_peak=max(
+            gradient + input_copy + result_copy + weight_copy, gradient + weight_copy + FLOAT_BYTES * weight
+        ),
         parameters=weight,
         largest_parameter=weight,
         macs=weight * result_positions,
     )
 
 
-def _squeeze_excite(
-    layer: SqueezeExcite, shape: Shape, result_shape: Shape, batch_size: int, first: bool
-) -> Footprint:
+def _squeeze_excite(layer: SqueezeExcite, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
     channels, squeezed = layer.channels.kept, layer.squeezed.kept
     size = FLOAT_BYTES * batch_size * math.prod(shape)
     gates, inside = (FLOAT_BYTES * batch_size * count for count in (channels, squeezed))
@@ -368,7 +366,9 @@ def _layer_norm(layer: LayerNorm, shape: Shape, result_shape: Shape, batch_size:
     )
 
 
-def _gelu(layer: Gelu | HardSwish | Relu6, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+def _gelu(
+    layer: Gelu | HardSwish | Relu6, shape: Shape, result_shape: Shape, batch_size: int, first: bool
+) -> Footprint:
     size = FLOAT_BYTES * batch_size * math.prod(shape)
     return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
 

@@ -27,8 +27,8 @@ MIN_SIDE = 4
 class Decision:
     """One decision about a sub-network; `options` ascend.
 
-    `stage` is the decision on the depth of the stage that the decided block is in, and `place` the block's number there:
-    the decision means nothing where the depth is not above `place`. They are None and 0 where it always means something.
+    `stage` is the decision on the depth of the stage that the decided block is in, and `place` the block's number
+    there: the decision means nothing where the depth is not above `place`. They are None and 0 where it always does.
     """
 
     name: str
@@ -136,13 +136,11 @@ class ElasticSpace:
                 )
         return cls(
             family,
-            tuple(
-                Decision(d.name, tuple(options.get(d.name, d.options)), d.stage, d.place) for d in family.decisions
-            ),
+            tuple(Decision(d.name, tuple(options.get(d.name, d.options)), d.stage, d.place) for d in family.decisions),
         )
 
     @cached_property
-    def options(self) -> tuple[tuple[float, ...], ...]:
+    def options(self) -> tuple[tuple[Any, ...], ...]:
         """Of every decision its options, ascending."""
         return tuple(decision.options for decision in self.decisions)
 
@@ -207,7 +205,11 @@ class ElasticSpace:
 
     def smallest(self) -> Architecture:
         """Return the architecture of all first options."""
-        return self.architecture([0] * len(self.options))
+        return self.architecture(self.smallest_picks())
+
+    def smallest_picks(self) -> list[int]:
+        """Return all first options."""
+        return [0] * len(self.options)
 
     def largest(self) -> Architecture:
         """Return the architecture of all last options."""

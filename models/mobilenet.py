@@ -39,7 +39,7 @@ MAX_KERNEL = 15
 
 @dataclass(frozen=True)
 class MobileNet(ElasticFamily):
-    """Stages of inverted residual blocks: a 1x1 expansion, a depthwise convolution, a 1x1 projection without activation.
+    """Stages of inverted residual blocks: 1x1 expansion, depthwise convolution, 1x1 projection without activation.
 
     What passes between the blocks of a stage, the stream, is one channel group per stage, which sub-networks of the
     space keep whole; the inside of a block is a group of its own. The space chooses the depth of every stage, and the
@@ -47,8 +47,8 @@ class MobileNet(ElasticFamily):
     has its first d blocks.
 
     Args:
-        width_multiplier: what all channels outside the blocks are multiplied by, rounded to multiples of 8; the last features
-            grow with it, and never shrink below their published number.
+        width_multiplier: what all channels outside the blocks are multiplied by, rounded to multiples of 8; the last
+            features grow with it, and never shrink below their published number.
         stage_channels: of the first block, then of the stages.
         depths, expand_ratios, kernel_sizes: the options, ascending.
         dropout: in front of the classifier.
@@ -68,8 +68,14 @@ class MobileNet(ElasticFamily):
     dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        if isinstance(self.width_multiplier, bool) or not isinstance(self.width_multiplier, int | float) or not 0 < self.width_multiplier <= 8:
-            raise ValueError(f"{self.name}: width_multiplier must be above 0 and at most 8, not {self.width_multiplier!r}")
+        if (
+            isinstance(self.width_multiplier, bool)
+            or not isinstance(self.width_multiplier, int | float)
+            or not 0 < self.width_multiplier <= 8
+        ):
+            raise ValueError(
+                f"{self.name}: width_multiplier must be above 0 and at most 8, not {self.width_multiplier!r}"
+            )
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise ValueError(f"{self.name}: dropout must be 0 to below 1, not {self.dropout!r}")
         self._check_channels("stage_channels", self.stage_channels, len(self.STRIDES) + 1)
@@ -130,7 +136,7 @@ class MobileNet(ElasticFamily):
 
     @property
     @abstractmethod
-    def head_groups(self) -> Mapping[str, int]:
+    def head_groups(self) -> dict[str, int]:
         """The groups behind the last stage."""
 
     @cached_property
@@ -145,9 +151,7 @@ class MobileNet(ElasticFamily):
     @cached_property
     def removable(self) -> Mapping[str, tuple[str, ...]]:
         """The blocks behind the smallest depth of their stage."""
-        return {
-            block: (f"{block}.inner",) for blocks in self.stages.values() for block in blocks[self.depths[0] :]
-        }
+        return {block: (f"{block}.inner",) for blocks in self.stages.values() for block in blocks[self.depths[0] :]}
 
     @cached_property
     def kernels(self) -> Mapping[str, int]:
@@ -355,8 +359,8 @@ class MobileNetV2(MobileNet):
 class MobileNetV3(MobileNet):
     """MobileNetV3-Large (Howard et al. 2019): squeeze-excite in stages 2, 4 and 5, hard swish from stage 3 on.
 
-    Once-for-all's spaces of this kind have `width_multiplier` 1.0 or 1.2. The published network has 5,483,032 parameters for 1000
-    classes.
+    Once-for-all's spaces of this kind have `width_multiplier` 1.0 or 1.2. The published network has 5,483,032
+    parameters for 1000 classes.
     """
 
     name: ClassVar[str] = "mobilenet-v3"

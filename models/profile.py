@@ -56,6 +56,7 @@ class Profile:
         backward_peak_bytes: Most during its backward pass, gradients of later parameters and the loss apart.
         keeps_result: Its own backward pass needs its result.
         convolutions: Distinct ones: shapes of input and result, kernel.
+        macs: Multiplications and additions of one example, forward.
     """
 
     parameters: int
@@ -66,6 +67,7 @@ class Profile:
     backward_peak_bytes: int
     keeps_result: bool
     convolutions: frozenset[Convolution]
+    macs: int
 
 
 @lru_cache(maxsize=65536)
@@ -95,6 +97,7 @@ def profile(piece: Piece, batch_size: int) -> Profile:
         backward_peak_bytes=step.peak_bytes - base,
         keeps_result=keeps_result,
         convolutions=frozenset(step.convolutions),
+        macs=step.macs,
     )
 
 

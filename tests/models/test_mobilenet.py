@@ -148,8 +148,9 @@ def test_a_sub_network_computes_what_the_full_one_does_with_the_rest_silenced():
     space = ElasticSpace.of(family)
     arch = space.sample(np.random.default_rng(3))
     assert arch != space.largest()
-    widths, kernels = dict(zip(family.groups, arch.widths, strict=True)), dict(
-        zip(family.kernels, arch.kernels, strict=True)
+    widths, kernels = (
+        dict(zip(family.groups, arch.widths, strict=True)),
+        dict(zip(family.kernels, arch.kernels, strict=True)),
     )
     cut = family.build(arch).eval()
     cut.load_state_dict(family.place(arch).gather(weights))
