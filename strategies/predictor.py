@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.architecture import Architecture
 from models.elastic import ElasticSpace
 from models.space import Space
 from strategies.evolution import Picks
@@ -101,3 +104,18 @@ def _ranks(values: Tensor) -> Tensor:
     below = (values[:, None] > values[None, :]).sum(dim=1)
     equal = (values[:, None] == values[None, :]).sum(dim=1)
     return below + (equal - 1) / 2
+
+
+def load_pairs(path: Path, space: ElasticSpace) -> tuple[list[Picks], list[float]]:
+    """Read what `wildflower supernet` has measured; ValueError where the file is none of its, or of another space."""
+    try:
+        measured = json.loads(path.read_text())["measured"]
+        picks = [tuple(int(pick) for pick in entry["picks"]) for entry in measured]
+        accuracies = [float(entry["accuracy"]) for entry in measured]
+        given = [Architecture.from_json(entry["architecture"]) for entry in measured]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no file of a supernet's training: {error}") from None
+    for one, architecture in zip(picks, given, strict=True):
+        if len(one) != len(space.options) or space.architecture(one) != architecture:
+            raise ValueError(f"{path} is of another space than that of {space.family.name} with these arguments")
+    return picks, accuracies
