@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.architecture import Architecture
-from models.base import with_weights
+from models.base import nearest, with_weights
 from models.elastic import ElasticSpace
 from models.layers import Network
 from models.placement import Coordinates
@@ -69,6 +69,23 @@ class Supernet(nn.Module):
         weights = {name: value.detach() for name, value in self.whole.state_dict().items()}
         network = with_weights(family, architecture, family.place(architecture).gather(weights))
         return network.train(self.training).requires_grad_(True)
+
+    def insert(self, architecture: Architecture, weights: Mapping[str, Tensor]) -> None:
+        """Put tensors of a sub-network, such as pretrained ones, where they lie in the whole; the rest stays.
+
+        Raises ValueError for names that the sub-network does not have, and for other shapes, before anything changes.
+        """
+        family = self.space.family
+        specs, place = family.tensors(architecture), family.place(architecture)
+        for name, value in weights.items():
+            if name not in specs:
+                raise ValueError(f"the sub-network has no tensor {name!r}; {nearest(name, specs)}")
+            if tuple(value.shape) != specs[name].shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, the sub-network's has {specs[name].shape}")
+        whole = self.whole.state_dict()
+        with torch.no_grad():
+            for name, value in weights.items():
+                whole[name][_slices(place.coordinates[name])] = value
 
 
 def _slices(coordinates: tuple[Coordinates, ...]) -> tuple[slice, ...]:

@@ -174,6 +174,9 @@ def supernet(
     pairs: Annotated[
         int, typer.Option(min=0, help="Random sub-networks that are scored in the end, for an accuracy predictor.")
     ] = 0,
+    initial: Annotated[
+        Path | None, typer.Option(help="torchvision's weights of a MobileNet, for the published sub-network.")
+    ] = None,
 ) -> None:
     """Train a supernet on the experiment's data, which are public then; stopped, it goes on where it was."""
     from rich.console import Console
@@ -188,7 +191,7 @@ def supernet(
     with beside(experiment):
         try:
             config = resolve(experiment, overrides or []).config
-            wanted = Wanted(output.absolute(), SupernetParams(steps=steps, random=random), held_out, pairs)
+            wanted = Wanted(output.absolute(), SupernetParams(steps=steps, random=random), held_out, pairs, initial)
             written = train(config, wanted, console)
         except (SettingsError, SupernetError) as error:
             raise _stop(str(error)) from None

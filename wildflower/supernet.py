@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from messages.orders import LocalTraining
 from models.elastic import ElasticFamily, ElasticSpace
 from models.family import make_family
+from models.mobilenet import MobileNet, placed
 from models.supernet import Supernet
 from server_app.config import RunConfig, parse_arguments
 from server_app.folders import newest_whole, written_whole
@@ -49,12 +51,14 @@ class Wanted:
         output: the safetensors file of the trained supernet; what a resumed training needs lies beside it.
         held_out: share of the public training examples on which sub-networks are scored.
         pairs: sub-networks whose accuracies are measured in the end, which a predictor can learn from.
+        initial: torchvision's file of weights, which the training begins with; None: all are drawn.
     """
 
     output: Path
     params: SupernetParams
     held_out: float
     pairs: int
+    initial: Path | None = None
 
 
 def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
@@ -65,12 +69,15 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     """
     torch.set_num_threads(1)
     task, supernet = _prepared(config)
+    if wanted.initial is not None:
+        _pretrained(supernet, wanted.initial, console)
     examples, held = _parted(task, wanted.held_out, config.seed)
     training = SupernetTraining(supernet, task, examples, _local(config), wanted.params, config.seed)
     settings = {
         "config": {key: value for key, value in config.to_dict().items() if key not in ("output-dir", "run-name")},
         "params": wanted.params.model_dump(),
         "held_out": wanted.held_out,
+        "initial": str(wanted.initial),
     }
     checkpoint = wanted.output.with_name(wanted.output.stem + ".checkpoint")
     _take_up(training, checkpoint, settings, console)
@@ -107,6 +114,28 @@ def _prepared(config: RunConfig) -> tuple[Task, Supernet]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return task, Supernet(ElasticSpace.of(family))
+
+
+def _pretrained(supernet: Supernet, file: Path, console: Console) -> None:
+    """Put torchvision's weights into the published sub-network; a classifier of other classes stays drawn."""
+    family = supernet.space.family
+    if not isinstance(family, MobileNet):
+        raise SupernetError(f"--initial {file}: weights are known by name for mobilenet-v2 and mobilenet-v3 only")
+    try:
+        if file.suffix == ".safetensors":
+            state = safetensors.torch.load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        weights = placed(state, family.torchvision_names())
+        wanted = family.tensors(family.plain())
+        classifier = [name for name in weights if name.startswith("head.classifier.")]
+        if any(tuple(weights[name].shape) != wanted[name].shape for name in classifier):
+            weights = {name: value for name, value in weights.items() if name not in classifier}
+            console.print(f"{file.name}: its classifier is of other classes, and left out", highlight=False)
+        supernet.insert(family.plain(), weights)
+    except (OSError, RuntimeError, TypeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise SupernetError(f"--initial {file}: {why}") from None
 
 
 def _parted(task: Task, held_out: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -92,6 +92,26 @@ def test_what_is_extracted_is_a_copy(supernet):
     assert torch.equal(supernet.whole.state_dict()["stem.conv.weight"], before)
 
 
+def test_what_is_inserted_is_extracted_again_and_the_rest_stays(supernet):
+    architecture = SPACE.smallest()
+    before = {name: value.clone() for name, value in supernet.whole.state_dict().items()}
+    given = {name: value + 1 for name, value in FAMILY.build(architecture).state_dict().items()}
+    supernet.insert(architecture, given)
+    for name, value in supernet.extract(architecture).state_dict().items():
+        assert torch.equal(value, given[name])
+    # The kernel of 3 is the center of the kernel of 5, and the inside the first half of a wider one.
+    depthwise = supernet.whole.state_dict()["stage1_0.depthwise.weight"]
+    assert torch.equal(
+        depthwise[: len(given["stage1_0.depthwise.weight"]), :, 1:4, 1:4], given["stage1_0.depthwise.weight"]
+    )
+    assert torch.equal(depthwise[:, :, 0], before["stage1_0.depthwise.weight"][:, :, 0])
+    assert torch.equal(supernet.whole.state_dict()["stage1_1.expand.weight"], before["stage1_1.expand.weight"])
+    with pytest.raises(ValueError, match="has shape"):
+        supernet.insert(SPACE.largest(), given)
+    with pytest.raises(ValueError, match="has no tensor 'stem'"):
+        supernet.insert(architecture, {"stem": torch.zeros(1)})
+
+
 def test_given_weights_are_copied_and_other_spaces_work():
     family = make_family({"name": "resnet18", "input_shape": [1, 8, 8], "first_channels": 4})
     weights = family.initial()

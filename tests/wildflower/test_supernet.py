@@ -1,11 +1,15 @@
 import json
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from models.elastic import ElasticSpace
 from models.family import make_family
+from models.mobilenet import MobileNetV2
+from models.supernet import Supernet
 from strategies.predictor import load_pairs
 from strategies.supernet import SupernetTraining
 from wildflower import supernet as module
@@ -67,6 +71,24 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_weights(experiment, t
     changed = invoke(experiment, "--output", tmp_path / "parts.safetensors", "--steps", 5)
     assert changed.exit_code == 1
     assert "other settings" in changed.output
+
+
+def test_pretrained_weights_of_other_classes_begin_the_published_sub_network(tmp_path, capsys):
+    family = MobileNetV2(input_shape=(1, 8, 8), classes=10, depths=(1, 4), expand_ratios=(6,), kernel_sizes=(3,))
+    names = family.torchvision_names()
+    theirs = MobileNetV2(input_shape=(1, 8, 8), classes=7)
+    state = theirs.build(theirs.plain()).state_dict()
+    save_file({names[name]: value.clone() for name, value in state.items()}, tmp_path / "theirs.safetensors")
+    supernet = Supernet(ElasticSpace.of(family))
+    module._pretrained(supernet, tmp_path / "theirs.safetensors", Console())
+    assert "left out" in capsys.readouterr().out
+    found = supernet.extract(family.plain()).state_dict()
+    assert torch.equal(found["stage3_2.project.weight"], state["stage3_2.project.weight"])
+    assert found["head.classifier.weight"].shape == (10, 1280)
+    (tmp_path / "bad.pth").write_bytes(b"no weights")
+    for file in ("bad.pth", "none.safetensors"):
+        with pytest.raises(module.SupernetError, match=f"--initial .*{file}: "):
+            module._pretrained(supernet, tmp_path / file, Console())
 
 
 @pytest.mark.parametrize(
