@@ -83,7 +83,7 @@ def evolve(
     def fits(picks: Picks) -> bool:
         return over(picks) <= 0
 
-    start = _fitting_start(space, over)
+    start = _fitting_start(space, over, rng)
     if start is None:
         return None
 
@@ -145,14 +145,24 @@ def _crossing(one: Picks, other: Picks, rng: np.random.Generator) -> list[int]:
     return [a if taken else b for a, b, taken in zip(one, other, first, strict=True)]
 
 
-def _fitting_start(space: Space | ElasticSpace, excess: Callable[[Picks], float]) -> Picks | None:
-    """The smallest sub-network, or where that does not fit what steps of one decision down the excess lead to."""
-    found = space.canonical(space.smallest_picks())
-    while (before := excess(found)) > 0:
-        found = min(_neighbors(space, found), key=lambda picks: (excess(picks), picks), default=found)
-        if excess(found) >= before:
-            return None
-    return found
+def _fitting_start(
+    space: Space | ElasticSpace, excess: Callable[[Picks], float], rng: np.random.Generator
+) -> Picks | None:
+    """The smallest sub-network; where that does not fit, what steps of one decision down the excess lead to.
+
+    They begin at the smallest, at the largest and at some draws, for there are ends that lead nowhere.
+    """
+    largest = [len(options) - 1 for options in space.options]
+    starts = itertools.chain([space.smallest_picks(), largest], (space.draw(rng) for _ in range(ATTEMPTS)))
+    for start in starts:
+        found = space.canonical(start)
+        before = math.inf
+        while 0 < excess(found) < before:
+            before = excess(found)
+            found = min(_neighbors(space, found), key=lambda picks: (excess(picks), picks), default=found)
+        if excess(found) <= 0:
+            return found
+    return None
 
 
 def _shrunk(
