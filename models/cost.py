@@ -31,9 +31,12 @@ from models.base import BlockFamily, Family, nearest
 from models.layers import (
     Block,
     Conv,
+    DepthwiseConv,
     Dropout,
     Flatten,
     GlobalPool,
+    Halve,
+    HardSwish,
     Layer,
     Linear,
     Norm,
@@ -42,6 +45,7 @@ from models.layers import (
     Relu6,
     Scale,
     Shape,
+    SqueezeExcite,
 )
 from models.transformer import (
     Attention,
@@ -143,6 +147,15 @@ def distinct_convolutions(family: BlockFamily, arch: Architecture) -> set[Convol
     return _follow(family, arch, 1).convolutions
 
 
+def inference_macs(family: Family, arch: Architecture) -> int:
+    """Return the multiplications, each with an addition, of one example's forward pass.
+
+    This is what papers on architecture search call "FLOPs". Counted are those of convolutions, linear layers and
+    attention.
+    """
+    return _follow(family, arch, 1).macs
+
+
 @dataclass
 class Footprint:
     """What one layer allocates and saves for a batch, in bytes; `parameters` and `buffers` in entries."""
@@ -196,6 +209,51 @@ def _conv(layer: Conv, shape: Shape, result_shape: Shape, batch_size: int, first
     )
 
 
+def _depthwise_conv(layer: DepthwiseConv, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    channels = shape[0]
+    positions, result_positions = math.prod(shape[1:]), math.prod(result_shape[1:])
+    weight = channels * layer.kernel**2
+    result = FLOAT_BYTES * batch_size * channels * result_positions
+    gradient = FLOAT_BYTES * batch_size * channels * positions
+    input_copy = FLOAT_BYTES * batch_size * _blocked(channels) * positions
+    result_copy = FLOAT_BYTES * batch_size * _blocked(channels) * result_positions
+    weight_copy = FLOAT_BYTES * _blocked(channels) * layer.kernel**2
+    return Footprint(
+        result=result,
+        saves_input=True,
+        forward_peak=max(input_copy + weight_copy + result_copy, result_copy + result),
+        gradient=gradient,
+        backward_peak=max(
+            gradient + input_copy + result_copy + weight_copy, gradient + weight_copy + FLOAT_BYTES * weight
+        ),
+        parameters=weight,
+        largest_parameter=weight,
+        macs=weight * result_positions,
+    )
+
+
+def _squeeze_excite(layer: SqueezeExcite, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+    channels, squeezed = layer.channels.kept, layer.squeezed.kept
+    size = FLOAT_BYTES * batch_size * math.prod(shape)
+    gates, inside = (FLOAT_BYTES * batch_size * count for count in (channels, squeezed))
+    weight = channels * squeezed
+    # Saved are the means, what the first convolution makes of them, the gates before and behind the hard sigmoid.
+    saved = 3 * gates + inside
+    return Footprint(
+        result=size,
+        saves_input=True,
+        saves_own=saved,
+        forward_peak=saved + size,
+        gradient=size,
+        # The gradient of the product by the input, and the product of which the gates' gradient is the sum; later the
+        # gradient of the means, spread over all positions.
+        backward_peak=2 * size + gates,
+        parameters=2 * weight + squeezed + channels,
+        largest_parameter=weight,
+        macs=2 * weight,
+    )
+
+
 def _linear(layer: Linear, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
     weight = shape[-1] * result_shape[-1]
     parameters = weight + result_shape[-1]
@@ -229,7 +287,7 @@ def _norm(layer: Norm, shape: Shape, result_shape: Shape, batch_size: int, first
     )
 
 
-def _relu(layer: Relu | Relu6, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+def _relu(layer: Relu, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
     size = FLOAT_BYTES * batch_size * math.prod(shape)
     return Footprint(saves_result=True, gradient=size, backward_peak=size)
 
@@ -239,7 +297,7 @@ def _scale(layer: Scale, shape: Shape, result_shape: Shape, batch_size: int, fir
     return Footprint(result=size, forward_peak=size, gradient=size, backward_peak=size)
 
 
-def _pool(layer: Pool, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+def _pool(layer: Pool | Halve, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
     size = FLOAT_BYTES * batch_size * math.prod(shape)
     result_entries = batch_size * math.prod(result_shape)
     indices = INDEX_BYTES * result_entries if layer.kind == "max" else 0
@@ -313,7 +371,9 @@ def _layer_norm(layer: LayerNorm, shape: Shape, result_shape: Shape, batch_size:
     )
 
 
-def _gelu(layer: Gelu, shape: Shape, result_shape: Shape, batch_size: int, first: bool) -> Footprint:
+def _gelu(
+    layer: Gelu | HardSwish | Relu6, shape: Shape, result_shape: Shape, batch_size: int, first: bool
+) -> Footprint:
     size = FLOAT_BYTES * batch_size * math.prod(shape)
     return Footprint(result=size, saves_input=True, forward_peak=size, gradient=size, backward_peak=size)
 
@@ -366,10 +426,14 @@ def _blocked(channels: int) -> int:
 
 FOOTPRINTS: dict[type[Layer], Callable[..., Footprint]] = {
     Conv: _conv,
+    DepthwiseConv: _depthwise_conv,
+    SqueezeExcite: _squeeze_excite,
+    HardSwish: _gelu,
+    Halve: _pool,
     Linear: _linear,
     Norm: _norm,
     Relu: _relu,
-    Relu6: _relu,
+    Relu6: _gelu,
     Scale: _scale,
     Pool: _pool,
     GlobalPool: _global_pool,
@@ -384,6 +448,17 @@ FOOTPRINTS: dict[type[Layer], Callable[..., Footprint]] = {
     MeanPosition: _mean_position,
     LastPosition: _last_position,
 }
+
+
+def _convolutions(layer: Layer, shape: Shape, result_shape: Shape) -> set[Convolution]:
+    """What a layer computes by oneDNN's convolutions."""
+    match layer:
+        case Conv() | DepthwiseConv():
+            return {(shape, result_shape, layer.kernel)}
+        case SqueezeExcite():
+            wide, narrow = (layer.channels.kept, 1, 1), (layer.squeezed.kept, 1, 1)
+            return {(wide, narrow, 1), (narrow, wide, 1)}
+    return set()
 
 
 @dataclass
@@ -410,6 +485,7 @@ class _Step:
         self.largest_parameter = 0
         self.buffers = 0
         self.flops = 0
+        self.macs = 0
         self.convolutions: set[Convolution] = set()  # distinct ones
 
     def run(self, blocks: list[Block], input_shape: Shape, classes: int, entry_bytes: int = FLOAT_BYTES) -> None:
@@ -468,8 +544,7 @@ class _Step:
             # Only the layer that reads the batch comes before any parameters; nobody asks it for its input's gradient.
             footprint = FOOTPRINTS[type(layer)](layer, shape, result_shape, self.batch_size, self.parameters == 0)
             self._count(footprint)
-            if isinstance(layer, Conv):
-                self.convolutions.add((shape, result_shape, layer.kernel))
+            self.convolutions |= _convolutions(layer, shape, result_shape)
             self._touch(footprint.forward_peak)
             self._grow(footprint.saves_own)
             x.holders += footprint.saves_input
@@ -518,6 +593,7 @@ class _Step:
 
     def _count(self, footprint: Footprint) -> None:
         # One multiplication and one addition per weight forward, and the same for each gradient.
+        self.macs += footprint.macs + 2 * footprint.score_macs
         self.flops += footprint.macs * 2 * (1 + (1 if self.parameters == 0 else 2))
         self.flops += footprint.score_macs * 2 * (2 + 5)
         self.parameters += footprint.parameters

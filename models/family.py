@@ -20,6 +20,8 @@ from models.densenet import DenseNet121
 from models.encoder import Encoder
 from models.lenet import LeNet5
 from models.levels import Levels
+from models.mobilenet import MobileNetV2, MobileNetV3
+from models.ofa_resnet import OfaResNet50
 from models.resnet import ResNet18, ResNet34, ResNet152
 from models.vgg import Vgg
 from models.vit import VitTiny
@@ -31,6 +33,7 @@ FAMILIES: dict[str, type[Family]] = {
     family.name: family
     for family in (
         *(LeNet5, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
+        *(MobileNetV2, MobileNetV3, OfaResNet50),
         *(VitTiny, Bert, BertTiny, Encoder, Choice),
     )
 }

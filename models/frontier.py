@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES
+from models.elastic import ElasticSpace
 from models.profile import Frame, Piece, Profile, Total, pieces, profile, total
 from models.space import Space
 
@@ -64,8 +65,9 @@ class Chain:
     Raises ValueError where an architecture's blocks are not determined one by one.
     """
 
-    def __init__(self, space: Space) -> None:
-        self.space = replace(space, floors=())  # its blocks are looked at one by one
+    def __init__(self, space: Space | ElasticSpace) -> None:
+        # Its blocks are looked at one by one.
+        self.space = replace(space, floors=()) if isinstance(space, Space) else space
         self.counts = [len(options) for options in space.options]
         smallest, largest = [0] * len(self.counts), [count - 1 for count in self.counts]
         self.names = list(self._pieces(largest))
@@ -123,6 +125,33 @@ class Transition:
     staying: Staying
 
 
+class Prices:
+    """What the architectures of a space cost, added up from their blocks: some fifty times as fast as `cost`."""
+
+    def __init__(self, space: Space | ElasticSpace, *, batch_size: int, optimizer: str) -> None:
+        self.chain = Chain(space)
+        self.frame = Frame.of(space.family, batch_size, optimizer)
+        self.profiles = [
+            {picks: None if piece is None else profile(piece, batch_size) for picks, piece in link.pieces.items()}
+            for link in self.chain.links
+        ]
+
+    def total(self, picks: Sequence[int]) -> Total:
+        """Return parameters, payload and memory of an architecture of the space."""
+        return total(self._of(picks), self.frame)
+
+    def macs(self, picks: Sequence[int]) -> int:
+        """Return the multiplications of one example's forward pass, as `models.cost.inference_macs` does."""
+        return sum(found.macs for found in self._of(picks))
+
+    def _of(self, picks: Sequence[int]) -> list[Profile]:
+        found = (
+            table[tuple([picks[decision] for decision in link.decisions])]
+            for link, table in zip(self.chain.links, self.profiles, strict=True)
+        )
+        return [block for block in found if block is not None]
+
+
 class Frontier:
     """Parameters, payload and memory of the best architectures of a space, in ascending order of parameters.
 
@@ -131,12 +160,13 @@ class Frontier:
 
     Attributes:
         parameters, payload_bytes, memory_bytes: of every label, as in `models.cost.Cost`.
+        total: parameters, payload and memory of any picks, `Prices.total`.
         interchangeable: Sets of decisions whose picks can be exchanged: only memory may differ, a little.
     """
 
     def __init__(
         self,
-        space: Space,
+        space: Space | ElasticSpace,
         *,
         batch_size: int,
         optimizer: str,
@@ -144,14 +174,12 @@ class Frontier:
         thinned_labels: int = THINNED_LABELS,
     ) -> None:
         self.space = space
-        self.chain = Chain(space)
-        self.frame = Frame.of(space.family, batch_size, optimizer)
+        self._prices = Prices(space, batch_size=batch_size, optimizer=optimizer)
+        self.chain, self.frame = self._prices.chain, self._prices.frame
+        self.total = self._prices.total
         self.max_labels, self.thinned_labels = max_labels, thinned_labels
         self.exact = True
-        self._profiles = [
-            {picks: None if piece is None else profile(piece, batch_size) for picks, piece in link.pieces.items()}
-            for link in self.chain.links
-        ]
+        self._profiles = self._prices.profiles
         self._places = [
             [place for place, link in enumerate(self.chain.links) if decision in link.decisions]
             for decision in range(len(space.options))
@@ -192,14 +220,6 @@ class Frontier:
                 found[decision] = pick
             label = int(back[0, label])
         return found
-
-    def total(self, picks: Sequence[int]) -> Total:
-        """Return parameters, payload and memory of any architecture of the space, from the profiles of its blocks."""
-        found = (
-            table[tuple([picks[decision] for decision in link.decisions])]
-            for link, table in zip(self.chain.links, self._profiles, strict=True)
-        )
-        return total((block for block in found if block is not None), self.frame)
 
     def parameters_more(self, picks: Sequence[int], decision: int, pick: int) -> int:
         """Return how many more parameters there are with another pick in one decision; far quicker than `total`."""

@@ -118,6 +118,74 @@ class Conv(Layer):
 
 
 @dataclass(frozen=True)
+class DepthwiseConv(Layer):
+    """A convolution of every channel by itself, padded so that stride 1 keeps the size; no bias.
+
+    `full_kernel` is the side in the global model, None: the same.
+    """
+
+    name: str
+    channels: Channels
+    kernel: int
+    stride: int = 1
+    full_kernel: int | None = None
+
+    def build(self) -> nn.Module:
+        """Return an `nn.Conv2d` of as many groups as channels."""
+        kept, padding = self.channels.kept, self.kernel // 2
+        return nn.Conv2d(kept, kept, self.kernel, stride=self.stride, padding=padding, groups=kept, bias=False)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """(channels, height, width) -> the sides divided by the stride, rounded up."""
+        return shape[0], *(-(-side // self.stride) for side in shape[1:])
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Weight (channels, 1, kernel, kernel)."""
+        side = (self.kernel, Window(self.kernel, self.full_kernel) if self.full_kernel else None)
+        return {"weight": spec((self.channels.kept, Axis(self.channels.group)), (1, None), side, side)}
+
+
+class ChannelGate(nn.Module):
+    """Scale every channel by what two 1x1 convolutions make of the means of all channels."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Conv2d(channels, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to the same shape."""
+        means = nn.functional.adaptive_avg_pool2d(x, 1)
+        gates = nn.functional.hardsigmoid(self.fc2(nn.functional.relu(self.fc1(means), inplace=True)))
+        return x * gates
+
+
+@dataclass(frozen=True)
+class SqueezeExcite(Layer):
+    """Squeeze-and-excitation (Hu et al. 2018) with the hard sigmoid of MobileNetV3 (Howard et al. 2019)."""
+
+    name: str
+    channels: Channels
+    squeezed: Channels
+
+    def build(self) -> nn.Module:
+        """Return a `ChannelGate`."""
+        return ChannelGate(self.channels.kept, self.squeezed.kept)
+
+    def tensors(self) -> dict[str, TensorSpec]:
+        """Weights (out, in, 1, 1) and biases (out) of both convolutions."""
+        wide = (self.channels.kept, Axis(self.channels.group))
+        narrow = (self.squeezed.kept, Axis(self.squeezed.group))
+        one = (1, None)
+        return {
+            "fc1.weight": spec(narrow, wide, one, one),
+            "fc1.bias": spec(narrow),
+            "fc2.weight": spec(wide, narrow, one, one),
+            "fc2.bias": spec(wide),
+        }
+
+
+@dataclass(frozen=True)
 class Linear(Layer):
     """A fully connected layer, which every position of a sequence goes through alike.
 
@@ -153,8 +221,8 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
     k-th batch.
     """
 
-    def __init__(self, channels: int, *, running_statistics: bool) -> None:
-        super().__init__(channels, track_running_stats=running_statistics)
+    def __init__(self, channels: int, *, running_statistics: bool, epsilon: float = 1e-5) -> None:
+        super().__init__(channels, eps=epsilon, track_running_stats=running_statistics)
         self.num_batches_tracked = None
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -173,10 +241,11 @@ class Norm(Layer):
     name: str
     channels: Channels
     static: bool = False
+    epsilon: float = 1e-5
 
     def build(self) -> nn.Module:
         """Return a batch norm without integer state."""
-        return BatchNorm(self.channels.kept, running_statistics=not self.static)
+        return BatchNorm(self.channels.kept, running_statistics=not self.static, epsilon=self.epsilon)
 
     def tensors(self) -> dict[str, TensorSpec]:
         """Weight and bias, and the running mean and variance where they are kept."""
@@ -222,11 +291,38 @@ class Relu(Stateless):
 
 @dataclass(frozen=True)
 class Relu6(Stateless):
-    """min(max(0, x), 6), in place: a bound on activations where whole layers may be missing."""
+    """min(max(0, x), 6): a bound on activations where whole layers may be missing."""
 
     def build(self) -> nn.Module:
-        """Return an in-place `nn.ReLU6`."""
-        return nn.ReLU6(inplace=True)
+        """Return an `nn.ReLU6`. In place it would need as much memory: PyTorch's backward pass wants its input."""
+        return nn.ReLU6()
+
+
+@dataclass(frozen=True)
+class HardSwish(Stateless):
+    """x * min(max(0, x + 3), 6) / 6, MobileNetV3's activation."""
+
+    def build(self) -> nn.Module:
+        """Return an `nn.Hardswish`, which is not in place: the backward pass needs its input."""
+        return nn.Hardswish()
+
+
+@dataclass(frozen=True)
+class Halve(Stateless):
+    """Pooling that halves an image, sides rounded up: the maximum of 3x3 positions around every second one (the stem of
+    a ResNet), or the mean of 2x2 positions, of fewer at the border (the shortcut of ResNet-D, He et al. 2019)."""
+
+    kind: str  # "max" or "average"
+
+    def build(self) -> nn.Module:
+        """Return an `nn.MaxPool2d` or `nn.AvgPool2d`."""
+        if self.kind == "max":
+            return nn.MaxPool2d(3, stride=2, padding=1)
+        return nn.AvgPool2d(2, stride=2, ceil_mode=True, count_include_pad=False)
+
+    def output_shape(self, shape: Shape) -> Shape:
+        """(channels, height, width) -> half the sides, rounded up."""
+        return shape[0], *(-(-side // 2) for side in shape[1:])
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Profile:
         training_flops: Of one example, forward and backward.
         keeps_result: Its own backward pass needs its result.
         convolutions: Distinct ones: shapes of input and result, kernel.
+        macs: Multiplications and additions of one example, forward.
     """
 
     parameters: int
@@ -68,6 +69,7 @@ class Profile:
     training_flops: int
     keeps_result: bool
     convolutions: frozenset[Convolution]
+    macs: int
 
 
 @lru_cache(maxsize=65536)
@@ -98,6 +100,7 @@ def profile(piece: Piece, batch_size: int) -> Profile:
         training_flops=step.flops,
         keeps_result=keeps_result,
         convolutions=frozenset(step.convolutions),
+        macs=step.macs,
     )
 
 

@@ -245,7 +245,11 @@ class Space:
         return sum(any(self.options[decision][picks[decision]]) for decision in decisions)
 
     def smallest(self) -> Architecture:
-        """Return the architecture of all first options, but for layers that must stay: those of fewest channels do."""
+        """Return the architecture of `smallest_picks`."""
+        return self.architecture(self.smallest_picks())
+
+    def smallest_picks(self) -> list[int]:
+        """Return all first options, but for layers that must stay: those of fewest channels do."""
         picks = [0] * len(self.options)
         for floor, decisions in self.floor_decisions.items():
             leaving = [decision for decision in decisions if not any(self.options[decision][0])]
@@ -253,14 +257,22 @@ class Space:
             able = sorted((d for d in leaving if len(self.options[d]) > 1), key=lambda d: sum(self.options[d][1]))
             for decision in able[: max(0, lacking)]:
                 picks[decision] = 1
-        return self.architecture(picks)
+        return picks
 
     def largest(self) -> Architecture:
         """Return the architecture of all last options."""
         return self.architecture([len(options) - 1 for options in self.options])
 
+    def canonical(self, picks: Sequence[int]) -> tuple[int, ...]:
+        """The picks themselves: different ones are different architectures."""
+        return tuple(picks)
+
     def sample(self, rng: np.random.Generator) -> Architecture:
-        """Draw every decision on its own, all options alike; of a stack that lacks layers, random ones are put back."""
+        """Draw an architecture."""
+        return self.architecture(self.draw(rng))
+
+    def draw(self, rng: np.random.Generator) -> tuple[int, ...]:
+        """Draw every pick on its own, all options alike; of a stack that lacks layers, random ones are put back."""
         picks = [int(rng.integers(len(options))) for options in self.options]
         for floor, decisions in self.floor_decisions.items():
             leaving = [decision for decision in decisions if not any(self.options[decision][picks[decision]])]
@@ -269,7 +281,7 @@ class Space:
                 able = [decision for decision in leaving if len(self.options[decision]) > 1]
                 for decision in rng.choice(able, lacking, replace=False):
                     picks[decision] = int(rng.integers(1, len(self.options[decision])))
-        return self.architecture(picks)
+        return tuple(picks)
 
     def enumerate(self) -> Iterator[Architecture]:
         """Yield all architectures; only a small space has an end that can be waited for."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from devices.budget import Budget
 from models.architecture import Architecture
 from models.cost import Cost
+from models.elastic import ElasticSpace
 from models.frontier import Frontier
 from models.profile import Total
 from models.space import Space
@@ -39,7 +40,11 @@ class PoolSearch:
     """
 
     def __init__(
-        self, space: Space, cost_of: Callable[[Architecture], Cost], epsilon: float = 0.8, max_draws: int = 5
+        self,
+        space: Space | ElasticSpace,
+        cost_of: Callable[[Architecture], Cost],
+        epsilon: float = 0.8,
+        max_draws: int = 5,
     ) -> None:
         if not 0 < epsilon <= 1:
             raise ValueError(f"epsilon, the probability to stop, must be in (0, 1], not {epsilon!r}")
@@ -120,7 +125,7 @@ class ExactSearch:
         tolerance: Share of the optimum's parameters that may be missing.
     """
 
-    def __init__(self, space: Space, batch_size: int, optimizer: str, tolerance: float = 0.02) -> None:
+    def __init__(self, space: Space | ElasticSpace, batch_size: int, optimizer: str, tolerance: float = 0.02) -> None:
         if not 0 <= tolerance < 1:
             raise ValueError(f"tolerance must be in [0, 1), not {tolerance!r}")
         self.space = space

@@ -320,6 +320,45 @@ def predict(
 
 
 @app.command()
+def supernet(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Task, family and training.")],
+    output: Annotated[Path, typer.Option("--output", metavar="FILE", help="Where the weights go: *.safetensors.")],
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the optimizer.")] = 1000,
+    random: Annotated[
+        int, typer.Option(min=0, help="Random sub-networks of each step, beside the largest and the smallest.")
+    ] = 2,
+    held_out: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the training examples on which sub-networks are scored.")
+    ] = 0.1,
+    pairs: Annotated[
+        int, typer.Option(min=0, help="Random sub-networks that are scored in the end, for an accuracy predictor.")
+    ] = 0,
+    initial: Annotated[
+        Path | None, typer.Option(help="torchvision's weights of a MobileNet, for the published sub-network.")
+    ] = None,
+) -> None:
+    """Train a supernet on the experiment's data, which are public then; stopped, it goes on where it was."""
+    from rich.console import Console
+
+    from strategies.supernet import SupernetParams
+    from wildflower.settings import SettingsError, beside, resolve
+    from wildflower.supernet import SupernetError, Wanted, train
+
+    if output.suffix != ".safetensors":
+        raise _stop(f"--output {output} must end with .safetensors")
+    console = Console()
+    with beside(experiment):
+        try:
+            config = resolve(experiment, overrides or []).config
+            wanted = Wanted(output.absolute(), SupernetParams(steps=steps, random=random), held_out, pairs, initial)
+            written = train(config, wanted, console)
+        except (SettingsError, SupernetError) as error:
+            raise _stop(str(error)) from None
+    console.print(f"Supernet: {written}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
 def nodes(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink that the nodes are connected to.")],
     run_dir: Annotated[

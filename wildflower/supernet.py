@@ -1,0 +1,232 @@
+"""`wildflower supernet`: train a weight-sharing supernet on public data, before any device learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from rich.console import Console
+from safetensors import SafetensorError
+
+from messages.orders import LocalTraining
+from models.elastic import ElasticFamily, ElasticSpace
+from models.family import make_family
+from models.mobilenet import MobileNet, placed
+from models.supernet import Supernet
+from server_app.config import RunConfig, parse_arguments
+from server_app.folders import newest_whole, written_whole
+from strategies.predictor import MIN_PAIRS, fit_predictor
+from strategies.supernet import (
+    CALIBRATION_BATCHES,
+    SCORED_TOGETHER,
+    SupernetParams,
+    SupernetTraining,
+    accuracy_of,
+    batches_of,
+    calibrated,
+)
+from tasks.task import Task, TaskSpec, load_task
+
+CHECKPOINT_STEPS = 100
+LINE_STEPS = 100
+
+
+class SupernetError(RuntimeError):
+    """A supernet that cannot be trained; the text says why, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the command is asked for.
+
+    Attributes:
+        output: the safetensors file of the trained supernet; what a resumed training needs lies beside it.
+        held_out: share of the public training examples on which sub-networks are scored.
+        pairs: sub-networks whose accuracies are measured in the end, which a predictor can learn from.
+        initial: torchvision's file of weights, which the training begins with; None: all are drawn.
+    """
+
+    output: Path
+    params: SupernetParams
+    held_out: float
+    pairs: int
+    initial: Path | None = None
+
+
+def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
+    """Train, or go on where a training of the same settings was stopped; return the file. Raises SupernetError.
+
+    Beside `output` it leaves `<name>.json`, the family and the sub-networks that were measured
+    (`strategies.predictor.load_pairs`), and the folder `<name>.checkpoint`, from which it goes on.
+    """
+    torch.set_num_threads(1)
+    task, supernet = _prepared(config)
+    if wanted.initial is not None:
+        _pretrained(supernet, wanted.initial, console)
+    examples, held = _parted(task, wanted.held_out, config.seed)
+    training = SupernetTraining(supernet, task, examples, _local(config), wanted.params, config.seed)
+    settings = {
+        "config": {key: value for key, value in config.to_dict().items() if key not in ("output-dir", "run-name")},
+        "params": wanted.params.model_dump(),
+        "held_out": wanted.held_out,
+        "initial": str(wanted.initial),
+    }
+    checkpoint = wanted.output.with_name(wanted.output.stem + ".checkpoint")
+    _take_up(training, checkpoint, settings, console)
+    _advance(training, checkpoint, settings, console)
+
+    calibration = list(batches_of(task, task.train, examples, config.batch_size, CALIBRATION_BATCHES))
+    test = list(batches_of(task, task.train, held, SCORED_TOGETHER))
+    measured = _measured(supernet, wanted.pairs, config.seed, calibration, test, console)
+    supernet.set(supernet.space.largest())
+    weights = {n: t.detach().contiguous() for n, t in calibrated(supernet.extract(), calibration).state_dict().items()}
+    facts = {"family": supernet.space.family.spec(), "steps": training.step, "measured": measured}
+    # The facts first: where there are weights, they are whole.
+    _written(wanted.output.with_suffix(".json"), json.dumps(facts).encode())
+    _written(wanted.output, safetensors.torch.save(weights))
+    return wanted.output
+
+
+def _prepared(config: RunConfig) -> tuple[Task, Supernet]:
+    data_dir = str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else ""
+    try:
+        task = load_task(TaskSpec(config.task, devices=1, data_dir=data_dir, seed=config.seed))
+        spec = {"name": config.family or task.family, **parse_arguments(config.family_arguments)}
+        family = make_family({**spec, "input_shape": list(task.input_shape), "classes": task.classes})
+    except (ValueError, FileNotFoundError) as error:
+        raise SupernetError(str(error)) from None
+    if not isinstance(family, ElasticFamily):
+        raise SupernetError(
+            f"family = {family.name!r} has no space of once-for-all: use mobilenet-v2, mobilenet-v3 or ofa-resnet50"
+        )
+    if task.label_kind != "classes":
+        raise SupernetError(
+            f"task = {config.task!r}: a supernet learns classes, and these labels are {task.label_kind}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return task, Supernet(ElasticSpace.of(family))
+
+
+def _pretrained(supernet: Supernet, file: Path, console: Console) -> None:
+    """Put torchvision's weights into the published sub-network; a classifier of other classes stays drawn."""
+    family = supernet.space.family
+    if not isinstance(family, MobileNet):
+        raise SupernetError(f"--initial {file}: weights are known by name for mobilenet-v2 and mobilenet-v3 only")
+    try:
+        if file.suffix == ".safetensors":
+            state = safetensors.torch.load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        weights = placed(state, family.torchvision_names())
+        wanted = family.tensors(family.plain())
+        classifier = [name for name in weights if name.startswith("head.classifier.")]
+        if any(tuple(weights[name].shape) != wanted[name].shape for name in classifier):
+            weights = {name: value for name, value in weights.items() if name not in classifier}
+            console.print(f"{file.name}: its classifier is of other classes, and left out", highlight=False)
+        supernet.insert(family.plain(), weights)
+    except (OSError, RuntimeError, TypeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise SupernetError(f"--initial {file}: {why}") from None
+
+
+def _parted(task: Task, held_out: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    order = torch.from_numpy(np.random.default_rng([seed, 0, 2]).permutation(len(task.train)))
+    count = round(held_out * len(order))
+    if not 0 < count < len(order):
+        raise SupernetError(f"--held-out {held_out} leaves {count} of {len(order)} examples to be scored on")
+    return order[count:], order[:count]
+
+
+def _local(config: RunConfig) -> LocalTraining:
+    return LocalTraining(
+        batch_size=config.batch_size,
+        optimizer=config.optimizer,
+        learning_rate=config.learning_rate,
+        momentum=config.momentum if config.optimizer == "sgd" else 0.0,
+        betas=(config.betas[0], config.betas[1]),
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+        augment=config.augment,
+    )
+
+
+def _take_up(training: SupernetTraining, checkpoint: Path, settings: dict[str, Any], console: Console) -> None:
+    folder = newest_whole(checkpoint)
+    if folder is None:
+        return
+    try:
+        saved = json.loads((folder / "state.json").read_text())
+        if saved["settings"] != json.loads(json.dumps(settings)):
+            raise SupernetError(f"{folder} is of a training with other settings: remove it, or name another --output")
+        training.load(int(saved["step"]), safetensors.torch.load_file(folder / "state.safetensors"))
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise SupernetError(f"{folder} is not a whole checkpoint ({error}): remove it to begin anew") from None
+    console.print(f"Going on behind step {training.step}")
+
+
+def _advance(training: SupernetTraining, checkpoint: Path, settings: dict[str, Any], console: Console) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    steps = training.params.steps
+    columns = (TextColumn("step {task.completed}/{task.total}"), BarColumn(), TextColumn("loss {task.fields[loss]}"))
+    bars = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+    shown: AbstractContextManager[object] = bars if console.is_terminal else nullcontext()
+    with shown:
+        bar = bars.add_task("", total=steps, completed=training.step, loss="")
+        while training.step < steps:
+            try:
+                loss = training.advance()
+            except FloatingPointError as error:
+                raise SupernetError(str(error)) from None
+            bars.update(bar, completed=training.step, loss=f"{loss:.3f}")
+            if not console.is_terminal and training.step % LINE_STEPS == 0:
+                console.print(f"step {training.step}/{steps}, loss {loss:.3f}", highlight=False)
+            if training.step % CHECKPOINT_STEPS == 0 or training.step == steps:
+                with written_whole(checkpoint) as folder:
+                    state = {name: value.contiguous() for name, value in training.state().items()}
+                    safetensors.torch.save_file(state, folder / "state.safetensors")
+                    (folder / "state.json").write_text(json.dumps({"step": training.step, "settings": settings}))
+
+
+def _measured(
+    supernet: Supernet, pairs: int, seed: int, calibration: list[Any], test: list[Any], console: Console
+) -> list[dict[str, Any]]:
+    """The accuracies of the largest, the smallest and random sub-networks on held-out examples."""
+    space = supernet.space
+    assert isinstance(space, ElasticSpace)
+    rng = np.random.default_rng([seed, 0, 3])
+    largest = tuple(len(options) - 1 for options in space.options)
+    chosen = dict.fromkeys([largest, tuple(space.smallest_picks()), *(space.draw(rng) for _ in range(pairs))])
+    found: list[dict[str, Any]] = []
+    accuracies: list[float] = []
+    for number, picks in enumerate(chosen):
+        architecture = space.architecture(picks)
+        value = accuracy_of(supernet, architecture, calibration, test)
+        accuracies.append(value)
+        found.append({"picks": list(picks), "architecture": architecture.to_json(), "accuracy": value})
+        if number < 2:
+            console.print(f"accuracy of the {('largest', 'smallest')[number]}: {value:.4f}", highlight=False)
+    if len(found) >= 2 * MIN_PAIRS:
+        predictor = fit_predictor(space, list(chosen), accuracies, seed)
+        console.print(f"rank correlation of a predictor: {predictor.rank_correlation:.2f}", highlight=False)
+    return found
+
+
+def _written(path: Path, content: bytes) -> None:
+    """Write a file that is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
