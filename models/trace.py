@@ -115,8 +115,8 @@ def follow(
                         f"its network returns {found} for a batch of {examples}: it must return one tensor of "
                         f"(batch, {outputs}), one row of outputs per example"
                     )
-            shape = results[-1].shape  # (batch, classes), or (batch, classes, positions)
-            labels = torch.zeros((shape[0], *shape[2:]), dtype=torch.int64)
+            size = results[-1].shape  # (batch, classes), or (batch, classes, positions)
+            labels = torch.zeros((size[0], *size[2:]), dtype=torch.int64)
             batch_bytes = inputs.nbytes + labels.nbytes
             torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
             del results, result

@@ -80,7 +80,7 @@ class Evaluated(_Read):
     input_shape: list[int]
     mean: list[float] | None
     std: list[float] | None
-    input_dtype: Literal["uint8", "float32", "int64"] | None = None
+    input_dtype: Literal["uint8", "float32", "int32", "int64"] | None = None
     label_names: list[str] = []
 
 

@@ -33,7 +33,7 @@ MAX_BATCH = 1024  # inputs that a program takes at once
 CHECKED = 8  # random inputs on which a written program is compared with the model
 MAX_DIFFERENCE = 1e-4  # of its logits from the model's, relative to the largest of them
 MAX_FACTS_BYTES = 10 * 2**20
-DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64}
+DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
 
 
 class ExportError(RuntimeError):
@@ -56,7 +56,7 @@ class Facts(BaseModel):
     format: Format
     task: str
     input_shape: Annotated[list[Annotated[int, Field(ge=1, le=2**20)]], Field(min_length=1, max_length=4)]
-    input_dtype: Literal["uint8", "float32", "int64"]
+    input_dtype: Literal["uint8", "float32", "int32", "int64"]
     classes: Annotated[int, Field(ge=1)]
     labels: list[str]
     mean: list[float] | None

@@ -446,7 +446,7 @@ def test_a_killed_superlink_comes_back_and_the_run_is_resumed(deployment):
     wait_for_round(deployment, "killed", 1, process, 300)
     deployment.when_training("node-3")
     run("docker", "kill", deployment.container("superlink"))
-    assert process.wait(10) == 1, deployment.output("killed")[-3000:]
+    assert process.wait(120) == 1, deployment.output("killed")[-3000:]
     assert "--set resume=true --set run-name=killed" in deployment.output("killed")
     run("docker", "start", deployment.container("superlink"))
     wait_for("the SuperLink is healthy", lambda: deployment.state("superlink")["Health"]["Status"] == "healthy", 120)

@@ -128,7 +128,7 @@ def test_half_a_segment_is_refused():
         ({"name": "vgg", "exits": [1, 4]}, r"exits must be a list of numbers out of \[0, 1, 2, 3\], not \(1, 4\)"),
         ({"name": "resnet18", "exits": ["1", 4]}, r"numbers out of \[1, 2, 3, 4\], not \('1', 4\)"),
         ({"name": "resnet18", "exits": [True, 4]}, r"numbers out of \[1, 2, 3, 4\], not \(True, 4\)"),
-        ({"name": "cnn10", "exits": 10}, r"must be a list of numbers out of \[1, 2, .*, 10\], not 10"),
+        ({"name": "cnn10", "exits": 10}, r"exits = 10: must be a list"),
         ({"name": "cnn3", "exits": [1, 3], "kernel": 5}, "early exits go with kernel = 3 only, not 5"),
         ({"name": "pfl-cnn", "exits": [1]}, "family 'pfl-cnn' has no argument 'exits'"),
     ],

@@ -490,7 +490,7 @@ def test_what_is_no_family_or_no_task_is_told(beside):
         {"family": f"{name}:Lacking"}
     )
     assert refused({"task": f"{name}:Mine"}).endswith(": a task is a value of tasks.task.Kind")
-    with pytest.raises(PluginError, match="a family, where it is no function and no nn.Module, is a class of"):
+    with pytest.raises(PluginError, match="a family, where it is no function"):
         family_class(f"{name}:Settings")
 
 

@@ -14,7 +14,7 @@ def last(node, device, factor=1.0):
         up_mbit_per_s=2.5,
         links_from="node config",
     )
-    return LastReport(node, device, report, NOW - 90, factor)
+    return LastReport(node, device, report, NOW - 90, factor, None)
 
 
 def test_connected_nodes_come_first_and_then_devices_in_order():
