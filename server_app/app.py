@@ -36,6 +36,7 @@ from server_app.rehearsal import rehearse_step
 from strategies.method import Method, Model, Setup
 from strategies.settings import RoundSettings
 from tasks.metrics import scale_of
+from tasks.public import PublicData, load_public
 from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
@@ -234,7 +235,8 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         metric=task.metric,
     )
 
-    setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared)
+    public = _public(config, task, family)
+    setup = Setup(family, settings, config.widths, config.below_smallest, config.both_models, config.shared, public)
     with _naming("strategy", config.strategy):
         method = kind(setup, params)
         rehearse_parcels(method)
@@ -276,6 +278,26 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             f"{shape} inputs of {config.task!r}: {why}"
         ) from None
     return family
+
+
+def _public(config: RunConfig, task: Task, family: Family) -> PublicData | None:
+    """The server's public data, if the run has any; ConfigError where models could not read them."""
+    if not config.public_task:
+        return None
+    if (config.public_task, config.public_data_dir) == (config.task, config.data_dir):
+        log(WARNING, "public-task is the run's own task: its public data are the devices' own examples")
+    folder = str(Path(config.public_data_dir).expanduser().absolute()) if config.public_data_dir else ""
+    try:
+        return load_public(
+            config.public_task,
+            folder,
+            input_shape=task.input_shape,
+            dtype=family.input_dtype,
+            examples=config.public_examples,
+            seed=config.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(f"public-task = {config.public_task!r}: {error}") from error
 
 
 def _population(config: RunConfig, method: Method, task: Task) -> Population:

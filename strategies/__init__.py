@@ -21,6 +21,7 @@ from strategies.local import LocalOnly
 from strategies.method import Method
 from strategies.model_search import ModelSearch
 from strategies.q_fedavg import QFedAvg
+from strategies.rafl import RaFL
 from strategies.recipfl import RecipFL
 from strategies.scaffold import Scaffold
 from strategies.scalefl import ScaleFL
@@ -46,6 +47,7 @@ METHODS: dict[str, type[Method]] = {
         DepthFL,
         ScaleFL,
         RecipFL,
+        RaFL,
     )
 }
 

@@ -43,6 +43,7 @@ from models.placement import Placement, Select, leading
 from strategies.losses import Loss, Regularizer
 from strategies.params import Params
 from strategies.settings import RoundSettings
+from tasks.public import PublicData
 from tasks.task import Task
 
 # The device half ------------------------------------------------------------------------------------------------------
@@ -415,6 +416,7 @@ class Setup:
         below_smallest: "skip" a device whose budget is below the narrowest, or give it the "smallest" all the same.
         both_models: devices that can afford more than the smallest candidate train the smallest as well.
         shared: the settings of `Method.shared_params`, by their group.
+        public: unlabelled inputs of the server's own (`public-task`); None where the run has none.
     """
 
     family: Family
@@ -423,6 +425,7 @@ class Setup:
     below_smallest: str = "skip"
     both_models: bool = False
     shared: Mapping[str, Params] = field(default_factory=dict)
+    public: PublicData | None = None
 
 
 class Stopwatch:
@@ -575,7 +578,11 @@ class Method(ABC):
         return 0
 
     def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]] | None:
-        """The devices that score a model of their own on the task's test set; None: models are scored on the server."""
+        """The devices that score a model of their own on the task's test set; None: models are scored on the server.
+
+        Where `models` has the global model all the same, that one's score is the round's, and those of devices are the
+        tiers'.
+        """
         return None
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
@@ -606,6 +613,10 @@ class Method(ABC):
         """`training_cost`, with the bytes of the parcels that travel: one way, the heavier one."""
         down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture)
         return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+
+    def order_cost(self, order: Order) -> Cost:
+        """What one order costs its device: `cost`, unless a device's orders over one architecture differ."""
+        return self.cost(order.architecture)
 
     @property
     def remedy(self) -> str | None:

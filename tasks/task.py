@@ -342,13 +342,18 @@ class Task:
         every image is shifted by up to 4 pixels over a black border and, where the task allows it, mirrored with
         probability one half.
         """
-        if self._mean is None or self._std is None:
-            return inputs.long()
         if augment is not None and self._crop_padding:
             inputs = crop_and_flip(inputs, augment, padding=self._crop_padding, flip=self._flip)
-        per_channel = (-1, *[1] * (inputs.dim() - 2))
-        mean, std = self._mean.view(per_channel).to(inputs.device), self._std.view(per_channel).to(inputs.device)
-        return (inputs.float() - mean).div_(std)
+        return normalized(inputs, self.normalization)
+
+
+def normalized(inputs: Tensor, normalization: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Inputs as stored to float32, normalized per channel by mean and deviation; tokens, which have none, to int64."""
+    if normalization is None:
+        return inputs.long()
+    per_channel = (-1, *[1] * (inputs.dim() - 2))
+    mean, std = (value.view(per_channel).to(inputs.device) for value in normalization)
+    return (inputs.float() - mean).div_(std)
 
 
 def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: bool) -> Tensor:
@@ -378,19 +383,20 @@ def load_task(spec: TaskSpec) -> Task:
 
     FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
     """
-    return Task(spec, _load(spec))
+    return Task(spec, load_data_set(spec.name, spec.data_dir))
 
 
-def _load(spec: TaskSpec) -> DataSet:
-    kind = kind_of(spec.name)
-    if not is_reference(spec.name):
-        return kind.load(spec.data_dir)
+def load_data_set(name: str, data_dir: str) -> DataSet:
+    """The data of a task by its name; errors as those of `load_task`."""
+    kind = kind_of(name)
+    if not is_reference(name):
+        return kind.load(data_dir)
     try:
-        data = kind.load(spec.data_dir)
+        data = kind.load(data_dir)
     except (OSError, ValueError):
         raise  # which say what is wrong with the data
     except Exception as error:
-        raise PluginError(f"the data of {spec.name} cannot be loaded: {one_sentence(error)}") from error
+        raise PluginError(f"the data of {name} cannot be loaded: {one_sentence(error)}") from error
     if not isinstance(data, DataSet):
-        raise PluginError(f"the function `load` of {spec.name} must return a tasks.data.DataSet, not {type(data)}")
+        raise PluginError(f"the function `load` of {name} must return a tasks.data.DataSet, not {type(data)}")
     return data
