@@ -10,6 +10,7 @@ from strategies.depthfl import DepthFL
 from strategies.fedadam import FedAdam
 from strategies.fedavg import FedAvg
 from strategies.fedavgm import FedAvgM
+from strategies.feddf import FedDF
 from strategies.federated_dropout import FederatedDropout
 from strategies.fednova import FedNova
 from strategies.fedprox import FedProx
@@ -48,6 +49,7 @@ METHODS: dict[str, type[Method]] = {
         ScaleFL,
         RecipFL,
         RaFL,
+        FedDF,
     )
 }
 

@@ -263,7 +263,9 @@ class RaFL(CandidateMethod):
         self.knowledge: Weights = self.knowledge_family.place(self.knowledge_architecture).gather(first)
         self.layout = Layout.of(self.knowledge_family.tensors(self.knowledge_architecture))
         self.total = WeightedSum.zeros(self.layout)
-        self.ensemble = setup.shared.get("ensemble", Ensemble())
+        found = setup.shared["ensemble"]
+        assert isinstance(found, Ensemble)
+        self.ensemble = found
         self.teachers: Teachers | None = None
         if params.fusion == "ensemble":
             public = require_public("rafl.fusion = 'ensemble'", setup.public)
