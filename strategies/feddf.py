@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from messages.packing import Layout
 from messages.parcels import Parcel
@@ -41,7 +41,6 @@ class FedDF(OneModel):
     """
 
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
-    returns_changes: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)
@@ -51,6 +50,12 @@ class FedDF(OneModel):
         self.ensemble = found
         self.layout = Layout.of(self.family.tensors(self.architecture))
         self.total = WeightedSum.zeros(self.layout)
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """All teachers are of one architecture."""
+        if both_models:
+            raise ValueError("both-models = True: feddf distills one model's networks into it: leave it false")
 
     def local(self, order: Order) -> Local:
         """Plain training."""
