@@ -107,7 +107,8 @@ def main() -> None:
             found[len(widths)] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
         family = make_family(spec)
         prices = [
-            cost(family, family.width(w), batch_size=batch_size, optimizer="sgd-momentum") for w in (personal, knowledge)
+            cost(family, family.width(w), batch_size=batch_size, optimizer="sgd-momentum")
+            for w in (personal, knowledge)
         ]
         predicted = sum(price.peak_training_memory_bytes for price in prices)
         rows.append(
