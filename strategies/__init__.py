@@ -26,6 +26,7 @@ from strategies.rafl import RaFL
 from strategies.recipfl import RecipFL
 from strategies.scaffold import Scaffold
 from strategies.scalefl import ScaleFL
+from strategies.spatl import Spatl
 
 METHODS: dict[str, type[Method]] = {
     kind.name(): kind
@@ -50,6 +51,7 @@ METHODS: dict[str, type[Method]] = {
         RecipFL,
         RaFL,
         FedDF,
+        Spatl,
     )
 }
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -94,7 +94,8 @@ class SalientTraining(Training):
         salient = self.salient(family)
         encoder = encoder_of(family, salient)
         channels = {
-            group: TensorSpec((count,), torch.int32, (None,)) for group, count in encoder_groups(family, salient).items()
+            group: TensorSpec((count,), torch.int32, (None,))
+            for group, count in encoder_groups(family, salient).items()
         }
         return {
             "weights": Parcel.of(encoder),
@@ -181,7 +182,9 @@ class Spatl(OneModel):
         learned = [name for name in names if not name.endswith(STATISTICS)]
         if not learned:
             raise ValueError(f"spatl shares the layers before the last block, and {self.family.name} has none")
-        channel_norms(self.family, {n: torch.zeros(s.shape) for n, s in self.family.tensors(self.family.full()).items()})
+        channel_norms(
+            self.family, {n: torch.zeros(s.shape) for n, s in self.family.tensors(self.family.full()).items()}
+        )
         self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
         self.control_mean = CoordinateMean(self.control)
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
@@ -204,7 +207,10 @@ class Spatl(OneModel):
         assert isinstance(local, SalientTraining)
         placement = self._placement(local.salient(self.family), contribution.own("channels"))
         ready = []
-        for name, mean, weighting in (("weights", self.mean, "examples"), ("control_change", self.control_mean, "uniform")):
+        for name, mean, weighting in (
+            ("weights", self.mean, "examples"),
+            ("control_change", self.control_mean, "uniform"),
+        ):
             layout: Layout = contribution.group.returned[name].layout
             total = WeightedSum.zeros(layout)
             weight = device_weight(Merge(weighting=weighting), contribution.examples)  # type: ignore[arg-type]
