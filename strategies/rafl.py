@@ -472,7 +472,7 @@ class RaFL(CandidateMethod):
         return order.architecture not in self.personal_models.get(order.device, [])
 
     def training_cost(self, architecture: Architecture) -> Cost:
-        """Both networks in one step: all that both need is held at once, the batch being counted twice."""
+        """Both networks in one step: the sum of what training each by itself takes."""
         personal = self._plain(self.family, architecture)
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
         return replace(
