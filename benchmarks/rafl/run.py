@@ -77,7 +77,9 @@ def run(method: str, alpha: float, seed: int) -> Figures:
         fleet = Path(folder) / "fleet.toml"
         fleet.write_text(FLEET)
         own = {"fleet": str(fleet), "alpha": alpha, "seed": seed, "output-dir": folder, "run-name": "run"}
-        run_dir = server_app.app.run(InProcessGrid(client, 1), RunConfig.from_run_config(COMMON | METHODS[method] | own))
+        run_dir = server_app.app.run(
+            InProcessGrid(client, 1), RunConfig.from_run_config(COMMON | METHODS[method] | own)
+        )
         records = [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
     bytes_so_far, rows = 0, []
     for record in records:
@@ -96,8 +98,8 @@ def bytes_to(rows: list[list[float]], target: float) -> float | None:
 def table(results: dict[str, Figures]) -> str:
     """Per alpha and method: accuracy at the end, bytes in all and to the target, simulated hours, use of budgets."""
     lines = [
-        f"| alpha | method | seeds | accuracy, mean of the last fifth | MB in all | MB to {TARGET:.0%} | simulated hours "
-        "| memory budget used |",
+        f"| alpha | method | seeds | accuracy, mean of the last fifth | MB in all | MB to {TARGET:.0%} "
+        "| simulated hours | memory budget used |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for alpha in ALPHAS:
@@ -110,8 +112,9 @@ def table(results: dict[str, Figures]) -> str:
             reached = [value for value in to_target if value is not None]
             price = f"{mean(reached) / 1e6:.0f}" if len(reached) == len(runs) else f"{len(reached)} of {len(runs)}"
             used = [r["memory_utilisation"] for r in runs if r["memory_utilisation"]]
+            megabytes = mean(r["rounds"][-1][2] for r in runs) / 1e6
             lines.append(
-                f"| {alpha} | {method} | {len(runs)} | {100 * last:.1f} | {mean(r['rounds'][-1][2] for r in runs) / 1e6:.0f} "
+                f"| {alpha} | {method} | {len(runs)} | {100 * last:.1f} | {megabytes:.0f} "
                 f"| {price} | {mean(r['rounds'][-1][3] for r in runs):.1f} "
                 f"| {f'{mean(used):.0%}' if used else ''} |"
             )
