@@ -57,13 +57,9 @@ def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSp
 def encoder_groups(family: Family, architecture: Architecture) -> dict[str, int]:
     """The channel groups of the encoder, and how many channels of each an architecture keeps."""
     kept = dict(zip(family.groups, architecture.widths, strict=True))
-    axes = {axis.group for spec in encoder_of(family, architecture).values() for axis in spec.axes if axis_of(axis)}
-    return {group: count for group, count in kept.items() if group in axes}
-
-
-def axis_of(axis: object) -> bool:
-    """Whether a dimension is one of channels."""
-    return isinstance(axis, Axis)
+    axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
+    groups = {axis.group for axis in axes if isinstance(axis, Axis)}
+    return {group: count for group, count in kept.items() if group in groups}
 
 
 # The device half ------------------------------------------------------------------------------------------------------
