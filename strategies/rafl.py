@@ -47,7 +47,7 @@ from strategies.method import (
     fits,
     parcel_bytes,
 )
-from strategies.params import Count, Numbers, Params
+from strategies.params import Count, Numbers, Params, Rate
 from strategies.search import ExactSearch, PoolSearch
 from strategies.submodel import CandidateMethod, initial_weights
 
@@ -197,7 +197,7 @@ class RaFLParams(Params):
     searcher: Literal["exact", "pool"] = Field(
         "exact", description="How personal models are found: by the exact search, or by a pool of random draws"
     )
-    search_again: Annotated[float, Field(ge=0)] = Field(
+    search_again: Rate = Field(
         0.0,
         description="Times the parameters of its personal model that a device's budget must allow for it to get a "
         "larger one; 0: never",
