@@ -341,7 +341,7 @@ class RaFL(CandidateMethod):
         enough = self.params.search_again * self._plain(self.family, kept).parameters
         return kept if found is None or self._plain(self.family, found).parameters < enough else found
 
-    def search(self, device: int, budget: Budget) -> Architecture | None:
+    def search(self, device: int, budget: Budget, *, grows: bool = True) -> Architecture | None:
         """The best architecture for a budget (Eq. 2), the same for a device in every round; None: none fits."""
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
         memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
@@ -349,6 +349,8 @@ class RaFL(CandidateMethod):
         if memory_bytes <= 0 or (link_bytes is not None and link_bytes <= 0):
             return None
         left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes)
+        if isinstance(self.searcher, PoolSearch) and not grows:
+            return self.searcher.largest(left)
         return self.searcher.find(left, self.settings.rng(0, 8, device))
 
     def _largest_kept(self, device: int, budget: Budget) -> Architecture | None:
@@ -454,9 +456,11 @@ class RaFL(CandidateMethod):
         return self.scorers
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """The personal model that the device keeps; None for a device that has none, or that cannot afford it now."""
-        kept = self._largest_kept(device, budget)
-        return None if kept is None else (kept, LEADING)
+        """The personal model that the device keeps, or would be sent now; a pool does not grow by it."""
+        found = (
+            self._largest_kept(device, budget) or self.search(device, budget, grows=False) or self.below_the_smallest
+        )
+        return None if found is None else (found, LEADING)
 
     # What it costs
 

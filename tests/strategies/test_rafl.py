@@ -229,10 +229,11 @@ def test_a_budget_that_has_grown_enough_brings_a_larger_model():
     assert method.assign(0, budget(little)) == FAMILY.width(0.5)
 
 
-def test_devices_without_a_personal_model_are_not_scored_personally():
+def test_a_device_is_scored_with_the_personal_model_that_it_has_or_would_be_sent():
     method = rafl()
     plenty = budget(method.cost(FAMILY.full()).peak_training_memory_bytes)
-    assert method.personal(0, plenty) is None
+    assert method.personal(0, plenty)[0] == FAMILY.full()
+    assert method.local(Order(0, FAMILY.full())).first
     owner_of(method, 0, FAMILY.width(0.5))
     assert method.personal(0, plenty)[0] == FAMILY.width(0.5)
     assert [device for device, _, _ in method.scored_on_devices()] == [0]
