@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from devices.budget import payload_bytes
@@ -108,6 +109,7 @@ class FleetTable(BaseModel):
 
     reference: Annotated[float, BeforeValidator(_reference)] = 10e9
     transfer: Annotated[float, BeforeValidator(_transfer)] | None = None
+    replaced_per_round: float = Field(default=0.0, ge=0, lt=1)
     group: list[GroupTable] = Field(min_length=1)
 
 
@@ -139,7 +141,9 @@ class Fleet:
     """The set of simulated devices.
 
     Attributes:
-        size: Number of devices; they are numbered from 0, the groups of the file one after the other.
+        size: Number of devices at any time; the first ones are numbered from 0, the groups of the file one after the
+            other.
+        replaced: How many of them leave after every round; as many new ones come, with numbers from `size` on.
         tiers: Names of the groups that have devices, in the order of the file.
         counts: How many devices each group has, where the file says so; empty where it has shares.
         digest: SHA-256 of the fleet file and of all traces that it names; "" for a fleet that no file describes.
@@ -155,6 +159,7 @@ class Fleet:
         transfer_seconds: float | None = None,
         digest: str = "",
         counted: bool = False,
+        replaced: int = 0,
     ) -> None:
         filled = [(group, count) for group, count in zip(groups, counts, strict=True) if count > 0]
         self._groups = [group for group, _ in filled]
@@ -163,6 +168,7 @@ class Fleet:
         self._reference_flop_per_s = reference_flop_per_s
         self._transfer_seconds = transfer_seconds
         self.size = self._ends[-1]
+        self.replaced = replaced
         self.tiers = [group.name for group in self._groups]
         self.counts = {group.name: count for group, count in filled} if counted else {}
         self.digest = digest
@@ -208,7 +214,18 @@ class Fleet:
             transfer_seconds=table.transfer,
             digest=_digest(path, table, folder),
             counted=table.group[0].count is not None,
+            replaced=_replaced(path, table, sum(counts)),
         )
+
+    def newcomers(self, exchanges: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which places among the present devices become free after a round, and the numbers of who takes them.
+
+        Args:
+            exchanges: How many times devices have been replaced before.
+        """
+        places = np.random.default_rng([self._seed, exchanges]).choice(self.size, self.replaced, replace=False)
+        first = self.size + exchanges * self.replaced
+        return places, np.arange(first, first + self.replaced)
 
     def tier(self, device: int) -> str:
         """Name of the device's group."""
@@ -254,9 +271,10 @@ class Fleet:
         )
 
     def _group_of(self, device: int) -> _Group:
-        if not 0 <= device < self.size:
+        if device < 0 or (device >= self.size and not self.replaced):
             raise ValueError(f"device {device} is not in the fleet: it has devices 0 to {self.size - 1}")
-        return self._groups[bisect_right(self._ends, device)]
+        # Newcomers are of the groups as the first devices are, in the same proportions.
+        return self._groups[bisect_right(self._ends, device % self.size)]
 
     def _draw(self, key: str, device: int, moment: bytes = b"") -> float:
         """A number in [0, 1) that is the same for the same (seed, device, key, moment)."""
@@ -292,6 +310,23 @@ def bundled_fleet(name: str) -> Path:
     if name not in names:
         raise ValueError(f"no fleet {name!r} comes with the project, {nearest(name, names)}")
     return path
+
+
+def replaced_devices(path: str | Path, devices: int) -> int:
+    """How many devices a fleet file replaces after every round; ValueError as `Fleet.load`."""
+    path = Path(path).expanduser()
+    table = _read_table(path)
+    return _replaced(path, table, sum(_counts(path, table, devices)))
+
+
+def _replaced(path: Path, table: FleetTable, size: int) -> int:
+    share = table.replaced_per_round
+    found = round(share * size)
+    if share and not 1 <= found <= size:
+        raise ValueError(
+            f"{path}: replaced_per_round = {share:g}: of {size} devices that is none: at least {1 / size:.2g}, or 0"
+        )
+    return found
 
 
 def _shortest(group: _Group) -> int:

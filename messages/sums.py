@@ -112,6 +112,12 @@ def split(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     return views
 
 
+def mean_of(total: WeightedSum, layout: Layout, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weighted mean that a sum over tensors of `layout` stands for, in the types of `like`."""
+    mean = total.total.to(torch.float64) / (total.weight * SCALE)
+    return {name: value.to(like[name].dtype) for name, value in split(mean, layout).items()}
+
+
 def device_weight(merge: Merge, examples: int) -> int:
     """The weight of one device's update in a sum."""
     return examples if merge.weighting == "examples" else UNIT

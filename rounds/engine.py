@@ -263,7 +263,7 @@ class Engine:
 
     def ask(self, order: Order, selection: Selection, budget: Budget, local: Local | None = None) -> Assignment:
         """An order as an assignment; `local` in place of the method's device half."""
-        given = Given(order, selection, self.method.cost(order.architecture), local or self.method.local(order))
+        given = Given(order, selection, self.method.order_cost(order), local or self.method.local(order))
         tier = self.population.tier(order.device)
         what = order.device, order.architecture, selection
         return Assignment(
@@ -416,17 +416,22 @@ class Engine:
         """Score the method's models on the task's test set; None where they cannot be scored.
 
         On the server the global model is scored, and every tier's sub-model, and without a scorer nothing. Where models
-        live on devices only, those score them, and the figures are means over devices.
+        live on devices only, those score them, and the figures are means over devices. Where devices have models of
+        their own beside the global one, those are the tiers'.
         """
         on_devices = self.method.scored_on_devices()
+        models = {} if scorer is None else self._models(grid)
+        scored = self.method.scored_architecture
         if on_devices is not None:
-            there = set(self.population.connected(grid, [device for device, _, _ in on_devices]))
-            asked = [self._to_score(d, a, selection) for d, a, selection in on_devices if d in there]
-            return mean_score(self.scores(grid, asked, "test set"), self.settings.metric, self.population)
+            own = self._scored_there(grid, on_devices) if self.settings.evaluate_tiers or not models else None
+            if scorer is None or scored not in models:
+                return own
+            self.scored = models
+            whole = scorer(models[scored])
+            return Evaluation(whole.score, whole.loss, own.score_by_tier if own else {}, list(whole.by_exit) or None)
         if scorer is None:
             return None
-        models = self.scored = self._models(grid)
-        scored = self.method.scored_architecture
+        self.scored = models
         if scored not in models:
             return None
         whole = scorer(models[scored])
@@ -439,10 +444,20 @@ class Engine:
         tiers = {tier: values[a] for tier, a in self.scored_tiers.items() if a in models}
         return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None)
 
+    def _scored_there(self, grid: Grid, wanted: Sequence[tuple[int, Architecture, Selection]]) -> Evaluation | None:
+        """The means over devices of what their own models score on the task's test set."""
+        there = set(self.population.connected(grid, [device for device, _, _ in wanted]))
+        asked = [self._to_score(d, a, selection) for d, a, selection in wanted if d in there]
+        return mean_score(self.scores(grid, asked, "test set"), self.settings.metric, self.population)
+
     @property
     def scored_tiers(self) -> dict[str, Architecture]:
-        """The tiers whose sub-models are scored: all that had a device so far, or none without `evaluate-tiers`."""
-        return self.tier_architectures if self.settings.evaluate_tiers else {}
+        """The tiers whose sub-models are scored on the server: all that had a device so far.
+
+        None without `evaluate-tiers`, nor where devices score models of their own.
+        """
+        here = self.settings.evaluate_tiers and self.method.scored_on_devices() is None
+        return self.tier_architectures if here else {}
 
     def _to_score(self, device: int, architecture: Architecture, selection: Selection) -> Assignment:
         order = Order(device, architecture)

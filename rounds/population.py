@@ -159,7 +159,11 @@ class Population(ABC):
 
 
 class SimulatedDevices(Population):
-    """The devices of a fleet file on a fixed number of worker nodes."""
+    """The devices of a fleet file on a fixed number of worker nodes.
+
+    Where the file replaces devices, those that are present change after every round. Which they are follows from seed
+    and round alone, and what is held of them is one number each, however many have come and gone.
+    """
 
     poll_seconds = 0.02
     simulated = True
@@ -169,6 +173,8 @@ class SimulatedDevices(Population):
         self.fleet, self.clock, self.fleet_digest = fleet, VirtualClock(), fleet.digest
         self._workers, self._wait_seconds = workers, wait_seconds
         self._nodes: list[int] = []
+        self._exchanges = 0
+        self._present = np.arange(fleet.size if fleet.replaced else 0)
 
     @property
     def now_seconds(self) -> float:
@@ -180,18 +186,35 @@ class SimulatedDevices(Population):
         self.clock.now_seconds = seconds
 
     def advance(self, simulated_seconds: float, wall_seconds: float) -> None:
-        """Move the virtual clock, and the traces with it."""
+        """Move the virtual clock, and the traces with it; devices leave, and new ones come."""
         self.clock.advance(simulated_seconds)
+        if self.fleet.replaced:
+            self._exchange_devices()
+
+    def _exchange_devices(self) -> None:
+        places, numbers = self.fleet.newcomers(self._exchanges)
+        self._present[places] = numbers
+        self._exchanges += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Also how often devices were replaced."""
+        return super().state_dict() | ({"exchanges": self._exchanges} if self.fleet.replaced else {})
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restore `state_dict`: who is present follows from how often devices were replaced."""
+        super().load_state_dict(values)
+        self._exchanges, self._present = 0, np.arange(len(self._present))
+        for _ in range(values.get("exchanges", 0)):
+            self._exchange_devices()
 
     def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
         """A uniform sample without replacement; its cost does not depend on the size of the fleet."""
-        return [
-            int(i) for i in rng.choice(self.fleet.size, size=min(count, self.fleet.size), replace=False, shuffle=True)
-        ]
+        places = rng.choice(self.fleet.size, size=min(count, self.fleet.size), replace=False, shuffle=True)
+        return [int(i) for i in (self._present[places] if self.fleet.replaced else places)]
 
     def everyone(self, grid: Grid) -> list[int]:
-        """The whole fleet."""
-        return list(range(self.fleet.size))
+        """The whole fleet as it is now."""
+        return sorted(map(int, self._present)) if self.fleet.replaced else list(range(self.fleet.size))
 
     def report(self, device: int) -> DeviceReport:
         """What the fleet file says of the device at this simulated second."""
@@ -214,8 +237,9 @@ class SimulatedDevices(Population):
         return result
 
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
-        """All of them: any worker carries any device."""
-        return list(devices)
+        """All that are present: any worker carries any device."""
+        present = set(map(int, self._present))
+        return [device for device in devices if not self.fleet.replaced or device in present]
 
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:
         """Download, training and upload under the device's links and speed, from now on."""

@@ -18,7 +18,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from devices.fleet import Fleet, bundled_fleet
+from devices.fleet import Fleet, bundled_fleet, replaced_devices
 from messages.orders import LocalTraining
 from models.base import with_weights
 from models.bert import Bert
@@ -40,6 +40,7 @@ from strategies.aggregation import Aggregation
 from strategies.method import Method, Model, Setup
 from strategies.settings import RoundSettings
 from tasks.metrics import scale_of
+from tasks.public import PublicData, load_public
 from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
@@ -207,12 +208,18 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
     Raises ValueError, ConfigError among them, where the data, the fleet or the family are not there or do not go
     together.
     """
+    replaced = replaced_devices(_fleet_path(config), config.devices) if config.fleet else 0
+    if replaced and not config.examples_per_device:
+        raise ConfigError(
+            f"fleet = {config.fleet!r} replaces {replaced} devices after every round, and all examples are dealt out "
+            "to the first ones: set examples-per-device, so that each device draws its own"
+        )
     spec = TaskSpec(
         name=config.task,
         data_dir=str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else "",
         partition=config.partition,
         alpha=config.alpha,
-        devices=config.devices,
+        devices=config.devices + config.rounds * replaced,  # all that ever come
         seed=config.seed,
         test_fraction=config.test_fraction,
         examples_per_device=config.examples_per_device or None,
@@ -287,6 +294,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         config.both_models,
         config.shared,
         _initial(config, family),
+        _public(config, task, family),
     )
     with _naming("strategy", config.strategy):
         method = kind(setup, params)
@@ -407,6 +415,32 @@ def check_vocabulary(task: Task, family: Family) -> None:
         )
 
 
+def _public(config: RunConfig, task: Task, family: Family) -> PublicData | None:
+    """The server's public data, if the run has any; ConfigError where models could not read them."""
+    if not config.public_task:
+        return None
+    if (config.public_task, config.public_data_dir) == (config.task, config.data_dir):
+        log(WARNING, "public-task is the run's own task: its public data are the devices' own examples")
+    folder = str(Path(config.public_data_dir).expanduser().absolute()) if config.public_data_dir else ""
+    try:
+        return load_public(
+            config.public_task,
+            folder,
+            config.own_task_arguments() if config.public_task == config.task else None,
+            task=task,
+            dtype=family.input_dtype,
+            examples=config.public_examples,
+            seed=config.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(f"public-task = {config.public_task!r}: {error}") from error
+
+
+def _fleet_path(config: RunConfig) -> Path:
+    """The fleet file of a run that has one."""
+    return Path(config.fleet).expanduser() if config.fleet.endswith(".toml") else bundled_fleet(config.fleet)
+
+
 def _population(config: RunConfig, method: Method, task: Task) -> Population:
     holdings = Holdings(task.training_examples, task.test_examples, len(task.test))
     if not config.fleet:
@@ -418,8 +452,7 @@ def _population(config: RunConfig, method: Method, task: Task) -> Population:
         needed = method.cost(method.family.width(width))
         return needed.peak_training_memory_bytes, needed.payload_bytes
 
-    path = Path(config.fleet).expanduser() if config.fleet.endswith(".toml") else bundled_fleet(config.fleet)
-    fleet = Fleet.load(path, devices=config.devices, seed=config.seed, requirement=requirement)
+    fleet = Fleet.load(_fleet_path(config), devices=config.devices, seed=config.seed, requirement=requirement)
     group, count = next(iter(fleet.counts.items()), ("", config.strong_devices))
     if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong_devices:
         raise ConfigError(

@@ -189,6 +189,14 @@ class RunConfig(Params):
         "share", description="Test examples of a strong device: an equal share like all others, or the whole test set"
     )
 
+    public_task: str = Field(
+        "",
+        description="Task whose training inputs, without labels, are the server's public data, for methods that learn "
+        'from such; "": none',
+    )
+    public_data_dir: str = Field("", description='Folder of the public data; "" looks in the usual places')
+    public_examples: CountOrZero = Field(0, description="Public examples, drawn at random; 0 takes all")
+
     devices: Count = Field(20, description="Number of devices in all")
     workers: Count = Field(2, description="Number of simulated nodes, which carry the devices")
     fleet: str = Field(
@@ -347,7 +355,7 @@ class RunConfig(Params):
 
     def references(self) -> list[str]:
         """All that the run has from outside, by reference: method, task, family, and members of a family `choice`."""
-        found = [self.strategy, self.task, *self._families()]
+        found = [self.strategy, self.task, self.public_task, *self._families()]
         return [reference for reference in dict.fromkeys(found) if is_reference(reference)]
 
     def _families(self) -> list[str]:
@@ -377,6 +385,15 @@ class RunConfig(Params):
             self.own_task_arguments()
         except ValueError as error:
             raise ValueError(f"task-arguments = {self.task_arguments!r}: {error}") from None
+        if is_reference(self.public_task):
+            from_outside("public-task", self.public_task, kind_of)
+        elif self.public_task:
+            known("public-task", self.public_task, TASKS)
+        need(
+            bool(self.public_task) or not (self.public_data_dir or self.public_examples),
+            "public-task",
+            "public-data-dir and public-examples say nothing without it",
+        )
         for family in self._families():
             if is_reference(family):
                 from_outside("family", family, family_class)

@@ -10,6 +10,7 @@ from strategies.depthfl import DepthFL
 from strategies.fedadam import FedAdam
 from strategies.fedavg import FedAvg
 from strategies.fedavgm import FedAvgM
+from strategies.feddf import FedDF
 from strategies.federated_dropout import FederatedDropout
 from strategies.fednova import FedNova
 from strategies.fedprox import FedProx
@@ -22,9 +23,11 @@ from strategies.local import LocalOnly
 from strategies.method import Method
 from strategies.model_search import ModelSearch
 from strategies.q_fedavg import QFedAvg
+from strategies.rafl import RaFL
 from strategies.recipfl import RecipFL
 from strategies.scaffold import Scaffold
 from strategies.scalefl import ScaleFL
+from strategies.spatl import Spatl
 
 METHODS: dict[str, type[Method]] = {
     kind.name(): kind
@@ -47,6 +50,9 @@ METHODS: dict[str, type[Method]] = {
         DepthFL,
         ScaleFL,
         InclusiveFL,
+        RaFL,
+        FedDF,
+        Spatl,
         RecipFL,
     )
 }

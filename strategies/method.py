@@ -42,6 +42,7 @@ from strategies.aggregation import CoordinateMean, running_mean
 from strategies.losses import Loss, Regularizer
 from strategies.params import Params
 from strategies.settings import RoundSettings
+from tasks.public import PublicData
 from tasks.task import Task
 
 # The device half ------------------------------------------------------------------------------------------------------
@@ -407,6 +408,7 @@ class Setup:
         both_models: devices that can afford more than the smallest candidate train the smallest as well.
         shared: the settings of `Method.shared_params`, by their group.
         initial: tensors that the global model begins with, by name; the others are drawn.
+        public: unlabelled inputs of the server's own (`public-task`); None where the run has none.
     """
 
     family: Family
@@ -416,6 +418,7 @@ class Setup:
     both_models: bool = False
     shared: Mapping[str, Params] = field(default_factory=dict)
     initial: Mapping[str, Tensor] = field(default_factory=dict)
+    public: PublicData | None = None
 
 
 class Stopwatch:
@@ -579,7 +582,11 @@ class Method(ABC):
         return 0
 
     def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]] | None:
-        """The devices that score a model of their own on the task's test set; None: models are scored on the server."""
+        """The devices that score a model of their own on the task's test set; None: models are scored on the server.
+
+        Where `models` has the global model all the same, that one's score is the round's, and those of devices are the
+        tiers'.
+        """
         return None
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
@@ -616,6 +623,10 @@ class Method(ABC):
         # A device that gets an architecture for the first time is sent what is frozen of it, too.
         down += frozen_layout(self.family, architecture).nbytes
         return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+
+    def order_cost(self, order: Order) -> Cost:
+        """What one order costs its device: `cost`, unless a device's orders over one architecture differ."""
+        return self.cost(order.architecture)
 
     @property
     def remedy(self) -> str | None:

@@ -33,7 +33,7 @@ from tasks import (
     unimib,
 )
 from tasks.arguments import TaskArguments, read_arguments
-from tasks.data import Data, DataSet
+from tasks.data import Data, DataSet, Vocabulary
 from tasks.labels import LabelKind
 from tasks.losses import TaskLoss, usual_loss
 from tasks.metrics import METRICS, Metric, usual_metric
@@ -434,16 +434,27 @@ class Task:
         tasks of color images are first augmented: every image is shifted by up to 4 pixels over a black border and,
         where the task allows it, mirrored with probability one half.
         """
-        if self.vocabulary is not None:
-            used = (inputs != self.vocabulary.pad_id).any(dim=0).nonzero()
-            return inputs[:, : int(used.max()) + 1 if len(used) else 1].long()
-        if self._mean is None or self._std is None:
-            return inputs.long()
         if augment is not None and self._crop_padding:
             inputs = crop_and_flip(inputs, augment, padding=self._crop_padding, flip=self._flip)
-        per_channel = (-1, *[1] * (inputs.dim() - 2))
-        mean, std = self._mean.view(per_channel).to(inputs.device), self._std.view(per_channel).to(inputs.device)
-        return (inputs.float() - mean).div_(std)
+        return readable(inputs, self.normalization, self.vocabulary)
+
+
+def readable(
+    inputs: Tensor, normalization: tuple[Tensor, Tensor] | None, vocabulary: Vocabulary | None = None
+) -> Tensor:
+    """Inputs as stored to what a model reads.
+
+    Images and signals become float32, normalized per channel by mean and deviation. Tokens, which have no
+    normalization, become int64; with a vocabulary they are texts, which are cut to the longest of the batch.
+    """
+    if vocabulary is not None:
+        used = (inputs != vocabulary.pad_id).any(dim=0).nonzero()
+        inputs = inputs[:, : int(used.max()) + 1 if len(used) else 1]
+    if normalization is None:
+        return inputs.long()
+    per_channel = (-1, *[1] * (inputs.dim() - 2))
+    mean, std = (value.view(per_channel).to(inputs.device) for value in normalization)
+    return (inputs.float() - mean).div_(std)
 
 
 def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: bool) -> Tensor:
@@ -473,20 +484,21 @@ def load_task(spec: TaskSpec) -> Task:
 
     FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
     """
-    return Task(spec, _load(spec))
+    return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments))
 
 
-def _load(spec: TaskSpec) -> DataSet:
-    kind = kind_of(spec.name)
-    given = (spec.data_dir,) if spec.arguments is None else (spec.data_dir, spec.arguments)
-    if not is_reference(spec.name):
+def load_data_set(name: str, data_dir: str, arguments: TaskArguments | None) -> DataSet:
+    """The data of a task by its name; errors as those of `load_task`."""
+    kind = kind_of(name)
+    given = (data_dir,) if arguments is None else (data_dir, arguments)
+    if not is_reference(name):
         return kind.load(*given)
     try:
         data = kind.load(*given)
     except (OSError, ValueError):
         raise  # which say what is wrong with the data
     except Exception as error:
-        raise PluginError(f"the data of {spec.name} cannot be loaded: {one_sentence(error)}") from error
+        raise PluginError(f"the data of {name} cannot be loaded: {one_sentence(error)}") from error
     if not isinstance(data, DataSet):
-        raise PluginError(f"the function `load` of {spec.name} must return a tasks.data.DataSet, not {type(data)}")
+        raise PluginError(f"the function `load` of {name} must return a tasks.data.DataSet, not {type(data)}")
     return data

@@ -48,6 +48,7 @@ CHOICE = {
     "family-arguments": "members = {large = {name = 'lenet5'}, small = {name = 'lenet5', conv_channels = [6, 3], "
     "hidden = [84]}}",
 }
+PUBLIC = {"public-task": "digits", "public-examples": 32, "ensemble.steps": 3, "ensemble.batch-size": 8}
 # Methods whose defaults do not suit the small run, and variants of some.
 _WITH_SETTINGS: dict[str, dict[str, Any]] = {
     "all-large": {"strategy": "fedavg"},
@@ -85,6 +86,8 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
         "family-arguments": "hidden = 12, depth = 3, heads = 2, mlp = 16",
         "below-smallest": "smallest",  # one layer of the full width is more than a quarter of all layers
     },
+    "rafl ensemble": {"strategy": "rafl", "rafl.fusion": "ensemble"} | PUBLIC,
+    "feddf": {"strategy": "feddf"} | PUBLIC,
     "fjord without distillation": {"strategy": "fjord", "fjord.distillation": False},
 }
 # All methods: those that stand in `strategies.METHODS` and not above run with their defaults. The rows of fedavg are

@@ -96,7 +96,7 @@ def test_on_hardware_the_state_is_lost_with_its_node(tmp_path):
 
 
 @pytest.mark.parametrize("lose", [shutil.rmtree, tear], ids=["deleted", "torn"])
-@pytest.mark.parametrize("method", ["local", "depthfl", "recipfl", "scaffold"])
+@pytest.mark.parametrize("method", ["local", "depthfl", "recipfl", "scaffold", "rafl"])
 def test_methods_go_on_without_what_a_device_kept(method, lose, tmp_path):
     engine, scorer = started(small_config(tmp_path, **METHODS[method] | {"devices-per-round": 6, "evaluate-every": 2}))
     lost = []

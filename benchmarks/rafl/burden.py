@@ -1,0 +1,137 @@
+"""What mutual learning costs a device beside training its personal model alone: peak memory and seconds per step.
+
+    python -m benchmarks.rafl.burden
+
+Each case is measured in a fresh process, as in benchmarks/memory, and written to burden.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.memory.measure import resident_bytes
+from messages.orders import LocalTraining
+from models.allocator import return_freed_memory
+from models.architecture import Architecture
+from models.base import Family
+from models.cost import cost
+from models.family import make_family
+from strategies.rafl import learn_mutually
+
+RESULTS = Path(__file__).with_name("burden.json")
+STEPS = 2
+# (family, width of the personal model, width of the knowledge network, batch size)
+CASES = [
+    ({"name": "resnet18", "input_shape": [1, 28, 28]}, 1.0, 0.25, 32),
+    ({"name": "resnet18", "input_shape": [3, 32, 32]}, 0.5, 0.25, 32),
+    ({"name": "cnn10", "input_shape": [1, 28, 28]}, 1.0, 0.25, 128),
+    ({"name": "vgg", "input_shape": [3, 32, 32]}, 1.0, 0.5, 32),
+]
+
+
+class StepsBench:
+    """Random batches, and SGD with momentum."""
+
+    def __init__(self, family: Family, batch_size: int, steps: int) -> None:
+        self.family, self._size, self._steps = family, batch_size, steps
+        self.training = LocalTraining(steps=steps, learning_rate=0.01)
+        self.task = SimpleNamespace(loss=F.cross_entropy)
+
+    def batches(self, *models: torch.nn.Module, once: bool = False) -> Any:
+        """As many as there are steps."""
+        for _ in range(self._steps):
+            yield torch.rand(self._size, *self.family.input_shape), torch.randint(self.family.classes, (self._size,))
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """As the runs have it."""
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+
+
+def train(family: Family, architectures: list[Architecture], batch_size: int, steps: int) -> float:
+    """Train one network by itself or two mutually; seconds per step."""
+    models = [family.build(architecture) for architecture in architectures]
+    bench: Any = StepsBench(family, batch_size, steps)
+    started = time.perf_counter()
+    if len(models) == 2:
+        learn_mutually(bench, *models)
+    else:
+        [model] = models
+        optimizer = bench.optimizer(model.train())
+        for inputs, labels in bench.batches(model):
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+    return (time.perf_counter() - started) / steps
+
+
+def measure(spec: dict[str, Any], widths: list[float], batch_size: int) -> dict[str, float]:
+    """Peak bytes above what the process held before, and seconds per step, in this process."""
+    torch.set_num_threads(1)
+    return_freed_memory()
+    torch.manual_seed(0)
+    family = make_family(spec)
+    train(family, [family.smallest(), family.smallest()], 2, 2)
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident_bytes("VmRSS")
+    seconds = train(family, [family.width(width) for width in widths], batch_size, STEPS)
+    return {"bytes": resident_bytes("VmHWM") - before, "seconds": seconds}
+
+
+def main() -> None:
+    """Measure all cases."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", help="one case, as JSON, in this process (used internally)")
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(*json.loads(arguments.case))))
+        return
+    rows = []
+    for spec, personal, knowledge, batch_size in CASES:
+        found = {}
+        for widths in ([personal], [personal, knowledge]):
+            command = [sys.executable, "-m", "benchmarks.rafl.burden", "--case", json.dumps([spec, widths, batch_size])]
+            found[len(widths)] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+        family = make_family(spec)
+        prices = [
+            cost(family, family.width(w), batch_size=batch_size, optimizer="sgd-momentum")
+            for w in (personal, knowledge)
+        ]
+        predicted = sum(price.peak_training_memory_bytes for price in prices)
+        rows.append(
+            {
+                "family": family.name,
+                "input_shape": list(family.input_shape),
+                "widths": [personal, knowledge],
+                "batch_size": batch_size,
+                "alone": found[1],
+                "mutual": found[2],
+                "predicted_bytes": predicted,
+                "relative_error": predicted / found[2]["bytes"] - 1,
+                "predicted_flops_ratio": sum(p.training_flops for p in prices) / prices[0].training_flops,
+            }
+        )
+        print(
+            f"{family.name} {personal} + {knowledge}, batches of {batch_size}: alone {found[1]['bytes'] / 1e6:.0f} MB "
+            f"{found[1]['seconds']:.3f} s, mutual {found[2]['bytes'] / 1e6:.0f} MB {found[2]['seconds']:.3f} s; "
+            f"predicted {predicted / 1e6:.0f} MB ({rows[-1]['relative_error']:+.1%}), "
+            f"{rows[-1]['predicted_flops_ratio']:.2f} times the FLOPs"
+        )
+    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""RaFL against methods with one uniform model on label-skewed images; resumable, one run after the other.
+
+python -m benchmarks.rafl.run                            # runs what results.json lacks
+python -m benchmarks.rafl.run --only "rafl a" --seeds 1  # some of it
+python -m benchmarks.rafl.run --table                    # the table alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+import server_app.app
+from client_app.app import app as client
+from server_app.config import RunConfig
+from tests.grid import InProcessGrid
+
+RESULTS = Path(__file__).with_name("results.json")
+SEEDS = (1, 2, 3)
+ALPHAS = (0.5, 0.1)
+TARGET = 0.7  # accuracy whose price in bytes is compared
+COMMON: dict[str, Any] = {
+    "task": "fashion-mnist",
+    "partition": "dirichlet",
+    "devices": 100,
+    "devices-per-round": 10,
+    "rounds": 100,
+    "local-epochs": 2,
+    "batch-size": 32,
+    "optimizer": "sgd",
+    "learning-rate": 0.02,
+    "momentum": 0.0,
+    "weight-decay": 0.0,
+    "workers": 1,
+    "family": "resnet18",
+    "family-arguments": "first_channels = 16",
+    "evaluate-every": 5,
+    "evaluate-tiers": False,
+}
+PUBLIC: dict[str, Any] = {"public-task": "mnist", "public-examples": 10_000, "ensemble.steps": 500}
+# Methods with one uniform model train it on every device, whatever its budget.
+METHODS: dict[str, dict[str, Any]] = {
+    "rafl a": {"strategy": "rafl"},
+    "rafl b": {"strategy": "rafl", "rafl.fusion": "ensemble"} | PUBLIC,
+    "fedavg": {"strategy": "fedavg"},
+    "fedprox": {"strategy": "fedprox", "fedprox.mu": 0.01},
+    "fednova": {"strategy": "fednova"},
+    "scaffold": {"strategy": "scaffold"},
+    "feddf": {"strategy": "feddf"} | PUBLIC,
+    "spatl": {"strategy": "spatl"},
+}
+FLEET = """
+[[group]]
+name = "small"
+share = 0.5
+memory = { uniform = ["24 MB", "60 MB"] }
+link = "4 Mbit/s"
+
+[[group]]
+name = "large"
+share = 0.5
+memory = { uniform = ["60 MB", "160 MB"] }
+link = "20 Mbit/s"
+"""
+Figures = dict[str, Any]
+
+
+def run(method: str, alpha: float, seed: int) -> Figures:
+    """One run: accuracy, bytes and simulated hours up to every evaluation, and the mean use of budgets."""
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = Path(folder) / "fleet.toml"
+        fleet.write_text(FLEET)
+        own = {"fleet": str(fleet), "alpha": alpha, "seed": seed, "output-dir": folder, "run-name": "run"}
+        run_dir = server_app.app.run(
+            InProcessGrid(client, 1), RunConfig.from_run_config(COMMON | METHODS[method] | own)
+        )
+        records = [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
+    bytes_so_far, rows = 0, []
+    for record in records:
+        bytes_so_far += record["bytes_down"] + record["bytes_up"]
+        if record["score"] is not None:
+            rows.append([record["round"], record["score"], bytes_so_far, record["simulated_seconds"] / 3600])
+    used = [record["memory_utilisation"] for record in records if record["memory_utilisation"]]
+    return {"rounds": rows, "memory_utilisation": mean(used) if used else None}
+
+
+def bytes_to(rows: list[list[float]], target: float) -> float | None:
+    """Bytes until an accuracy is reached; None where it never is."""
+    return next((row[2] for row in rows if row[1] >= target), None)
+
+
+def table(results: dict[str, Figures]) -> str:
+    """Per alpha and method: accuracy at the end, bytes in all and to the target, simulated hours, use of budgets."""
+    lines = [
+        f"| alpha | method | seeds | accuracy, mean of the last fifth | MB in all | MB to {TARGET:.0%} "
+        "| simulated hours | memory budget used |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for alpha in ALPHAS:
+        for method in METHODS:
+            runs = [results[key] for seed in SEEDS if (key := f"{method} {alpha} {seed}") in results]
+            if not runs:
+                continue
+            last = mean(mean(row[1] for row in r["rounds"][-max(1, len(r["rounds"]) // 5) :]) for r in runs)
+            to_target = [bytes_to(r["rounds"], TARGET) for r in runs]
+            reached = [value for value in to_target if value is not None]
+            price = f"{mean(reached) / 1e6:.0f}" if len(reached) == len(runs) else f"{len(reached)} of {len(runs)}"
+            used = [r["memory_utilisation"] for r in runs if r["memory_utilisation"]]
+            megabytes = mean(r["rounds"][-1][2] for r in runs) / 1e6
+            lines.append(
+                f"| {alpha} | {method} | {len(runs)} | {100 * last:.1f} | {megabytes:.0f} "
+                f"| {price} | {mean(r['rounds'][-1][3] for r in runs):.1f} "
+                f"| {f'{mean(used):.0%}' if used else ''} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Do the runs that are missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--only", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Figures] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for seed in () if arguments.table else arguments.seeds:
+        for alpha in ALPHAS:
+            for method in arguments.only:
+                key = f"{method} {alpha} {seed}"
+                if key not in results:
+                    results[key] = run(method, alpha, seed)
+                    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

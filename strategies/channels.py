@@ -1,0 +1,45 @@
+"""Which channels of a network are the strongest, by the norm of the filters that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from models.base import Family
+from models.placement import Axis, Coordinates, Select
+
+
+def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The L2 norm of every channel of every group: group -> vector of the group's full size (float64).
+
+    What counts are the filters that make a channel: its rows in all tensors of two or more dimensions whose first
+    dimension is the group. For a residual stream these are the rows of every layer that adds to it, so that one order
+    holds for all of them, for the norms behind them and for the layers that read them. Biases, norms, position
+    embeddings, and the weights with which later layers read a channel do not count.
+
+    Raises ValueError for a group that no filters make.
+    """
+    squares: dict[str, Tensor] = {}
+    for name, spec in family.tensors(family.full()).items():
+        axis = spec.axes[0] if len(spec.axes) > 1 else None
+        if isinstance(axis, Axis) and axis.group in family.groups:
+            rows = weights[name].to(torch.float64).square().reshape(family.groups[axis.group], -1).sum(dim=1)
+            squares[axis.group] = squares[axis.group] + rows if axis.group in squares else rows
+    missing = [group for group in family.groups if group not in squares]
+    if missing:
+        raise ValueError(f"{family.name}: no filters make the channels of {', '.join(missing)}, so they have no norm")
+    return {group: square.sqrt() for group, square in squares.items()}
+
+
+def strongest(norms: Mapping[str, Tensor]) -> Select:
+    """Select the channels of largest norm, in ascending order; of equal ones, the first."""
+    order = {group: torch.sort(norm, descending=True, stable=True).indices for group, norm in norms.items()}
+
+    def select(group: str, full: int, kept: int) -> Coordinates:
+        if kept == full:
+            return slice(0, full)
+        return order[group][:kept].sort().values
+
+    return select

@@ -1,0 +1,85 @@
+"""FedDF (Lin et al., NeurIPS 2020): the averaged model learns on public data what the devices' models say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from messages.packing import Layout
+from messages.parcels import Parcel
+from messages.sums import WeightedSum, flatten, mean_of
+from models.architecture import Architecture
+from models.base import Family, with_weights
+from strategies.ensemble import Ensemble, Teachers, require_public, teach
+from strategies.fedavg import OneModel
+from strategies.method import Contribution, Local, Order, Setup, Trained, Training
+from strategies.params import Params
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+class TeacherTraining(Training):
+    """Devices minimize the task's loss, L = CE(f(x), y). Their weights are not added up on the way: each teaches."""
+
+    @property
+    def needs_classes(self) -> bool:
+        """What models say of public data is a distribution over classes."""
+        return True
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """All tensors of the model, each device's by itself."""
+        return {"weights": Parcel.of(family.tensors(architecture))}
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class FedDF(OneModel):
+    """w <- sum_k (n_k / n) w_k, then Adam on KL(softmax(mean_k f(w_k, x)) || softmax(f(w, x))), x being public.
+
+    Algorithm 1 with Eq. 1, over one architecture: every device trains the whole model.
+    """
+
+    shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
+
+    def __init__(self, setup: Setup, params: Params) -> None:
+        super().__init__(setup, params)
+        self.teachers = Teachers(require_public("feddf", setup.public), setup.family.classes)
+        found = setup.shared["ensemble"]
+        assert isinstance(found, Ensemble)
+        self.ensemble = found
+        self.layout = Layout.of(self.family.tensors(self.architecture))
+        self.total = WeightedSum.zeros(self.layout)
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """All teachers are of one architecture."""
+        if both_models:
+            raise ValueError("both-models = True: feddf distills one model's networks into it: leave it false")
+
+    def local(self, order: Order) -> Local:
+        """Plain training."""
+        return TeacherTraining()
+
+    def absorb(self, contribution: Contribution) -> None:
+        """Add a device's weights, and what its model says of the public data."""
+        weights = contribution.own("weights")
+        flat = flatten(weights, self.layout)
+        self.total.check(flat, contribution.examples)
+        self.teachers.add(with_weights(self.family, self.architecture, weights))
+        self.total.add(flat, contribution.examples)
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Average, then distill; a round in which nobody answered changes nothing."""
+        if not self.total.weight:
+            return {}
+        self.weights |= mean_of(self.total, self.layout, self.weights)
+        self.total = WeightedSum.zeros(self.layout)
+        said, seed = self.teachers.take_mean(), int(self.rng(9).integers(2**63))
+        student = {entry.name: self.weights[entry.name] for entry in self.layout.entries}
+        with self.stopwatch.timed("distill"):
+            taught, figures = teach(
+                self.family, self.architecture, student, said, self.teachers.public, self.ensemble, seed
+            )
+        self.weights |= taught
+        return figures

@@ -1,0 +1,543 @@
+"""RaFL (Yu, Munoz and Jannesari 2024): a searched model for each device, and a small knowledge network that travels.
+
+"Resource-Aware Heterogeneous Federated Learning with Specialized Local Models".
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from devices.budget import Budget
+from messages.error import MessageError
+from messages.orders import Merge
+from messages.packing import Layout
+from messages.parcels import Parcel, Parcels, Weights
+from messages.sums import WeightedSum, flatten, mean_of
+from models.architecture import Architecture
+from models.base import Family, with_weights
+from models.cost import Cost, cost
+from models.family import make_family
+from models.layers import Network
+from models.space import Space
+from strategies.ensemble import Ensemble, Teachers, require_public, teach
+from strategies.losses import divergence
+from strategies.method import (
+    LEADING,
+    Answer,
+    Bench,
+    Contribution,
+    Group,
+    Local,
+    Model,
+    Order,
+    Selection,
+    Setup,
+    State,
+    Trained,
+    fits,
+    parcel_bytes,
+)
+from strategies.params import Count, Numbers, Params, Rate
+from strategies.search import ExactSearch, PoolSearch
+from strategies.submodel import CandidateMethod, initial_weights
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+class MutualLearning(Local):
+    """A device's personal model l and the knowledge network k learn from the labels and from each other.
+
+    They minimize L_l = CE(l(x), y) + KL(k || l) and L_k = CE(k(x), y) + KL(l || k) (Eqs. 3 to 6). The personal model
+    stays on the device.
+
+    Attributes:
+        knowledge_family: JSON of the knowledge network's family; "" is the personal models' own.
+        knowledge: JSON of its architecture.
+        first: the personal model's first weights are sent.
+        merged: knowledge networks may be added up on the way.
+    """
+
+    knowledge_family: str
+    knowledge: str
+    first: bool
+    merged: bool
+
+    @property
+    def needs_classes(self) -> bool:
+        """Divergences are between distributions over classes."""
+        return True
+
+    def network(self, family: Family) -> tuple[Family, Architecture]:
+        """The knowledge network's family and architecture."""
+        own, architecture = _network(self.knowledge_family, self.knowledge)
+        return own or family, architecture
+
+    def _weights(self, family: Family, merge: Merge | None) -> dict[str, Parcel]:
+        own, architecture = self.network(family)
+        return {"weights": Parcel.of(own.tensors(architecture), merge)}
+
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The knowledge network, and at first the personal model."""
+        personal = {"personal": Parcel.of(family.tensors(architecture))} if self.first else {}
+        return self._weights(family, None) | personal
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The knowledge network alone."""
+        return self._weights(family, Merge() if self.merged else None)
+
+    def facts(self, family: Family) -> dict[str, int]:
+        """`personal`: 1 where the device has a personal model now, 0 where it had lost it."""
+        return {"personal": 1}
+
+    def check_facts(self, facts: Mapping[str, Sequence[float]], examples: int) -> None:
+        """It is 0 or 1."""
+        if facts["personal"][0] not in (0, 1):
+            raise ValueError(f"the fact 'personal' is 0 or 1, not {facts['personal'][0]!r}")
+
+    def _personal(self, bench: Bench) -> Weights | None:
+        """What the device keeps, which is newer than what may have been sent once more; None where it has lost it."""
+        kept = bench.kept("personal")
+        return bench.received.get("personal") if kept is None else kept
+
+    def model(self, bench: Bench) -> Network:
+        """The personal model."""
+        weights = self._personal(bench)
+        if weights is None:
+            raise MessageError(f"this device keeps no personal model of {bench.architecture}")
+        return bench.build(weights)
+
+    def train(self, bench: Bench) -> Answer:
+        """Train both networks in one loop; where the personal model is lost, the knowledge network alone."""
+        own, architecture = self.network(bench.family)
+        knowledge = with_weights(own, architecture, bench.received["weights"]).to(bench.device)
+        weights = self._personal(bench)
+        if weights is None:
+            loss = bench.fit(knowledge, lambda inputs, labels: bench.task.loss(knowledge(inputs), labels))
+            return Answer(None, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [0.0]})
+        personal = bench.build(weights)
+        loss = learn_mutually(bench, personal, knowledge)
+        bench.keep("personal", personal.state_dict())
+        return Answer(personal, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [1.0]})
+
+
+def mutual_losses(personal: Tensor, knowledge: Tensor, task_loss: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """L_l and L_k of one batch (Eqs. 5 and 6): each network's loss, and its divergence from the other, held fixed.
+
+    Args:
+        personal, knowledge: logits, (batch, classes).
+        task_loss: the networks' own losses, which are means over the batch.
+    """
+    said_l, said_k = personal.log_softmax(dim=1), knowledge.log_softmax(dim=1)
+    return (
+        task_loss[0] + divergence(said_k.detach(), said_l),
+        task_loss[1] + divergence(said_l.detach(), said_k),
+    )
+
+
+def learn_mutually(bench: Bench, personal: nn.Module, knowledge: nn.Module) -> float:
+    """Train two networks on the same batches, each by an optimizer of its own; both predict before either steps.
+
+    Returns:
+        The mean of L_k over the examples seen.
+    """
+    networks = (personal, knowledge)
+    optimizers = [bench.optimizer(network) for network in networks]
+    seen, total = 0, torch.zeros((), dtype=torch.float64)
+    for network in networks:
+        network.train()
+    for inputs, labels in bench.batches(*networks):
+        logits = [network(inputs) for network in networks]
+        losses = mutual_losses(
+            logits[0], logits[1], (bench.task.loss(logits[0], labels), bench.task.loss(logits[1], labels))
+        )
+        for network, optimizer, loss in zip(networks, optimizers, losses, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if bench.training.clip_norm:
+                nn.utils.clip_grad_norm_(network.parameters(), bench.training.clip_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+        seen += len(labels)
+        total += losses[1].detach().to("cpu", torch.float64) * len(labels)
+    for network in networks:
+        network.zero_grad(set_to_none=True)
+    return float(total) / max(1, seen)
+
+
+@lru_cache(maxsize=16)
+def _network(family: str, architecture: str) -> tuple[Family | None, Architecture]:
+    """The knowledge network as a work order names it."""
+    own = make_family(json.loads(family)) if family else None
+    return own, Architecture.from_json(json.loads(architecture))
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class RaFLParams(Params):
+    """RaFL's settings."""
+
+    shares: Numbers = Field(
+        (0.25, 0.5, 0.75, 1.0),
+        description="Shares of its channels that a layer of a personal model may keep; 0 removes layers that may go",
+    )
+    min_blocks: Count = Field(1, description="Blocks that stay of each stage of a ResNet in a personal model")
+    searcher: Literal["exact", "pool"] = Field(
+        "exact", description="How personal models are found: by the exact search, or by a pool of random draws"
+    )
+    search_again: Rate = Field(
+        0.0,
+        description="Times the parameters of its personal model that a device's budget must allow for it to get a "
+        "larger one; 0: never",
+    )
+    knowledge_width: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="Width of the knowledge network; 0 is the smallest personal model that devices may get"
+    )
+    knowledge_family: str = Field(
+        "", description='Family of the knowledge network (docs/families.md); "" cuts it out of the supernet'
+    )
+    knowledge_arguments: str = Field("", description="Arguments of the knowledge network's own family")
+    fusion: Literal["average", "ensemble"] = Field(
+        "average",
+        description="How knowledge networks are fused: average (a), or from there on by ensemble distillation on "
+        "public-task (b)",
+    )
+
+    @field_validator("shares")
+    @classmethod
+    def _possible_shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(0 <= share <= 1 for share in shares) or max(shares, default=0) <= 0:
+            raise ValueError("every share lies in [0, 1], and one is above 0")
+        return shares
+
+    @field_validator("search_again")
+    @classmethod
+    def _possible_factor(cls, factor: float) -> float:
+        if 0 < factor < 1.1:
+            raise ValueError("at least 1.1, or devices would be sent models hardly larger than theirs; 0 for never")
+        return factor
+
+
+class RaFL(CandidateMethod):
+    """theta^k <- sum_l n_l / N_S theta_l^k over the devices S of a round (Eq. 7).
+
+    With ensemble distillation theta^k goes on from there to what the devices' networks say together (Eqs. 8 and 9).
+
+    At its first contact a device is sent the largest architecture of the supernet that fits its budget, with the
+    supernet's weights (Eq. 2). It stays there. The supernet itself is not trained by the rounds.
+
+    The device half is `MutualLearning`.
+    """
+
+    params_type: ClassVar[type[Params]] = RaFLParams
+    shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
+    family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
+
+    def __init__(self, setup: Setup, params: RaFLParams) -> None:
+        self.params = params
+        try:
+            self.space = Space.of(setup.family, sorted(params.shares), None, params.min_blocks)
+        except ValueError as error:
+            raise ValueError(
+                f"rafl.shares = {list(params.shares)}, rafl.min-blocks = {params.min_blocks}: {error}"
+            ) from None
+        super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
+        self.supernet = initial_weights(setup.family, setup.settings.seed)
+        self.own_family = _own_family(setup.family, params)
+        self.knowledge_family = self.own_family or setup.family
+        self.knowledge_architecture = self._knowledge_architecture()
+        self._check_size()
+        first = self.supernet if self.own_family is None else initial_weights(self.own_family, setup.settings.seed)
+        self.knowledge: Weights = self.knowledge_family.place(self.knowledge_architecture).gather(first)
+        self.layout = Layout.of(self.knowledge_family.tensors(self.knowledge_architecture))
+        self.total = WeightedSum.zeros(self.layout)
+        found = setup.shared["ensemble"]
+        assert isinstance(found, Ensemble)
+        self.ensemble = found
+        self.teachers: Teachers | None = None
+        if params.fusion == "ensemble":
+            public = require_public("rafl.fusion = 'ensemble'", setup.public)
+            self.teachers = Teachers(public, setup.family.classes)
+        self.personal_models: dict[int, list[Architecture]] = {}  # of every device those that it keeps, largest first
+        self.lost_models = 0
+        self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
+
+    @classmethod
+    def family_defaults(cls, params: RaFLParams) -> dict[str, Any]:
+        """No scaler; where layers may be left out, what passes through their place is bounded."""
+        return {"scaler": False, **({"activation": "relu6"} if 0 in params.shares else {})}
+
+    @classmethod
+    def check(cls, params: Any, *, both_models: bool) -> None:
+        """Every device has two networks already."""
+        if both_models:
+            raise ValueError("both-models = True: rafl gives every device a personal model and the knowledge network")
+        if params.knowledge_arguments and not params.knowledge_family:
+            raise ValueError(
+                f"rafl.knowledge-arguments = {params.knowledge_arguments!r}: they are arguments of "
+                "rafl.knowledge-family, which is not set"
+            )
+
+    def _knowledge_architecture(self) -> Architecture:
+        """The knowledge network's architecture in its family."""
+        width = self.params.knowledge_width
+        if self.own_family is not None:
+            return self.own_family.width(width or 1.0)
+        return self.family.width(width) if width else self.space.smallest()
+
+    def _check_size(self) -> None:
+        """Raise ValueError where the knowledge network is larger than a personal model that devices may get."""
+        smallest = self._plain(self.family, self.space.smallest()).parameters
+        knowledge = self._plain(self.knowledge_family, self.knowledge_architecture).parameters
+        if knowledge > smallest:
+            raise ValueError(
+                f"the knowledge network has {knowledge:,} parameters, and the smallest personal model that devices "
+                f"may get {smallest:,}: lower rafl.knowledge-width, or leave the smallest of rafl.shares out"
+            )
+
+    def start(self) -> None:
+        """Make the searcher, and log how large the networks are."""
+        super().start()
+        sizes = [self._plain(self.family, a).parameters for a in (self.space.smallest(), self.space.largest())]
+        knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
+        text = "Personal models of %s to %s parameters out of %.3g architectures; the knowledge network has %s"
+        log.info(text, f"{sizes[0]:,}", f"{sizes[1]:,}", self.space.size, f"{knowledge.parameters:,}")
+        if isinstance(self.searcher, ExactSearch) and not self.searcher.exact:
+            log.info("The search is thinned out, so that a little more may fit than is found")
+
+    # What devices get
+
+    @cached_property
+    def searcher(self) -> ExactSearch | PoolSearch:
+        """Finds a personal model under what the knowledge network leaves of a budget; made when it is first asked."""
+        if self.params.searcher == "pool":
+            return PoolSearch(self.space, lambda architecture: self._plain(self.family, architecture))
+        settings = self.settings
+        return ExactSearch(self.space, batch_size=settings.training.batch_size, optimizer=settings.optimizer)
+
+    def assign(self, device: int, budget: Budget) -> Architecture | None:
+        """The largest personal model of the device that fits, or what a search finds.
+
+        It is searched anew where none fits any more, and where the budget allows `search_again` times as much.
+        """
+        kept = self._largest_kept(device, budget)
+        if kept is not None and not self.params.search_again:
+            return kept
+        found = self.search(device, budget)
+        if kept is None:
+            return found or self.below_the_smallest
+        enough = self.params.search_again * self._plain(self.family, kept).parameters
+        return kept if found is None or self._plain(self.family, found).parameters < enough else found
+
+    def search(self, device: int, budget: Budget, *, grows: bool = True) -> Architecture | None:
+        """The best architecture for a budget (Eq. 2), the same for a device in every round; None: none fits."""
+        knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
+        memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
+        link_bytes = None if budget.payload_bytes is None else budget.payload_bytes - knowledge.payload_bytes
+        if memory_bytes <= 0 or (link_bytes is not None and link_bytes <= 0):
+            return None
+        left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes)
+        if isinstance(self.searcher, PoolSearch) and not grows:
+            return self.searcher.largest(left)
+        return self.searcher.find(left, self.settings.rng(0, 8, device))
+
+    def _largest_kept(self, device: int, budget: Budget) -> Architecture | None:
+        kept = self.personal_models.get(device, [])
+        return next((a for a in kept if fits(self._price(a, first=False), budget)), None)
+
+    def local(self, order: Order) -> Local:
+        """Mutual learning; the personal model is sent to a device that does not have it."""
+        return self._half(first=self._is_first(order))
+
+    def _half(self, *, first: bool) -> MutualLearning:
+        return MutualLearning(
+            knowledge_family=self._own_family_json,
+            knowledge=self._knowledge_json,
+            first=first,
+            merged=self.params.fusion == "average",
+        )
+
+    @cached_property
+    def _own_family_json(self) -> str:
+        return "" if self.own_family is None else json.dumps(self.own_family.spec(), sort_keys=True)
+
+    @cached_property
+    def _knowledge_json(self) -> str:
+        return json.dumps(self.knowledge_architecture.to_json())
+
+    def payload(self, group: Group) -> Parcels:
+        """The knowledge network, and for a first contact the personal model as it lies in the supernet."""
+        parcels = {"weights": self.knowledge}
+        if "personal" in group.sent:
+            parcels["personal"] = group.placement.gather(self.supernet)
+        return parcels
+
+    # What comes back
+
+    def absorb(self, contribution: Contribution) -> None:
+        """Add knowledge networks, weighted by examples; under ensemble distillation also what they say."""
+        if self.teachers is None:
+            self.total.include(contribution.sum_of("weights"))
+            return
+        weights = contribution.own("weights")
+        flat = flatten(weights, self.layout)
+        self.total.check(flat, contribution.examples)
+        self.teachers.add(with_weights(self.knowledge_family, self.knowledge_architecture, weights))
+        self.total.add(flat, contribution.examples)
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """The next knowledge network, and who has which personal model now."""
+        lost = 0
+        for done in trained:
+            if done.facts["personal"][0]:
+                self._note(done.device, done.order.architecture)
+            else:
+                lost += 1
+                self.personal_models.pop(done.device, None)
+        self.lost_models += lost
+        self.scorers = [
+            (done.device, done.order.architecture, LEADING) for done in trained if done.device in self.personal_models
+        ]
+        figures: dict[str, float | None] = {"personal_models_lost": lost}
+        if self.total.weight:
+            self.knowledge = mean_of(self.total, self.layout, self.knowledge)
+            self.total = WeightedSum.zeros(self.layout)
+        if self.teachers is not None and self.teachers.count:
+            figures |= self._distill(self.teachers)
+        return figures
+
+    def _note(self, device: int, architecture: Architecture) -> None:
+        kept = self.personal_models.setdefault(device, [])
+        if architecture not in kept:
+            kept.append(architecture)
+            kept.sort(key=lambda a: -self._plain(self.family, a).parameters)
+
+    def _distill(self, teachers: Teachers) -> dict[str, float | None]:
+        said, seed = teachers.take_mean(), int(self.rng(9).integers(2**63))
+        with self.stopwatch.timed("distill"):
+            self.knowledge, figures = teach(
+                self.knowledge_family,
+                self.knowledge_architecture,
+                self.knowledge,
+                said,
+                teachers.public,
+                self.ensemble,
+                seed,
+            )
+        return figures
+
+    # Scores
+
+    @property
+    def scored_architecture(self) -> Architecture:
+        """The knowledge network's, in its own family."""
+        return self.knowledge_architecture
+
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The knowledge network; personal models live on devices."""
+        return {
+            a: Model(self.knowledge_family, a, self.knowledge) for a in architectures if a == self.scored_architecture
+        }
+
+    def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]]:
+        """The round's devices score their personal models."""
+        return self.scorers
+
+    def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
+        """The personal model that the device keeps, or would be sent now; a pool does not grow by it."""
+        found = (
+            self._largest_kept(device, budget) or self.search(device, budget, grows=False) or self.below_the_smallest
+        )
+        return None if found is None else (found, LEADING)
+
+    # What it costs
+
+    def cost(self, architecture: Architecture) -> Cost:
+        """Of a first contact, at which the personal model travels too."""
+        return self._price(architecture, first=True)
+
+    def order_cost(self, order: Order) -> Cost:
+        """Of an order as it is: after the first contact the knowledge network alone travels."""
+        return self._price(order.architecture, first=self._is_first(order))
+
+    def _is_first(self, order: Order) -> bool:
+        return order.architecture not in self.personal_models.get(order.device, [])
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """Both networks in one step: the sum of what training each by itself takes."""
+        personal = self._plain(self.family, architecture)
+        knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
+        return replace(
+            personal,
+            peak_training_memory_bytes=personal.peak_training_memory_bytes + knowledge.peak_training_memory_bytes,
+            training_flops=personal.training_flops + knowledge.training_flops,
+        )
+
+    def _price(self, architecture: Architecture, *, first: bool) -> Cost:
+        down, up = parcel_bytes(self._half(first=first), self.family, architecture)
+        return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+
+    def _plain(self, family: Family, architecture: Architecture) -> Cost:
+        """What training one network by itself costs."""
+        training = self.settings.training
+        return cost(family, architecture, batch_size=training.batch_size, optimizer=self.settings.optimizer)
+
+    @property
+    def remedy(self) -> str:
+        """Smaller shares."""
+        return f"smaller shares in rafl.shares = {', '.join(f'{share:g}' for share in self.params.shares)!r}"
+
+    # State
+
+    def state(self) -> State:
+        """The knowledge network, and who has which personal models; the supernet follows from the seed."""
+        devices = [[d, [a.to_json() for a in kept]] for d, kept in sorted(self.personal_models.items())]
+        values: dict[str, Any] = {"personal_models": devices, "lost_models": self.lost_models}
+        if isinstance(self.searcher, PoolSearch):
+            values["search"] = self.searcher.state_dict()
+        return State({f"knowledge/{name}": value for name, value in self.knowledge.items()}, values)
+
+    def load(self, state: State) -> None:
+        """Restore `state`; ValueError where it is of another knowledge network."""
+        found = {name.removeprefix("knowledge/"): value for name, value in state.tensors.items()}
+        if {n: v.shape for n, v in found.items()} != {n: v.shape for n, v in self.knowledge.items()}:
+            raise ValueError("the checkpoint's knowledge network is another than the configuration's")
+        self.knowledge = {name: found[name] for name in self.knowledge}
+        self.personal_models = {
+            device: [Architecture.from_json(a) for a in kept] for device, kept in state.values["personal_models"]
+        }
+        self.lost_models = state.values["lost_models"]
+        if isinstance(self.searcher, PoolSearch):
+            self.searcher.load_state_dict(state.values["search"])
+
+
+def _own_family(supernet: Family, params: RaFLParams) -> Family | None:
+    """The knowledge network's own family, which reads what the supernet reads; None where it is cut out of that."""
+    if not params.knowledge_family:
+        return None
+    where = f"rafl.knowledge-family = {params.knowledge_family!r}, rafl.knowledge-arguments = "
+    where += repr(params.knowledge_arguments)
+    try:
+        arguments = tomllib.loads(f"arguments = {{{params.knowledge_arguments}}}")["arguments"]
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f'{where}: arguments must be like "first_channels = 16": {error}') from None
+    fixed = {"input_shape": list(supernet.input_shape), "classes": supernet.classes, "norm": "batch"}
+    try:
+        family = make_family({"name": params.knowledge_family, **arguments, **fixed})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if family.input_dtype != supernet.input_dtype:
+        raise ValueError(f"{where}: it reads other inputs than {supernet.name}")
+    return family

@@ -1,0 +1,272 @@
+"""SPATL (Yu et al., SC 2022): a shared encoder of which devices return salient channels, and predictors that stay.
+
+"SPATL: Salient Parameter Aggregation and Transfer Learning for Heterogeneous Federated Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from devices.budget import Budget
+from messages.error import MessageError
+from messages.orders import Merge
+from messages.packing import Layout
+from messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
+from messages.sums import UNIT, WeightedSum, device_weight, flatten
+from models.architecture import Architecture
+from models.base import Family
+from models.cost import Cost
+from models.layers import Network, TensorSpec
+from models.placement import Axis, Coordinates, Placement, Select
+from strategies.aggregation import CoordinateMean
+from strategies.channels import channel_norms, strongest
+from strategies.fedavg import OneModel
+from strategies.fednova import effective_steps
+from strategies.losses import Regularizer
+from strategies.method import (
+    LEADING,
+    Answer,
+    Bench,
+    Contribution,
+    Group,
+    Local,
+    Model,
+    Order,
+    Selection,
+    Setup,
+    State,
+    Trained,
+    Training,
+    with_parameter_copies,
+)
+from strategies.params import Params, PositiveRate
+
+
+def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
+    """The tensors of a network without its predictor, which is its last block, and the heads of early exits."""
+    blocks = family.blocks(architecture)
+    predictors = tuple(f"{block.name}." for block in blocks if block.exit or block is blocks[-1])
+    return {name: spec for name, spec in family.tensors(architecture).items() if not name.startswith(predictors)}
+
+
+def encoder_groups(family: Family, architecture: Architecture) -> dict[str, int]:
+    """The channel groups of the encoder, and how many channels of each an architecture keeps."""
+    kept = dict(zip(family.groups, architecture.widths, strict=True))
+    axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
+    groups = {axis.group for axis in axes if isinstance(axis, Axis)}
+    return {group: count for group, count in kept.items() if group in groups}
+
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+class SalientTraining(Training):
+    """Devices minimize L = CE(p(e(x)), y) over the shared encoder e and a predictor p of their own.
+
+    Steps in the encoder are corrected by control variates, as SCAFFOLD's. Of what was learned a device returns the
+    channels whose filters have the largest L2 norms, the same share of every group.
+
+    kept: that share of the channels.
+    """
+
+    kept: Annotated[float, Field(gt=0, le=1)]
+
+    def salient(self, family: Family) -> Architecture:
+        """The architecture of what is returned."""
+        return family.width(self.kept)
+
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The encoder, and the server's control variate."""
+        encoder = encoder_of(family, architecture)
+        return {"weights": Parcel.of(encoder), "control": Parcel.of(parameters_of(encoder))}
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The salient channels of the encoder and of the change of the device's control variate, and which they are."""
+        salient = self.salient(family)
+        encoder = encoder_of(family, salient)
+        channels = {
+            group: TensorSpec((count,), torch.int32, (None,))
+            for group, count in encoder_groups(family, salient).items()
+        }
+        return {
+            "weights": Parcel.of(encoder),
+            "control_change": Parcel.of(parameters_of(encoder)),
+            "channels": Parcel.of(channels),
+        }
+
+    def model(self, bench: Bench) -> Network:
+        """The encoder that was sent, and the device's predictor, a new one in its first round."""
+        encoder = bench.received["weights"]
+        kept = bench.kept("predictor")
+        predictor = bench.build().state_dict() if kept is None else kept
+        names = bench.family.tensors(bench.architecture)
+        return bench.build({name: encoder[name] if name in encoder else predictor[name] for name in names})
+
+    def train(self, bench: Bench) -> Answer:
+        """Train under the correction, renew the control variate where it is salient, and return what is salient."""
+        model = self.model(bench)
+        c = {name: value.to(bench.device) for name, value in bench.received["control"].items()}
+        x = {name: p.detach().clone() for name, p in model.named_parameters() if name in c}
+        kept = bench.kept("control") or {name: torch.zeros_like(value) for name, value in c.items()}
+        c_i = {name: value.to(bench.device) for name, value in kept.items()}
+        drift = Regularizer(correction={name: c_i[name] - c[name] for name in c})
+        loss = bench.fit(model, self.loss(bench, model), regularizer=drift)
+        length = effective_steps(bench.steps_taken, bench.training.momentum) * bench.training.learning_rate
+        y = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+        moved = {name: ((x[name].cpu() - y[name]) / length - c[name].cpu()) for name in c}
+
+        family = bench.family
+        select = strongest(channel_norms(family, y))
+        placement = family.place(self.salient(family), select)
+        parts = self.returned(family, bench.architecture)
+        layouts = {name: [entry.name for entry in part.layout.entries] for name, part in parts.items()}
+        salient = placement.of(layouts["control_change"])
+        change = salient.gather(moved)
+        new = {name: value.cpu().clone() for name, value in c_i.items()}
+        salient.add_to(new, change)
+        bench.keep("control", new)
+        bench.keep("predictor", {name: value for name, value in y.items() if name not in bench.received["weights"]})
+        channels = {
+            group: numbers(select(group, family.groups[group], count), count)
+            for group, count in encoder_groups(family, self.salient(family)).items()
+        }
+        weights = placement.of(layouts["weights"]).gather(y)
+        return Answer(model, {"weights": weights, "control_change": change, "channels": channels}, loss)
+
+
+def numbers(coordinates: Coordinates, count: int) -> Tensor:
+    """The numbers of the channels that a selection takes, as they travel."""
+    found = torch.arange(coordinates.start, coordinates.stop) if isinstance(coordinates, slice) else coordinates
+    assert len(found) == count
+    return found.to(torch.int32)
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class SpatlParams(Params):
+    """SPATL's settings."""
+
+    sparsity: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.3, description="Share of the encoder's channels that a device does not return"
+    )
+    eta: PositiveRate = Field(1.0, description="Learning rate of the server, as SCAFFOLD's eta_g")
+
+
+class Spatl(OneModel):
+    """x[j] <- x[j] + eta (mean over the devices that returned coordinate j of y_i[j] - x[j]); all others stay.
+
+    c[j] <- c[j] + 1 / N sum over these devices of the change of c_i[j], N being all devices. Every device trains the
+    whole network; predictors stay on devices.
+    """
+
+    params_type: ClassVar[type[Params]] = SpatlParams
+    returns_changes: ClassVar[bool] = True
+    only_sgd: ClassVar[bool] = True
+
+    def __init__(self, setup: Setup, params: SpatlParams) -> None:
+        super().__init__(setup, params)
+        self.params = params
+        names = encoder_of(self.family, self.architecture)
+        self.weights = {name: self.weights[name] for name in names}
+        self.mean = CoordinateMean(self.weights)
+        learned = [name for name in names if not name.endswith(STATISTICS)]
+        if not learned:
+            raise ValueError(f"spatl shares the layers before the last block, and {self.family.name} has none")
+        channel_norms(
+            self.family, {n: torch.zeros(s.shape) for n, s in self.family.tensors(self.family.full()).items()}
+        )
+        self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
+        self.control_mean = CoordinateMean(self.control)
+        self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
+
+    def local(self, order: Order) -> Local:
+        """Training under control variates; salient channels come back."""
+        return SalientTraining(kept=1 - self.params.sparsity)
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """Plain training beside x, c, c_i, their difference, and a gradient before there is one."""
+        return with_parameter_copies(super().training_cost(architecture), 5)
+
+    def payload(self, group: Group) -> Parcels:
+        """The encoder and the control variate."""
+        return {"weights": self.weights, "control": self.control}
+
+    def absorb(self, contribution: Contribution) -> None:
+        """Add what a device returned at the coordinates that it names; MessageError where they cannot be right."""
+        local = self.local(Order(0, self.architecture))
+        assert isinstance(local, SalientTraining)
+        placement = self._placement(local.salient(self.family), contribution.own("channels"))
+        ready = []
+        for name, mean, weighting in (
+            ("weights", self.mean, "examples"),
+            ("control_change", self.control_mean, "uniform"),
+        ):
+            layout: Layout = contribution.group.returned[name].layout
+            total = WeightedSum.zeros(layout)
+            weight = device_weight(Merge(weighting=weighting), contribution.examples)  # type: ignore[arg-type]
+            total.add(flatten(contribution.own(name), layout), weight)
+            mean.check(total)
+            ready.append((mean, layout, total))
+        for mean, layout, total in ready:
+            mean.add(placement, layout, total)
+
+    def _placement(self, salient: Architecture, channels: Weights) -> Placement:
+        """Where a device's channels lie in the encoder."""
+        for group, found in channels.items():
+            full = self.family.groups[group]
+            ascending = bool((found[1:] > found[:-1]).all())
+            if not ascending or int(found[0]) < 0 or int(found[-1]) >= full:
+                raise MessageError(f"channels of {group} must ascend within 0 to {full - 1}")
+
+        def select(group: str, full: int, kept: int) -> Coordinates:
+            return channels[group].to(torch.int64) if group in channels else slice(0, kept)
+
+        chosen: Select = select
+        return self.family.place(salient, chosen)
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Index-aware averages; a round in which nobody answered changes nothing."""
+        if not trained:
+            return {}
+        eta, old = self.params.eta, self.weights
+        mean = self.mean.mean(old)
+        for name in self.control:
+            mean[name] = old[name] + eta * (mean[name] - old[name])
+        self.weights = mean
+        senders = {name: weight / UNIT for name, weight in self.control_mean.weight().items()}
+        moved = self.control_mean.mean({name: torch.zeros_like(value) for name, value in self.control.items()})
+        devices = self.settings.devices
+        self.control = {name: c + senders[name] / devices * moved[name] for name, c in self.control.items()}
+        self.scorers = [(done.device, done.order.architecture, LEADING) for done in trained]
+        untouched = sum(int((count == 0).sum()) for count in senders.values())
+        return {"untouched_share": untouched / sum(count.numel() for count in senders.values())}
+
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """None on the server, which has no predictor."""
+        return {}
+
+    def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]]:
+        """The round's devices score the new encoder with their own predictors."""
+        return self.scorers
+
+    def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
+        """The whole network."""
+        architecture = self.assign(device, budget)
+        return None if architecture is None else (architecture, LEADING)
+
+    def state(self) -> State:
+        """The encoder and the control variate."""
+        state = super().state()
+        state.tensors |= {f"control/{name}": value for name, value in self.control.items()}
+        return state
+
+    def load(self, state: State) -> None:
+        """Restore the encoder and the control variate."""
+        super().load(state)
+        self.control = {name: state.tensors[f"control/{name}"] for name in self.control}

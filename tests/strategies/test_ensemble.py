@@ -1,0 +1,148 @@
+"""Ensemble distillation by hand: what teachers say together, and what a student learns of it."""
+
+from dataclasses import replace
+from math import log
+
+import numpy as np
+import pytest
+import torch
+
+from messages.error import MessageError
+from server_app.config import ConfigError
+from strategies.ensemble import Ensemble, Teachers, distill, require_public, teach
+from strategies.feddf import FedDF
+from strategies.method import Contribution, Group, Order
+from strategies.params import Params
+from tasks.public import PublicData
+from tests.small_run import METHODS, simulated_grid, small_config, started
+from tests.strategies.by_hand import CLASSIFIER_BIAS, Logits, OneHidden
+from tests.strategies.halves import FAMILY, setup
+
+PUBLIC = PublicData(torch.arange(20.0).view(20, 1, 1, 1), (torch.tensor([9.5]), torch.tensor([5.0])))
+SAID = torch.tensor([0.0, log(3), 0.0]).expand(20, -1)  # p = (1/5, 3/5, 1/5)
+ONE = OneHidden()
+ZERO = {name: torch.zeros(spec.shape) for name, spec in ONE.tensors(ONE.full()).items()}
+DIVERGENCE = 0.6 * log(9 / 5) + 0.4 * log(3 / 5)  # KL(p || uniform) over three classes
+
+
+def settings(**changes):
+    return Ensemble(**({"steps": 300, "batch_size": 4, "learning_rate": 0.05} | changes))
+
+
+def test_teachers_say_the_mean_of_their_logits():
+    """Eq. 8: not the mean of their probabilities."""
+    teachers = Teachers(PUBLIC, 3)
+    for logits in ([0.0, 3.0, 0.0], [2.0, 1.0, 0.0]):
+        teachers.add(Logits(*logits))
+    assert teachers.count == 2
+    assert teachers.take_mean().unique(dim=0).tolist() == [[1.0, 2.0, 0.0]]
+    assert teachers.count == 0
+
+
+def test_a_teacher_that_says_no_numbers_is_refused():
+    teachers = Teachers(PUBLIC, 3)
+    teachers.add(Logits(1.0, 0.0, 0.0))
+    with pytest.raises(MessageError, match="finite"):
+        teachers.add(Logits(float("nan"), 0.0, 0.0))
+    assert teachers.take_mean()[0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_student_of_zeros_says_all_classes_alike_and_learns_what_the_teachers_say():
+    """Eq. 9: KL(ens || k), which is 0.148 at first; KL(k || ens) would be 0.128."""
+    taught = distill(ONE, ONE.full(), ZERO, SAID, PUBLIC, settings(), seed=1)
+    assert taught.loss_before == pytest.approx(DIVERGENCE, abs=1e-6)
+    assert taught.loss_after < 1e-3
+    bias = taught.weights[CLASSIFIER_BIAS]
+    assert bias.softmax(dim=0).tolist() == pytest.approx([0.2, 0.6, 0.2], abs=0.02)
+    assert all((value == 0).all() for value in ZERO.values())
+
+
+def test_the_first_step_is_adams():
+    """A step of Adam is as long as its learning rate, against the gradient's sign: (1/3 - p) in the bias."""
+    taught = distill(ONE, ONE.full(), ZERO, SAID, PUBLIC, settings(steps=1, held_out=0.0), seed=1)
+    assert taught.weights[CLASSIFIER_BIAS].tolist() == pytest.approx([-0.05, 0.05, -0.05], abs=1e-6)
+
+
+def test_it_stops_where_the_held_out_examples_gain_nothing():
+    """Who says already what the teachers say begins with the least loss there is, and stays."""
+    perfect = ZERO | {CLASSIFIER_BIAS: SAID[0].clone()}
+    taught = distill(ONE, ONE.full(), perfect, SAID, PUBLIC, settings(steps=5000, patience=200), seed=1)
+    assert taught.steps <= 400
+    assert taught.loss_after == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_same_seed_gives_the_same_student():
+    first, second, other = (
+        distill(ONE, ONE.full(), ONE.initial() | ZERO, SAID * PUBLIC.inputs.view(20, 1), PUBLIC, settings(), seed)
+        for seed in (1, 1, 2)
+    )
+    assert all((first.weights[name] == value).all() for name, value in second.weights.items())
+    assert any((first.weights[name] != value).any() for name, value in other.weights.items())
+
+
+def test_a_student_that_diverges_leaves_the_average(caplog):
+    broken = ZERO | {CLASSIFIER_BIAS: torch.full((3,), float("nan"))}
+    weights, figures = teach(ONE, ONE.full(), broken, SAID, PUBLIC, settings(), 1)
+    assert weights is broken
+    assert figures["ensemble_steps"] == 0
+    assert "diverged" in caplog.text
+
+
+def test_public_data_must_be_there():
+    with pytest.raises(ValueError, match="feddf learns from public data, and the run has none: set public-task"):
+        require_public("feddf", None)
+    with pytest.raises(ValueError, match="too few"):
+        require_public("feddf", replace(PUBLIC, inputs=PUBLIC.inputs[:3]))
+
+
+# FedDF
+
+
+def test_feddf_averages_by_examples_before_it_distills():
+    """30 examples say 0.6 and 10 say 1.0: the student begins with 0.7. With a rate of almost nothing it ends there."""
+    public = PublicData(torch.arange(8 * 64).view(8, 1, 8, 8) % 17, (torch.tensor([8.0]), torch.tensor([5.0])))
+    shared = {"ensemble": Ensemble(steps=1, learning_rate=1e-12)}
+    method = FedDF(replace(setup(), shared=shared, public=public), Params())
+    whole = FAMILY.full()
+    parcels = method.local(Order(0, whole)).returned(FAMILY, whole)
+    assert parcels["weights"].merge is None
+    group = Group(whole, method.selection(0, whole), {}, parcels, FAMILY.place(whole))
+    for device, (examples, value) in enumerate([(30, 0.6), (10, 1.0)]):
+        weights = {name: torch.full(spec.shape, value) for name, spec in FAMILY.tensors(whole).items()}
+        method.absorb(Contribution(group, [device], [device], examples, {}, {"weights": weights}))
+    method.finish_round([])
+    learned = [name for name in method.weights if "running" not in name]
+    assert all(method.weights[name].unique().tolist() == pytest.approx([0.7], abs=1e-5) for name in learned)
+
+
+def test_feddf_runs(tmp_path):
+    engine, scorer = started(small_config(tmp_path, **METHODS["feddf"]))
+    record = engine.run_round(simulated_grid(), 1, scorer).record
+    assert record["metrics"]["ensemble_steps"] == 3
+
+
+# Public data
+
+
+def test_a_public_task_of_another_shape_is_refused_before_the_first_round(tmp_path):
+    data = tmp_path / "rgb"
+    data.mkdir()
+    images = np.zeros((8, 3, 9, 9), np.uint8)
+    images[::2] = 200
+    for part in ("train", "test"):
+        np.savez(data / f"{part}.npz", inputs=images, labels=np.arange(8) % 2)
+    keys = METHODS["feddf"] | {"public-task": "npz", "public-data-dir": str(data), "public-examples": 0}
+    with pytest.raises(ConfigError, match="public-task = 'npz': its inputs are 3x9x9, and the run's models read 1x8x8"):
+        started(small_config(tmp_path, **keys))
+
+
+def test_more_public_examples_than_there_are_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="has 1438 training inputs, and public-examples asks for 5000"):
+        started(small_config(tmp_path, **METHODS["feddf"] | {"public-examples": 5000}))
+
+
+def test_keys_of_public_data_need_the_task(tmp_path):
+    with pytest.raises(ConfigError, match="say nothing without it"):
+        small_config(tmp_path, **{"public-examples": 5})
+    with pytest.raises(ConfigError, match="no such public-task"):
+        small_config(tmp_path, **{"public-task": "digit"})

@@ -1,0 +1,304 @@
+"""RaFL's equations by hand, what travels and when, and which personal model a device gets."""
+
+import random
+import shutil
+from dataclasses import replace
+from math import log
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from devices.budget import Budget
+from messages.orders import LocalTraining
+from models.cost import cost
+from strategies.ensemble import Ensemble
+from strategies.method import Order, parcel_bytes
+from strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
+from tasks.public import PublicData
+from tests.small_run import METHODS, simulated_grid, small_config, started
+from tests.strategies.by_hand import Logits
+from tests.strategies.halves import FAMILY, came_back, setup
+
+SHARES = RaFLParams(shares=(0.25, 0.5, 1.0))
+
+
+def rafl(params=SHARES, **changes):
+    made = replace(setup(batch_size=16), shared={"ensemble": Ensemble(steps=1)}, **changes)
+    return RaFL(made, params)
+
+
+def plain(architecture):
+    return cost(FAMILY, architecture, batch_size=16, optimizer="sgd")
+
+
+def budget(memory_bytes, payload_bytes=None):
+    return Budget(memory_bytes, payload_bytes, None)
+
+
+# Eqs. 3 to 6
+
+
+def test_the_losses_of_both_networks_by_hand():
+    """p_l = (1/4, 3/4), p_k = (1/2, 1/2), the label is the second class.
+
+    CE(l) = -ln 3/4, CE(k) = ln 2; KL(k || l) = 1/2 ln 2 + 1/2 ln 2/3; KL(l || k) = 1/4 ln 1/2 + 3/4 ln 3/2.
+    """
+    personal, knowledge = torch.tensor([[0.0, log(3)]]), torch.tensor([[0.0, 0.0]])
+    label = torch.tensor([1])
+    losses = mutual_losses(personal, knowledge, (F.cross_entropy(personal, label), F.cross_entropy(knowledge, label)))
+    assert losses[0].item() == pytest.approx(-log(3 / 4) + log(2) / 2 + log(2 / 3) / 2)
+    assert losses[1].item() == pytest.approx(log(2) + log(1 / 2) / 4 + 3 * log(3 / 2) / 4)
+
+
+def test_divergences_are_means_over_the_batch():
+    """Beside the example above one on which both say the same: half of its divergences."""
+    personal, knowledge = torch.tensor([[0.0, log(3)], [1.0, 1.0]]), torch.zeros(2, 2)
+    zero = torch.zeros(())
+    losses = mutual_losses(personal, knowledge, (zero, zero))
+    assert losses[0].item() == pytest.approx((log(2) / 2 + log(2 / 3) / 2) / 2)
+    assert losses[1].item() == pytest.approx((log(1 / 2) / 4 + 3 * log(3 / 2) / 4) / 2)
+
+
+class MutualBench:
+    """Batches of two examples of the second class, and plain SGD with rate 1."""
+
+    def __init__(self, steps):
+        self.training, self._steps = LocalTraining(steps=steps, learning_rate=1.0), steps
+        self.task = SimpleNamespace(loss=F.cross_entropy)
+        self.device, self.chance = torch.device("cpu"), random.Random(0)
+
+    def batches(self, *models, once=False):
+        for _ in range(self._steps):
+            yield torch.zeros(2, 1), torch.ones(2, dtype=torch.int64)
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def test_both_networks_predict_before_either_steps_and_hold_each_other_fixed():
+    """The gradient in a network's own logits is (p - y) + (p - q), q being what the other says.
+
+    l: (1/4, -1/4) + (-1/4, 1/4) = 0. k: (1/2, -1/2) + (1/4, -1/4) = (3/4, -3/4). Had k moved before l saw it, or did a
+    gradient reach the other network, l would have moved.
+    """
+    personal, knowledge = Logits(0.0, log(3)), Logits(0.0, 0.0)
+    loss = learn_mutually(MutualBench(1), personal, knowledge)
+    assert personal.values.tolist() == pytest.approx([0.0, log(3)], abs=1e-6)
+    assert knowledge.values.tolist() == pytest.approx([-0.75, 0.75], abs=1e-6)
+    assert loss == pytest.approx(log(2) + log(1 / 2) / 4 + 3 * log(3 / 2) / 4)
+
+
+def test_the_second_step_sees_what_the_first_one_changed():
+    """After the first step k says q = (1/(1+e^1.5), ...); l then moves by -((p - y) + (p - q)), p = (1/4, 3/4)."""
+    personal, knowledge = Logits(0.0, log(3)), Logits(0.0, 0.0)
+    learn_mutually(MutualBench(2), personal, knowledge)
+    q = 1 / (1 + torch.tensor(1.5).exp().item())
+    moved = -(0.25 + 0.25 - q)
+    assert personal.values.tolist() == pytest.approx([moved, log(3) - moved], abs=1e-6)
+
+
+# Eq. 7
+
+
+def test_knowledge_networks_are_averaged_by_examples():
+    """30 examples say 0.6 and 10 say 1.0: 0.7."""
+    method = rafl()
+    trained = [
+        came_back(method, 30, {"weights": 0.6}, device=0, personal=[1.0]),
+        came_back(method, 10, {"weights": 1.0}, device=1, personal=[1.0]),
+    ]
+    method.finish_round(trained)
+    assert all(value.unique().tolist() == pytest.approx([0.7], abs=1e-6) for value in method.knowledge.values())
+
+
+def test_a_round_without_answers_changes_nothing():
+    method = rafl()
+    before = method.knowledge
+    method.finish_round([])
+    assert method.knowledge is before
+
+
+# Networks and what travels
+
+
+def test_the_knowledge_network_is_cut_out_of_the_supernet():
+    method = rafl()
+    wanted = FAMILY.place(FAMILY.width(0.25)).gather(method.supernet)
+    assert method.scored_architecture == FAMILY.width(0.25)
+    assert all((method.knowledge[name] == wanted[name]).all() for name in wanted)
+
+
+def test_it_may_be_of_a_family_of_its_own():
+    params = RaFLParams(shares=(0.5, 1.0), knowledge_family="lenet5", knowledge_arguments="conv_channels = [2, 2]")
+    with pytest.raises(ValueError, match=r"the knowledge network has .* parameters, and the smallest"):
+        rafl(params)  # its hidden layers are whole
+    small = params.model_copy(update={"knowledge_arguments": "conv_channels = [2, 2], hidden = [8]"})
+    method = rafl(small)
+    assert method.knowledge_family.groups == {"conv1": 2, "conv2": 2, "fc1": 8}
+    local = method.local(Order(0, FAMILY.full()))
+    names = [entry.name for entry in local.returned(FAMILY, FAMILY.full())["weights"].layout.entries]
+    assert names == list(method.knowledge)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"knowledge_width": 0.5}, "lower rafl.knowledge-width"),
+        ({"shares": (1e-12, 1.0)}, "rafl.shares = "),
+        ({"knowledge_family": "resnet99"}, "rafl.knowledge-family = 'resnet99'"),
+        ({"knowledge_family": "lenet5", "knowledge_arguments": "hidden"}, "arguments must be like"),
+        ({"fusion": "ensemble"}, "set public-task"),
+    ],
+)
+def test_what_cannot_be_is_said_before_the_first_round(changes, said):
+    with pytest.raises(ValueError, match=said):
+        rafl(SHARES.model_copy(update=changes))
+
+
+def test_the_personal_model_travels_once_and_the_knowledge_network_always():
+    method = rafl()
+    architecture = FAMILY.width(0.5)
+    order = Order(0, architecture)
+    small, personal = plain(FAMILY.width(0.25)).payload_bytes, plain(architecture).payload_bytes
+    assert parcel_bytes(method.local(order), FAMILY, architecture) == (small + personal, small)
+    assert method.order_cost(order).payload_bytes == small + personal
+    method.finish_round([replace(came_back(method, 4, {"weights": 1.0}, personal=[1.0]), order=order)])
+    assert parcel_bytes(method.local(order), FAMILY, architecture) == (small, small)
+    assert method.order_cost(order).payload_bytes == small
+    assert method.cost(architecture).payload_bytes == small + personal  # what a newcomer would need
+
+
+def test_memory_and_computation_are_those_of_both_networks():
+    method = rafl()
+    both = method.cost(FAMILY.full())
+    parts = [plain(FAMILY.full()), plain(FAMILY.width(0.25))]
+    assert both.peak_training_memory_bytes == sum(part.peak_training_memory_bytes for part in parts)
+    assert both.training_flops == sum(part.training_flops for part in parts)
+    assert both.parameters == parts[0].parameters
+
+
+# Search
+
+
+def owner_of(method, device, architecture):
+    done = came_back(method, 4, {"weights": 1.0}, device=device, personal=[1.0])
+    method.finish_round([replace(done, order=Order(device, architecture))])
+
+
+def test_a_device_gets_what_fits_beside_the_knowledge_network():
+    method = rafl()
+    exactly = method.cost(FAMILY.full()).peak_training_memory_bytes
+    assert method.assign(0, budget(exactly)) == FAMILY.full()
+    found = method.assign(0, budget(exactly - 1))
+    assert plain(found).parameters < plain(FAMILY.full()).parameters
+    assert method.cost(found).peak_training_memory_bytes < exactly
+    assert method.assign(0, budget(method.cost(FAMILY.width(0.25)).peak_training_memory_bytes - 1)) is None
+
+
+def test_the_first_transfer_fits_the_link():
+    method = rafl()
+    roomy = method.cost(FAMILY.full())
+    found = method.assign(0, budget(roomy.peak_training_memory_bytes, roomy.payload_bytes - 1))
+    assert method.cost(found).payload_bytes <= roomy.payload_bytes - 1
+    owner_of(method, 0, FAMILY.full())
+    link = plain(FAMILY.width(0.25)).payload_bytes  # now only the knowledge network travels
+    assert method.assign(0, budget(roomy.peak_training_memory_bytes, link)) == FAMILY.full()
+
+
+def test_a_device_keeps_its_model_while_it_fits_and_gets_a_smaller_one_where_it_does_not():
+    method = rafl()
+    owner_of(method, 0, FAMILY.width(0.5))
+    plenty, half = (method.cost(a).peak_training_memory_bytes for a in (FAMILY.full(), FAMILY.width(0.5)))
+    assert method.assign(0, budget(plenty)) == FAMILY.width(0.5)  # the paper searches once
+    smaller = method.assign(0, budget(half - 1))
+    assert plain(smaller).parameters < plain(FAMILY.width(0.5)).parameters
+    owner_of(method, 0, smaller)
+    assert method.assign(0, budget(half - 1)) == smaller
+    assert method.assign(0, budget(plenty)) == FAMILY.width(0.5)  # which is still there
+    assert not method.local(Order(0, FAMILY.width(0.5))).first
+
+
+def test_a_budget_that_has_grown_enough_brings_a_larger_model():
+    method = rafl(SHARES.model_copy(update={"search_again": 2.0}))
+    owner_of(method, 0, FAMILY.width(0.5))
+    assert method.assign(0, budget(method.cost(FAMILY.full()).peak_training_memory_bytes)) == FAMILY.full()
+    a_little = plain(FAMILY.width(0.5)).peak_training_memory_bytes + 1000
+    little = a_little + plain(FAMILY.width(0.25)).peak_training_memory_bytes
+    assert method.assign(0, budget(little)) == FAMILY.width(0.5)
+
+
+def test_a_device_is_scored_with_the_personal_model_that_it_has_or_would_be_sent():
+    method = rafl()
+    plenty = budget(method.cost(FAMILY.full()).peak_training_memory_bytes)
+    assert method.personal(0, plenty)[0] == FAMILY.full()
+    assert method.local(Order(0, FAMILY.full())).first
+    owner_of(method, 0, FAMILY.width(0.5))
+    assert method.personal(0, plenty)[0] == FAMILY.width(0.5)
+    assert [device for device, _, _ in method.scored_on_devices()] == [0]
+
+
+def test_the_state_is_the_knowledge_network_and_who_has_what():
+    first, second = rafl(), rafl()
+    owner_of(first, 3, FAMILY.width(0.5))
+    second.load(first.state())
+    assert second.personal_models == {3: [FAMILY.width(0.5)]}
+    assert all((second.knowledge[name] == first.knowledge[name]).all() for name in first.knowledge)
+
+
+# Whole rounds
+
+
+def run(engine, scorer, numbers, grid):
+    return [engine.run_round(grid, number, scorer).record for number in numbers]
+
+
+def test_only_the_knowledge_network_travels_once_all_devices_have_their_models(tmp_path):
+    engine, scorer = started(small_config(tmp_path, **METHODS["rafl"] | {"devices-per-round": 6, "evaluate-every": 9}))
+    grid = simulated_grid()
+    first, second = run(engine, scorer, (1, 2), grid)
+    family, method = engine.method.family, engine.method
+    small = sum(4 * value.numel() for value in method.knowledge.values())
+    models = [kept[0] for kept in method.personal_models.values()]
+    personal = sum(4 * sum(torch.Size(spec.shape).numel() for spec in family.tensors(a).values()) for a in models)
+    assert len(models) == 6
+    assert (first["bytes_down"], first["bytes_up"]) == (6 * small + personal, 6 * small)
+    assert (second["bytes_down"], second["bytes_up"]) == (6 * small, 6 * small)
+
+
+def test_a_device_that_lost_its_model_helps_without_it_and_is_sent_the_supernets_again(tmp_path):
+    keys = METHODS["rafl"] | {"devices-per-round": 6, "evaluate-every": 9, "local-steps": 2}
+    engine, scorer = started(small_config(tmp_path, **keys))
+    grid = simulated_grid()
+    run(engine, scorer, (1,), grid)
+    [folder] = (tmp_path / "runs").rglob("device-2")
+    shutil.rmtree(folder)
+    second, third = run(engine, scorer, (2, 3), grid)
+    assert (second["devices_state_lost"], second["metrics"]["personal_models_lost"]) == (1, 1)
+    assert second["devices_replied"] == 6
+    assert third["metrics"]["personal_models_lost"] == 0
+    assert third["bytes_down"] > second["bytes_down"]
+    assert engine.method.lost_models == 1
+    assert 2 in engine.method.personal_models
+
+
+def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tmp_path):
+    keys = METHODS["rafl"] | {"evaluate-every": 1, "local-steps": 20, "local-epochs": 1}
+    engine, scorer = started(small_config(tmp_path, **keys))
+    record = run(engine, scorer, (1,), simulated_grid())[0]
+    [model] = engine.scored.values()
+    assert record["score"] == scorer(model).score
+    assert all((model.weights[name] == value).all() for name, value in engine.method.knowledge.items())
+    assert record["score_by_tier"].keys() == {engine.population.tier(d) for d in engine.method.personal_models}
+
+
+def test_ensemble_distillation_goes_on_from_the_average(tmp_path):
+    """The teachers' mean is what a student learns that begins with the average (Eqs. 8 and 9)."""
+    public = PublicData(torch.arange(4 * 64).view(4, 1, 8, 8) % 17, (torch.tensor([8.0]), torch.tensor([5.0])))
+    method = rafl(SHARES.model_copy(update={"fusion": "ensemble"}), public=public)
+    assert method.local(Order(0, FAMILY.full())).returned(FAMILY, FAMILY.full())["weights"].merge is None
+    engine, scorer = started(small_config(tmp_path, **METHODS["rafl ensemble"]))
+    record = run(engine, scorer, (1,), simulated_grid())[0]
+    assert record["metrics"]["ensemble_steps"] == 3
+    assert "distill" in record["server_seconds"]
