@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -20,7 +19,7 @@ from strategies.aggregation import CoordinateMean
 from strategies.fedadam import FedAdamParams, adam_step
 from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
 from strategies.params import Fraction
-from strategies.submodel import CandidateMethod, initial_weights
+from strategies.submodel import CandidateMethod, by_depth, first_weights
 
 
 class InclusiveFLParams(FedAdamParams):
@@ -124,16 +123,13 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
 def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
     """The types' architectures, largest first.
 
-    They are the family's candidates where those differ in depth, and otherwise the whole network and the first two
-    thirds and the first third of its layers, as the paper's 12, 8 and 4. Raises ValueError where the family is not cut
-    in depth.
+    They are the family's candidates where those differ in depth, and otherwise thirds of its depth, as the paper's 12,
+    8 and 4. Raises ValueError where the family is not cut in depth.
     """
     candidates = family.candidates(widths)
     if len({len(layers_of(family, architecture).blocks) for architecture in candidates}) > 1:
         return candidates
-    depth = len(layers_of(family, family.full()).blocks)
-    counts = sorted({math.ceil(depth * thirds / 3) for thirds in (1, 2, 3)}, reverse=True)
-    return [family.first_layers(count) for count in counts]
+    return by_depth(family)
 
 
 class InclusiveFL(CandidateMethod):
@@ -152,6 +148,7 @@ class InclusiveFL(CandidateMethod):
     """
 
     params_type: ClassVar[type[InclusiveFLParams]] = InclusiveFLParams
+    takes_initial_weights: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: InclusiveFLParams) -> None:
         family = setup.family
@@ -159,7 +156,7 @@ class InclusiveFL(CandidateMethod):
         self.params = params
         self.layers = {a: layers_of(family, a) for a in self.candidates}
         _check_alike(family, self.layers)
-        whole = initial_weights(family, setup.settings.seed)
+        whole = first_weights(setup)
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
             for architecture, weights in self.weights.items():
@@ -244,6 +241,8 @@ class InclusiveFL(CandidateMethod):
             if not total or len(owners) < 2:
                 continue
             for name in names:
+                if self.family.is_frozen(name):
+                    continue  # it is alike in all types, and rounding must not change it
                 mean = sum((self.weights[a][name] * (users[a] / total) for a in owners), torch.zeros(()))
                 for architecture in owners:
                     self.weights[architecture][name] = mean.clone()
