@@ -160,9 +160,7 @@ class FlexiFed(CandidateMethod):
 
     def _common_to_all(self, signatures: Sequence[Sequence[Signature]]) -> list[list[int]]:
         """Of every type's tensors, who holds them: the largest type what is common to all, each type all others."""
-        return [
-            [0] * self.common + [number] * (len(found) - self.common) for number, found in enumerate(signatures)
-        ]
+        return [[0] * self.common + [number] * (len(found) - self.common) for number, found in enumerate(signatures)]
 
     # What devices get
 

@@ -181,7 +181,11 @@ class InclusiveFL(CandidateMethod):
 
     def local(self, order: Order) -> Local:
         """Plain training; with heads of the devices' own their names."""
-        return InclusiveFLLocal(head=self.layers[order.architecture].head if self.params.head == "own" else ())
+        if self.params.head != "own":
+            return InclusiveFLLocal()
+        # A fleet whose budgets are those of a width has that priced, and it is no type.
+        layers = self.layers.get(order.architecture) or layers_of(self.family, order.architecture)
+        return InclusiveFLLocal(head=layers.head)
 
     def payload(self, group: Group) -> Parcels:
         """The model of the devices' type."""

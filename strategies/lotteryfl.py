@@ -272,9 +272,7 @@ class LotteryFL(OneModel):
 
     def _half(self, prunings: int, *, begins: bool) -> TicketTraining:
         p = self.params
-        return TicketTraining(
-            prunings=prunings, begins=begins, pruned=p.pruned, threshold=p.threshold, target=p.target
-        )
+        return TicketTraining(prunings=prunings, begins=begins, pruned=p.pruned, threshold=p.threshold, target=p.target)
 
     def training_cost(self, architecture: Architecture) -> Cost:
         """Plain training beside the first weights and the masks."""

@@ -18,7 +18,7 @@ from strategies.settings import RoundSettings
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 
 VIT = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
-SHARED = 3 + 16  # tensors of the embedding and of block0: its two norms, four linear layers of attention, two of the MLP
+SHARED = 3 + 16  # tensors of the embedding and of block0: two norms, attention of four linear layers, an MLP of two
 
 
 def flexifed(sharing="clustered", family=VIT, widths=(1.0,), initial=None):
@@ -139,7 +139,11 @@ def test_types_begin_with_given_weights():
     given = {"block1_mlp.fc1.weight": torch.full((4, 4), 7.0)}
     method = flexifed("clustered", initial=given)
     models = method.models(method.candidates)
-    has = [m.weights["block1_mlp.fc1.weight"].unique().tolist() for a, m in models.items() if "block1_mlp.fc1.weight" in m.weights]
+    has = [
+        m.weights["block1_mlp.fc1.weight"].unique().tolist()
+        for a, m in models.items()
+        if "block1_mlp.fc1.weight" in m.weights
+    ]
     assert has == [[7.0], [7.0]]
 
 
@@ -167,7 +171,7 @@ def test_layers_of_its_own_travel_to_a_device_once():
 
 
 def test_a_device_goes_on_with_its_own_layers():
-    """Those it keeps count before those it is sent; a head of 7 is trained to 8 and stays, the rest goes from 2 to 3."""
+    """What it keeps counts before what it is sent; a head of 7 is trained to 8 and stays, the rest goes from 2 to 3."""
     architecture = VIT.full()
     kept = {}
     built = []
@@ -188,7 +192,13 @@ def test_a_device_goes_on_with_its_own_layers():
     tensors = {n: torch.full(VIT.tensors(architecture)[n].shape, value[n]) for n in names}
     received = {"weights": {n: tensors[n] for n in names[:SHARED]}, "own": {n: tensors[n] for n in names[SHARED:]}}
     bench = SimpleNamespace(
-        received=received, build=build, kept=kept.get, keep=kept.__setitem__, fit=fit, family=VIT, architecture=architecture
+        received=received,
+        build=build,
+        kept=kept.get,
+        keep=kept.__setitem__,
+        fit=fit,
+        family=VIT,
+        architecture=architecture,
     )
     answer = TrainingOfCommonLayers(weighting="uniform", common=SHARED, begins=True).train(bench)
     assert built[0] == {n: [value[n]] for n in names}
@@ -215,7 +225,7 @@ def test_rounds_with_layers_of_the_devices_own(tmp_path):
     again.load(engine.state())
     assert again.method.scored_on_devices() == method.scored_on_devices()
     other, _ = started(small_config(tmp_path, **keys | {"flexifed.sharing": "max"}))
-    with pytest.raises(ValueError, match="another flexifed.sharing"):
+    with pytest.raises(ValueError, match=r"another flexifed\.sharing"):
         other.load(engine.state())
 
 

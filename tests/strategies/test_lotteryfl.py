@@ -251,7 +251,7 @@ def test_a_restart_goes_on_with_all_masks():
     assert all(torch.equal(mine[name], other[name]) for name in mine)
     state = first.state()
     state.tensors["mask/0"][0] ^= 1 << 7
-    with pytest.raises(ValueError, match="after 1 prunings of lotteryfl.pruned = 0.5"):
+    with pytest.raises(ValueError, match=r"after 1 prunings of lotteryfl\.pruned = 0\.5"):
         second.load(state)
     with pytest.raises(ValueError, match="mask of device 0 is of another model, or missing"):
         second.load(replace(state, tensors={n: t for n, t in state.tensors.items() if n != "mask/0"}))
@@ -272,5 +272,5 @@ def test_rounds_in_which_all_prune_bring_fewer_bytes_each_time(tmp_path):
     assert up == sorted(up, reverse=True)
     assert up[-1] < 0.5 * up[0]
     assert results[-1].record["personal_score"] is not None
-    shares = [result.record["kept_share"] for result in results]
+    shares = [result.record["metrics"]["kept_share"] for result in results]
     assert shares == sorted(shares, reverse=True)
