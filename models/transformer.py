@@ -233,8 +233,8 @@ class Transformer(BlockFamily):
     channels in every sub-model. Every block but the first may be left out. There are no batch norms, so that `norm`
     changes nothing, and no dropout.
 
-    `depths` are the numbers of blocks that devices may get, ascending and up to `depth`; widths then play no part, and a
-    width rate is a share of the blocks. With () devices get cuts in width.
+    `depths` are the numbers of blocks that devices may get, ascending and up to `depth`. Widths then play no part, and
+    a width rate is a share of the blocks. With () devices get cuts in width.
 
     `scaler` divides as HeteroFL does: queries, keys and values by the kept share of heads, the inside
     of an MLP by its own, and what attention and MLP add to the stream by the stream's. Embeddings are not divided:

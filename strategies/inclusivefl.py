@@ -107,7 +107,8 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
         )
     [prefixes] = family.stacks.values()
     blocks: list[dict[str, str]] = [{} for _ in prefixes]
-    embeddings, head = [], []
+    embeddings: list[str] = []
+    head: list[str] = []
     for name in family.tensors(architecture):
         number = next((n for n, prefix in enumerate(prefixes) if name.startswith((f"{prefix}.", f"{prefix}_"))), None)
         if number is not None:
