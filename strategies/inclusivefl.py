@@ -160,6 +160,12 @@ class InclusiveFL(CandidateMethod):
         whole = first_weights(setup)
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
+            heads = {name for layers in self.layers.values() for name in layers.head}
+            if frozen := [name for name in sorted(heads) if family.is_frozen(name)]:
+                raise ValueError(
+                    f"inclusivefl.head = 'own': every device trains a head of its own, and freeze names {frozen[0]}: "
+                    "leave the head out of it"
+                )
             for architecture, weights in self.weights.items():
                 for name in self.layers[architecture].head:
                     del weights[name]

@@ -1,5 +1,6 @@
 """InclusiveFL's server by numbers worked out by hand from Algorithm 1, and heads of the devices' own."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -185,6 +186,9 @@ def test_families_that_share_no_layers_are_refused():
     with pytest.raises(ValueError, match="one stack of layers"):
         inclusive(LeNet5(input_shape=(1, 8, 8)))
     method = inclusive()
+    frozen = replace(VIT, freeze=("head",))
+    with pytest.raises(ValueError, match=r"freeze names head\.classifier\.bias: leave the head out"):
+        inclusive(frozen, head="own")
     other = Contribution(group_of(method, VIT.width(0.5)), [0], [0], 1, {"weights": None}, {})
     with pytest.raises(MessageError, match="no type's"):
         method.absorb(other)
