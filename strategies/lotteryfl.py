@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -261,6 +261,11 @@ class LotteryFL(OneModel):
         return {name: value.flatten() for name, value in self.weights.items()}
 
     # What devices get
+
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """Not as a `running_mean`: every device has coordinates of its own."""
+        return False
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The whole model, and a group of its own: no two devices have the same mask."""
