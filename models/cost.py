@@ -147,7 +147,7 @@ def distinct_convolutions(family: BlockFamily, arch: Architecture) -> set[Convol
     return _follow(family, arch, 1).convolutions
 
 
-def inference_macs(family: Family, arch: Architecture) -> int:
+def inference_macs(family: BlockFamily, arch: Architecture) -> int:
     """Return the multiplications, each with an addition, of one example's forward pass.
 
     This is what papers on architecture search call "FLOPs". Counted are those of convolutions, linear layers and

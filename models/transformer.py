@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -232,6 +233,9 @@ class Transformer(BlockFamily):
     channels in every sub-model. Every block but the first may be left out. There are no batch norms, so that `norm`
     changes nothing, and no dropout.
 
+    `depths` are the numbers of blocks that devices may get, ascending and up to `depth`. Widths then play no part, and
+    a width rate is a share of the blocks. With () devices get cuts in width.
+
     `scaler` divides as HeteroFL does: queries, keys and values by the kept share of heads, the inside
     of an MLP by its own, and what attention and MLP add to the stream by the stream's. Embeddings are not divided:
     what they read is never cut, so they do not shrink as a model does (and in front of a layer norm it would not
@@ -242,6 +246,7 @@ class Transformer(BlockFamily):
     depth: int = 12
     heads: int = 3
     mlp: int = 768
+    depths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("hidden", "depth", "heads", "mlp"):
@@ -249,6 +254,13 @@ class Transformer(BlockFamily):
                 raise ValueError(f"{self.name}: {field} must be a number >= 1, not {getattr(self, field)!r}")
         if self.hidden % self.heads:
             raise ValueError(f"{self.name}: hidden must be a multiple of heads, {self.hidden} is none of {self.heads}")
+        depths = self.depths
+        if not isinstance(depths, tuple) or not all(is_count(depth) for depth in depths):
+            raise ValueError(f"{self.name}: depths must be numbers of blocks such as [2, 4], not {depths!r}")
+        if depths and list(depths) != sorted({*depths, self.depth}):
+            raise ValueError(
+                f"{self.name}: depths must ascend and end with depth = {self.depth}, not be {list(depths)}"
+            )
         super().__post_init__()
 
     @property
@@ -273,6 +285,16 @@ class Transformer(BlockFamily):
     def removable(self) -> Mapping[str, tuple[str, ...]]:
         """All blocks but the first."""
         return {block: (f"{block}.heads", f"{block}.mlp") for block in self.block_names[1:]}
+
+    def candidates(self, widths: Iterable[float]) -> list[Architecture]:
+        """Return the cuts of these width rates, or of `depths` where there are some, largest first."""
+        return [self.first_layers(depth) for depth in reversed(self.depths)] or super().candidates(widths)
+
+    def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
+        """See `Family.up_to`; with `depths`, the first of them that has this share of the blocks."""
+        found = super().up_to(exit, rate, rounding)
+        wanted = rounding(round(rate * self.depth, 9))
+        return self.first_layers(next(depth for depth in self.depths if depth >= wanted)) if self.depths else found
 
     def first_layers(self, count: int) -> Architecture:
         """Return the network of the first `count` blocks."""

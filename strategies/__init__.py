@@ -16,10 +16,12 @@ from strategies.fednova import FedNova
 from strategies.fedprox import FedProx
 from strategies.fedrolex import FedRolex
 from strategies.fjord import FjORD
+from strategies.flexifed import FlexiFed
 from strategies.heterofl import HeteroFL
 from strategies.hypemefed import HypeMeFed
 from strategies.inclusivefl import InclusiveFL
 from strategies.local import LocalOnly
+from strategies.lotteryfl import LotteryFL
 from strategies.method import Method
 from strategies.model_search import ModelSearch
 from strategies.q_fedavg import QFedAvg
@@ -50,6 +52,8 @@ METHODS: dict[str, type[Method]] = {
         DepthFL,
         ScaleFL,
         InclusiveFL,
+        FlexiFed,
+        LotteryFL,
         RaFL,
         FedDF,
         Spatl,

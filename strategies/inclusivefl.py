@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -19,7 +18,7 @@ from models.layers import Network, TensorSpec
 from strategies.fedadam import FedAdamParams, adam_step
 from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
 from strategies.params import Fraction
-from strategies.submodel import CandidateMethod, first_weights
+from strategies.submodel import CandidateMethod, by_depth, first_weights
 
 
 class InclusiveFLParams(FedAdamParams):
@@ -124,16 +123,13 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
 def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
     """The types' architectures, largest first.
 
-    They are the family's candidates where those differ in depth, and otherwise the whole network and the first two
-    thirds and the first third of its layers, as the paper's 12, 8 and 4. Raises ValueError where the family is not cut
-    in depth.
+    They are the family's candidates where those differ in depth, and otherwise thirds of its depth, as the paper's 12,
+    8 and 4. Raises ValueError where the family is not cut in depth.
     """
     candidates = family.candidates(widths)
     if len({len(layers_of(family, architecture).blocks) for architecture in candidates}) > 1:
         return candidates
-    depth = len(layers_of(family, family.full()).blocks)
-    counts = sorted({math.ceil(depth * thirds / 3) for thirds in (1, 2, 3)}, reverse=True)
-    return [family.first_layers(count) for count in counts]
+    return by_depth(family)
 
 
 class InclusiveFL(CandidateMethod):
@@ -163,6 +159,12 @@ class InclusiveFL(CandidateMethod):
         whole = first_weights(setup)
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
+            heads = {name for layers in self.layers.values() for name in layers.head}
+            if frozen := [name for name in sorted(heads) if family.is_frozen(name)]:
+                raise ValueError(
+                    f"inclusivefl.head = 'own': every device trains a head of its own, and freeze names {frozen[0]}: "
+                    "leave the head out of it"
+                )
             for architecture, weights in self.weights.items():
                 for name in self.layers[architecture].head:
                     del weights[name]
@@ -190,8 +192,11 @@ class InclusiveFL(CandidateMethod):
 
     def local(self, order: Order) -> Local:
         """Plain training; with heads of the devices' own their names."""
-        head = self.layers[self.candidates[0]].head  # of the same names in all types
-        return InclusiveFLLocal(head=head if self.params.head == "own" else ())
+        if self.params.head != "own":
+            return InclusiveFLLocal()
+        # A fleet whose budgets are those of a width has that priced, and it is no type.
+        layers = self.layers.get(order.architecture) or layers_of(self.family, order.architecture)
+        return InclusiveFLLocal(head=layers.head)
 
     def payload(self, group: Group) -> Parcels:
         """The model of the devices' type."""
@@ -251,6 +256,8 @@ class InclusiveFL(CandidateMethod):
             if not total or len(owners) < 2:
                 continue
             for name in names:
+                if self.family.is_frozen(name):
+                    continue  # it is alike in all types, and rounding must not change it
                 mean = sum((self.weights[a][name] * (users[a] / total) for a in owners), torch.zeros(()))
                 for architecture in owners:
                     self.weights[architecture][name] = mean.clone()

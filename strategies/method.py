@@ -60,6 +60,7 @@ class Bench(Protocol):
         chance: the only source of chance that a loss may use, seeded by the order. A backend that computes one graph
             for all batches cannot take a loss that draws from it.
         device: where to compute.
+        keeps: whether the device keeps what the order comes to; False in an evaluation.
         steps_taken: optimizer steps so far.
     """
 
@@ -71,6 +72,7 @@ class Bench(Protocol):
     earlier: Network | None
     chance: random.Random
     device: torch.device
+    keeps: bool
     steps_taken: int
 
     @property
@@ -293,6 +295,11 @@ class Selection:
 
 
 LEADING = Selection()
+
+
+def of_one_device(device: int) -> Select:
+    """The rule of a selection that makes each device a group of its own: the leading channels, whatever its number."""
+    return leading
 
 
 @dataclass(frozen=True)

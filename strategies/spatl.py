@@ -19,7 +19,7 @@ from messages.packing import Layout
 from messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
 from messages.sums import UNIT, WeightedSum, device_weight, flatten
 from models.architecture import Architecture
-from models.base import Family
+from models.base import Family, described
 from models.cost import Cost
 from models.layers import Network, TensorSpec
 from models.placement import Axis, Coordinates, Placement, Select
@@ -49,7 +49,7 @@ from strategies.params import Params, PositiveRate
 
 def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
     """The tensors of a network without its predictor, which is its last block, and the heads of early exits."""
-    blocks = family.blocks(architecture)
+    blocks = described(family, "spatl").blocks(architecture)
     predictors = tuple(f"{block.name}." for block in blocks if block.exit or block is blocks[-1])
     return {name: spec for name, spec in family.tensors(architecture).items() if not name.startswith(predictors)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -152,6 +153,20 @@ class SubModelMethod(CandidateMethod):
 def by_exit(family: Family) -> list[Architecture]:
     """The networks up to each exit of a family, deepest first."""
     return [family.up_to(exit) for exit in range(len(family.segments), 0, -1)]
+
+
+def by_depth(family: Family) -> list[Architecture]:
+    """The whole network, and the first two thirds and the first third of the layers of its one stack, deepest first.
+
+    Raises ValueError where the family has no such stack.
+    """
+    if len(family.stacks) != 1:
+        raise ValueError(
+            f"{family.name} is not cut in depth: it has {len(family.stacks)} stacks of layers alike, not one"
+        )
+    [layers] = family.stacks.values()
+    counts = sorted({math.ceil(len(layers) * thirds / 3) for thirds in (1, 2, 3)}, reverse=True)
+    return [family.first_layers(count) for count in counts]
 
 
 def require_exits(method: str, family: Family) -> None:

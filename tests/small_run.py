@@ -88,6 +88,19 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "rafl ensemble": {"strategy": "rafl", "rafl.fusion": "ensemble"} | PUBLIC,
     "feddf": {"strategy": "feddf"} | PUBLIC,
+    "flexifed": {
+        "strategy": "flexifed",
+        "family": "vit-tiny",
+        "family-arguments": "hidden = 12, depth = 3, heads = 2, mlp = 16",
+        "below-smallest": "smallest",
+    },
+    "flexifed max": {
+        "strategy": "flexifed",
+        "flexifed.sharing": "max",
+        "below-smallest": "smallest",
+    }
+    | CHOICE,
+    "lotteryfl": {"strategy": "lotteryfl", "lotteryfl.threshold": 0.0},
     "fjord without distillation": {"strategy": "fjord", "fjord.distillation": False},
 }
 # All methods: those that stand in `strategies.METHODS` and not above run with their defaults. The rows of fedavg are

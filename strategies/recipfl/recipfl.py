@@ -19,7 +19,6 @@ from devices.budget import Budget
 from messages.packing import MessageError
 from messages.parcels import STATISTICS, Parcels, Weights
 from models.architecture import Architecture
-from models.placement import Select, leading
 from strategies.method import (
     ClassCounts,
     Contribution,
@@ -31,6 +30,7 @@ from strategies.method import (
     Setup,
     State,
     Trained,
+    of_one_device,
 )
 from strategies.params import Params, PositiveRate
 from strategies.recipfl.device import TaughtTraining
@@ -155,7 +155,7 @@ class RecipFL(CandidateMethod):
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The whole model, and a group of its own."""
-        return Selection(_of_one_device, device)
+        return Selection(of_one_device, device)
 
     def local(self, order: Order) -> Local:
         """Plain training; of an order that reads a trained larger model, Eq. 9."""
@@ -336,11 +336,6 @@ class RecipFL(CandidateMethod):
                     current.kept[tensor[0]] = value
         self.class_counts = {device: counts for device, counts in state.values["class_counts"]}
         self.clipped_rounds = state.values["clipped_rounds"]
-
-
-def _of_one_device(device: int) -> Select:
-    """The rule of a selection that is one device's own: the whole model."""
-    return leading
 
 
 def _counts(facts: Mapping[str, Sequence[float]]) -> list[int]:

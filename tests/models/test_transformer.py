@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from models.bert import Bert
+from models.family import make_family
 from models.layers import Channels
 from models.placement import chosen, leading
 from models.transformer import Attention, CutPatches, Patches
@@ -116,3 +119,20 @@ def test_patches_are_cut_row_by_row():
 def test_bad_sizes_are_refused(sizes, message):
     with pytest.raises(ValueError, match=message):
         VitTiny(**sizes)
+
+
+def test_depths_take_the_place_of_widths():
+    """Of 1, 2 and 3 blocks: a rate is a share of the blocks, rounded up to a depth that there is."""
+    family = replace(SMALL, depths=(1, 3))
+    whole, one = family.candidates((1.0, 0.5, 0.25))
+    assert (whole, one) == (family.full(), family.first_layers(1))
+    assert {name.partition("_")[0].partition(".")[0] for name in family.tensors(one)} == {"embedding", "block0", "head"}
+    assert [family.width(rate) for rate in (0.2, 0.34, 0.5, 1.0)] == [one, whole, whole, whole]
+    assert make_family(family.spec()) == family
+    assert SMALL.candidates((1.0, 0.5)) == [SMALL.full(), SMALL.width(0.5)]
+
+
+@pytest.mark.parametrize("depths", [(3, 1), (1, 2), (0, 3), (1, 4), (1, 1, 3), ("1", 3)])
+def test_depths_must_be_numbers_of_blocks_up_to_all(depths):
+    with pytest.raises(ValueError, match="depths must"):
+        replace(SMALL, depths=depths)

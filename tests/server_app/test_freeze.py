@@ -49,7 +49,8 @@ def test_frozen_parts_cost_no_gradients_and_no_optimizer_state():
 
 
 @pytest.mark.parametrize(
-    "strategy", ["fedavg", "heterofl", "fedprox", "scaffold", "fednova", "q-fedavg", "fedadam", "anycostfl"]
+    "strategy",
+    ["fedavg", "heterofl", "fedprox", "scaffold", "fednova", "q-fedavg", "fedadam", "anycostfl", "lotteryfl"],
 )
 def test_frozen_parts_stay_what_they_were_and_travel_once(tmp_path, strategy):
     keys = {"strategy": strategy, "rounds": 4, "below-smallest": "smallest", "widths": "1"}

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from models.base import Family
+from models.vit import VitTiny
 from strategies.fedavg import FedAvg, FedAvgParams
 from tasks.task import TaskSpec, load_task
 from tests.small_run import simulated_grid, small_config, started
@@ -108,3 +111,11 @@ def test_equal_architectures_equal_a_loop_in_plain_pytorch(tmp_path):
         # The next round begins with the run's weights: their last bits are not those of the loop, whose mean is made
         # of floats, and where a unit is next to 0, training makes 1e-4 of that.
         before = strategy.weights
+
+
+def test_uses_of_a_family_that_is_cut_in_depth(tmp_path):
+    """Of 4 and 12 blocks `all-small` trains 4, the other uses know 12."""
+    family = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=12, heads=2, mlp=4, depths=(4, 12))
+    for use, blocks in (("all-small", 4), ("all-large", 12), ("exclusive", 12)):
+        method = FedAvg(replace(setup(tmp_path, OneHidden()), family=family), FedAvgParams(use=use))
+        assert method.architecture == family.first_layers(blocks)

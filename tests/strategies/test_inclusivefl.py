@@ -1,5 +1,6 @@
 """InclusiveFL's server by numbers worked out by hand from Algorithm 1, and heads of the devices' own."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -157,10 +158,37 @@ def test_a_restart_changes_nothing():
         methods[1].load(state)
 
 
+def test_types_begin_with_given_weights():
+    name = "block0_mlp.fc1.weight"
+    given = {name: torch.full((4, 4), 7.0)}
+    settings = RoundSettings("a run", {"devices": 9}, "made up", 1, 10, 2, 2, LocalTraining())
+    method = InclusiveFL(Setup(VIT, settings, (1.0,), initial=given), InclusiveFLParams())
+    assert [weights[name].unique().tolist() for weights in method.weights.values()] == [[7.0]] * 3
+    assert method.takes_initial_weights
+
+
+def test_what_is_frozen_keeps_its_bits(tmp_path):
+    """Sharing means over types would round: three thirds of a number are not always the number."""
+    keys = METHODS["inclusivefl"] | {"freeze": "embedding, block0_mlp", "devices-per-round": 6}
+    engine, scorer = started(small_config(tmp_path, **keys))
+    before = {a: dict(w) for a, w in engine.method.weights.items()}
+    grid = simulated_grid()
+    for number in (1, 2):
+        engine.run_round(grid, number, scorer)
+    changed = {
+        n for a, weights in engine.method.weights.items() for n, v in weights.items() if (v != before[a][n]).any()
+    }
+    assert changed
+    assert not any(name.startswith(("embedding.", "block0_mlp.")) for name in changed)
+
+
 def test_families_that_share_no_layers_are_refused():
     with pytest.raises(ValueError, match="one stack of layers"):
         inclusive(LeNet5(input_shape=(1, 8, 8)))
     method = inclusive()
+    frozen = replace(VIT, freeze=("head",))
+    with pytest.raises(ValueError, match=r"freeze names head\.classifier\.bias: leave the head out"):
+        inclusive(frozen, head="own")
     other = Contribution(group_of(method, VIT.width(0.5)), [0], [0], 1, {"weights": None}, {})
     with pytest.raises(MessageError, match="no type's"):
         method.absorb(other)

@@ -1,0 +1,304 @@
+"""FlexiFed (Wang et al., WWW 2023): models of different architectures share the layers with which they begin alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from messages.orders import Merge
+from messages.packing import Layout
+from messages.parcels import Parcel, Parcels, Weights, frozen_layout
+from models.architecture import Architecture
+from models.base import Family
+from models.choice import Choice
+from models.cost import Cost
+from models.layers import Network, TensorSpec
+from models.placement import Placement
+from strategies.aggregation import CoordinateMean
+from strategies.method import (
+    LEADING,
+    Answer,
+    Bench,
+    Contribution,
+    Group,
+    Local,
+    Model,
+    Order,
+    Selection,
+    Setup,
+    State,
+    Trained,
+    Training,
+    parcel_bytes,
+)
+from strategies.params import Params
+from strategies.submodel import CandidateMethod, by_depth, first_weights
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+class TrainingOfCommonLayers(Training):
+    """Devices minimize the task's loss, such as L = CE(f(x), y), of all layers; those that are theirs do not travel.
+
+    common: how many of the model's tensors, from the first on, travel; those behind them stay on the device. None: all
+        travel.
+    begins: the device has no layers of its own yet, and is sent their first values.
+    """
+
+    common: Annotated[int, Field(ge=0)] | None = None
+    begins: bool = False
+
+    def _split(self, family: Family, architecture: Architecture) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
+        """The tensors that travel, and the device's own."""
+        tensors = list(family.tensors(architecture).items())
+        return dict(tensors[: self.common]), {} if self.common is None else dict(tensors[self.common :])
+
+    def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The common tensors, and at first the others."""
+        common, own = self._split(family, architecture)
+        return {"weights": Parcel.of(common)} | ({"own": Parcel.of(own)} if self.begins else {})
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """The common tensors, averaged."""
+        common, _ = self._split(family, architecture)
+        return {"weights": Parcel.of(common, Merge(weighting=self.weighting))}
+
+    def model(self, bench: Bench) -> Network:
+        """The common tensors with the device's own: those that it kept, or those that it is sent, or fresh ones."""
+        if self.common is None:
+            return super().model(bench)
+        own = bench.kept("own") or bench.received.get("own")
+        if own is not None:
+            return bench.build(bench.received["weights"] | own)
+        model = bench.build()  # what the device kept is lost
+        model.load_state_dict(bench.received["weights"], strict=False)
+        return model
+
+    def train(self, bench: Bench) -> Answer:
+        """Train all layers, and keep the device's own."""
+        answer = super().train(bench)
+        _, own = self._split(bench.family, bench.architecture)
+        if own:
+            state = answer.parcels["weights"]
+            bench.keep("own", {name: state[name] for name, spec in own.items() if not spec.frozen})
+        return answer
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+Signature = tuple[str, tuple[int, ...]]
+"""A tensor's name and shape: tensors of two architectures with equal ones are of the same layer."""
+
+
+class FlexiFedParams(Params):
+    """FlexiFed's settings."""
+
+    sharing: Literal["basic", "clustered", "max"] = Field(
+        "clustered",
+        description="What is averaged: layers with which all types begin (basic), also the others within each type "
+        "(clustered), or each layer over the types that begin alike up to it (max)",
+    )
+
+
+class FlexiFed(CandidateMethod):
+    """Types of devices have different architectures; a layer is the mean over the devices that share it, unweighted.
+
+    With common(j, l) the layers up to l of type j, and C the layers with which all types begin:
+
+        basic:      l in C: mean over all devices; else l stays on the device
+        clustered:  l in C: mean over all devices; else over the devices of type j
+        max:        mean over the devices of all types i with common(i, l) = common(j, l)
+
+    Whatever is averaged over the same devices is held once.
+
+    Attributes:
+        keys: type -> its tensors' names -> where they are held, "largest type that shares it/name".
+        weights: what is held, by these keys.
+        begun: device -> places of the types of which it keeps layers, the newest last.
+    """
+
+    params_type: ClassVar[type[Params]] = FlexiFedParams
+    takes_initial_weights: ClassVar[bool] = True
+
+    def __init__(self, setup: Setup, params: FlexiFedParams) -> None:
+        family = setup.family
+        super().__init__(setup, params, types_of(family, setup.widths))
+        self.sharing = params.sharing
+        signatures = [list(signatures_of(family, a).values()) for a in self.candidates]
+        self.common = common_length(signatures)
+        if not self.common and self.sharing != "max":
+            raise ValueError(
+                f"flexifed.sharing = {self.sharing!r}: there is no layer with which all types of "
+                f"{family.name} begin: take flexifed.sharing = 'max', or other members"
+            )
+        owners = alike(signatures) if self.sharing == "max" else self._common_to_all(signatures)
+        first = first_weights(setup)
+        self.frozen = {name: tensor for name, tensor in first.items() if family.is_frozen(name)}
+        self.keys: dict[Architecture, dict[str, str]] = {}
+        self.places: dict[Architecture, Placement] = {}
+        self.weights: Weights = {}
+        for number, architecture in enumerate(self.candidates):
+            tensors, names = family.tensors(architecture), signatures_of(family, architecture)
+            # What is frozen is what it is in each type, and nobody returns it.
+            keys = {
+                name: f"{number if tensors[name].frozen else owner}/{common}"
+                for (name, (common, _)), owner in zip(names.items(), owners[number], strict=True)
+            }
+            self.keys[architecture] = keys
+            self.places[architecture] = Placement(
+                {keys[name]: tuple(slice(0, size) for size in spec.shape) for name, spec in tensors.items()},
+                {keys[name]: spec.axes for name, spec in tensors.items()},
+            )
+            for name, value in family.place(architecture).gather(first).items():
+                self.weights.setdefault(keys[name], value)
+        self.mean = CoordinateMean(self.weights)
+        self.begun: dict[int, list[int]] = {}
+
+    def _common_to_all(self, signatures: Sequence[Sequence[Signature]]) -> list[list[int]]:
+        """Of every type's tensors, who holds them: the largest type what is common to all, each type all others."""
+        return [[0] * self.common + [number] * (len(found) - self.common) for number, found in enumerate(signatures)]
+
+    # What devices get
+
+    def local(self, order: Order) -> Local:
+        """Plain training, every device counting alike; with "basic" what is not common to all is the device's own."""
+        place = self.candidates.index(order.architecture)
+        return self._half(begins=place not in self.begun.get(order.device, []))
+
+    def _half(self, *, begins: bool) -> TrainingOfCommonLayers:
+        if self.sharing != "basic":
+            return TrainingOfCommonLayers(weighting="uniform")
+        return TrainingOfCommonLayers(weighting="uniform", common=self.common, begins=begins)
+
+    def cost(self, architecture: Architecture) -> Cost:
+        """Priced as in a device's first round, when its own layers travel to it."""
+        down, up = parcel_bytes(self._half(begins=True), self.family, architecture)
+        down += frozen_layout(self.family, architecture).nbytes
+        return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+
+    def payload(self, group: Group) -> Parcels:
+        """The common tensors, or all, of the devices' type, and what a device begins with."""
+        weights = self._weights_of(group.architecture)
+        return {
+            name: {entry.name: weights[entry.name] for entry in parcel.layout.entries}
+            for name, parcel in group.sent.items()
+        }
+
+    def _weights_of(self, architecture: Architecture) -> Weights:
+        return {name: self.weights[key] for name, key in self.keys[architecture].items()}
+
+    def frozen_weights(self) -> Weights:
+        """What the run freezes of all types."""
+        return self.frozen
+
+    # What comes back
+
+    def absorb(self, contribution: Contribution) -> None:
+        """Add the devices' tensors to those that they share."""
+        group = contribution.group
+        keys = self.keys[group.architecture]
+        layout = Layout(tuple(replace(e, name=keys[e.name]) for e in group.returned["weights"].layout.entries))
+        self.mean.add(self.places[group.architecture], layout, contribution.sum_of("weights"))
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """Every tensor becomes the mean over the devices that share it; what nobody trained keeps its value."""
+        self.weights = self.mean.mean(self.weights)
+        for done in reversed(trained) if self.sharing == "basic" else ():  # so that the first order of a device is last
+            place = self.candidates.index(done.order.architecture)
+            kept = [other for other in self.begun.get(done.device, []) if other != place]
+            self.begun[done.device] = [*kept, place]
+        return {}
+
+    # What is scored and kept
+
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The types' models; with "basic" they are on the devices only."""
+        if self.sharing == "basic":
+            return {}
+        return {a: Model(self.family, a, self._weights_of(a)) for a in architectures}
+
+    def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]] | None:
+        """With "basic" all devices that have trained score their own models."""
+        if self.sharing != "basic":
+            return None
+        return [(device, self.candidates[places[-1]], LEADING) for device, places in sorted(self.begun.items())]
+
+    def state(self) -> State:
+        """What is held, and who keeps layers of which types."""
+        tensors = {f"weights/{key}": value for key, value in self.weights.items()}
+        return State(tensors, {"begun": [[device, places] for device, places in sorted(self.begun.items())]})
+
+    def load(self, state: State) -> None:
+        """Restore `state`; ValueError where it is of other types, or of another sharing."""
+        found = {key.removeprefix("weights/"): value for key, value in state.tensors.items()}
+        if {k: v.shape for k, v in found.items()} != {k: v.shape for k, v in self.weights.items()}:
+            raise ValueError("the checkpoint is of other types or another flexifed.sharing than the configuration")
+        begun = {int(device): [int(place) for place in places] for device, places in state.values["begun"]}
+        wrong = [place for places in begun.values() for place in places if not 0 <= place < len(self.candidates)]
+        if wrong or any(not places for places in begun.values()):
+            raise ValueError(f"the checkpoint names types {wrong}, and there are {len(self.candidates)}")
+        self.weights = {key: found[key] for key in self.weights}
+        self.begun = begun
+
+
+def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
+    """The types' architectures, largest first: the family's candidates where two of them begin alike.
+
+    Where none do, since they are cut in width, they are thirds of the depth. Raises ValueError where the family is not
+    cut in depth either, or has several exits.
+    """
+    if len(family.segments) > 1:
+        raise ValueError(
+            f"flexifed trains one head, and {family.name} has several exits: leave out exits, and take a choice "
+            "of networks of different depth"
+        )
+    candidates = family.candidates(widths)
+    firsts = [list(signatures_of(family, architecture).values()) for architecture in candidates]
+    if any(common_length(pair) for pair in combinations(firsts, 2)):
+        return candidates
+    try:
+        return by_depth(family)
+    except ValueError as error:
+        raise ValueError(
+            f"flexifed needs architectures that begin with the same layers, and those of {family.name} do not: take "
+            f"an encoder, a transformer, levels of different depth, or a choice ({error})"
+        ) from None
+
+
+def signatures_of(family: Family, architecture: Architecture) -> dict[str, Signature]:
+    """The tensors of an architecture, in order, and what says whether another's are of the same layer.
+
+    Members of a choice have their own names in front of their tensors', which do not count.
+    """
+    prefix = f"{family.split(architecture)[0]}_" if isinstance(family, Choice) else ""
+    return {name: (name.removeprefix(prefix), spec.shape) for name, spec in family.tensors(architecture).items()}
+
+
+def common_length(signatures: Sequence[Sequence[Signature]]) -> int:
+    """With how many tensors all these architectures begin alike."""
+    length = 0
+    for together in zip(*signatures, strict=False):
+        if len(set(together)) > 1:
+            break
+        length += 1
+    return length
+
+
+def alike(signatures: Sequence[Sequence[Signature]]) -> list[list[int]]:
+    """Of every type, for every tensor, the first type that begins with the same tensors up to this one.
+
+    Two types with the same first type begin alike up to there: to begin alike is an equivalence.
+    """
+    found: list[list[int]] = []
+    for mine in signatures:
+        others = list(range(len(signatures)))
+        owners = []
+        for place, signature in enumerate(mine):
+            others = [o for o in others if place < len(signatures[o]) and signatures[o][place] == signature]
+            owners.append(others[0])
+        found.append(owners)
+    return found
