@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from messages.packing import Layout
 from messages.parcels import Parcel
-from messages.sums import WeightedSum, flatten, mean_of
+from messages.sums import WeightedSum, flatten
 from models.architecture import Architecture
 from models.base import Family, with_weights
 from strategies.ensemble import Ensemble, Teachers, require_public, teach
@@ -48,8 +47,11 @@ class FedDF(OneModel):
         found = setup.shared["ensemble"]
         assert isinstance(found, Ensemble)
         self.ensemble = found
-        self.layout = Layout.of(self.family.tensors(self.architecture))
-        self.total = WeightedSum.zeros(self.layout)
+
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """Not only: what the devices' models say is averaged as well, and one of them can move that far."""
+        return False
 
     @classmethod
     def check(cls, params: Any, *, both_models: bool) -> None:
@@ -63,20 +65,20 @@ class FedDF(OneModel):
 
     def absorb(self, contribution: Contribution) -> None:
         """Add a device's weights, and what its model says of the public data."""
-        weights = contribution.own("weights")
-        flat = flatten(weights, self.layout)
-        self.total.check(flat, contribution.examples)
+        weights, layout = contribution.own("weights"), contribution.group.returned["weights"].layout
+        total = WeightedSum.zeros(layout)
+        total.add(flatten(weights, layout), contribution.examples)
+        self.mean.check(total)
         self.teachers.add(with_weights(self.family, self.architecture, weights))
-        self.total.add(flat, contribution.examples)
+        self.mean.add(contribution.group.placement, layout, total)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Average, then distill; a round in which nobody answered changes nothing."""
-        if not self.total.weight:
+        super().finish_round(trained)
+        if not self.teachers.count:
             return {}
-        self.weights |= mean_of(self.total, self.layout, self.weights)
-        self.total = WeightedSum.zeros(self.layout)
         said, seed = self.teachers.take_mean(), int(self.rng(9).integers(2**63))
-        student = {entry.name: self.weights[entry.name] for entry in self.layout.entries}
+        student = {name: self.weights[name] for name in self.family.tensors(self.architecture)}
         with self.stopwatch.timed("distill"):
             taught, figures = teach(
                 self.family, self.architecture, student, said, self.teachers.public, self.ensemble, seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,7 +18,6 @@ from models.choice import Choice
 from models.cost import Cost
 from models.layers import Network, TensorSpec
 from models.placement import Placement
-from strategies.aggregation import CoordinateMean
 from strategies.method import (
     LEADING,
     Answer,
@@ -155,12 +154,17 @@ class FlexiFed(CandidateMethod):
             )
             for name, value in family.place(architecture).gather(first).items():
                 self.weights.setdefault(keys[name], value)
-        self.mean = CoordinateMean(self.weights)
+        self.mean = self.running_mean(self.weights)
         self.begun: dict[int, list[int]] = {}
 
     def _common_to_all(self, signatures: Sequence[Sequence[Signature]]) -> list[list[int]]:
         """Of every type's tensors, who holds them: the largest type what is common to all, each type all others."""
         return [[0] * self.common + [number] * (len(found) - self.common) for number, found in enumerate(signatures)]
+
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """It does, among the types that share a layer."""
+        return True
 
     # What devices get
 

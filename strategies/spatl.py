@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -184,6 +184,11 @@ class Spatl(OneModel):
         self.control: Weights = {name: torch.zeros_like(self.weights[name]) for name in learned}
         self.control_mean = CoordinateMean(self.control)
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
+
+    @classmethod
+    def averages(cls, params: Any) -> bool:
+        """It does, but control variates rely on its being the mean."""
+        return False
 
     def local(self, order: Order) -> Local:
         """Training under control variates; salient channels come back."""
