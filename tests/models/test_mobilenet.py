@@ -197,31 +197,6 @@ def test_parts_of_a_space():
         ElasticSpace.of(family, {"stage1.depth": (4, 3)})
 
 
-def torchvision_models():
-    try:
-        from torchvision import models
-    except (ImportError, RuntimeError) as error:  # RuntimeError: beside a CPU build of torch
-        pytest.skip(f"torchvision cannot be imported: {error}")
-    return models
-
-
-@pytest.mark.parametrize(("family", "function"), [(MobileNetV2, "mobilenet_v2"), (MobileNetV3, "mobilenet_v3_large")])
-def test_torchvisions_weights_give_torchvisions_outputs(family, function):
-    torch.manual_seed(0)
-    theirs = getattr(torchvision_models(), function)(num_classes=10).eval()
-    for tensor in theirs.buffers():
-        if tensor.is_floating_point():
-            tensor.add_(0.1 * torch.rand_like(tensor))
-    family = family(input_shape=(3, 64, 64), halvings=5)
-    state = theirs.state_dict()
-    names = family.torchvision_names()
-    assert {name for name in state if not name.endswith("num_batches_tracked")} == set(names.values())
-    ours = family.build(family.plain()).eval()
-    ours.load_state_dict(placed(state, names))
-    inputs = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(ours(inputs), theirs(inputs), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("family", [MobileNetV2, MobileNetV3])
 def test_the_names_are_those_of_the_plain_architecture(family):
     family = family()
