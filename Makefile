@@ -25,8 +25,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Modules are compiled once, also where the environment says that nothing is to be kept: tests start many interpreters.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # Real nodes: as processes of this machine, then real containers, networks and faults; needs docker, compose, and where no image can be pulled debootstrap and root.
 test-compose: setup

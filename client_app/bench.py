@@ -229,11 +229,19 @@ class DeviceBench:
 
     # Training
 
-    def batches(self, *models: nn.Module, once: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, *models: nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """See `strategies.method.Bench`."""
         self._hold_to_limits(*models)
+        shard = self._shard
+        if share != (0.0, 1.0):
+            order = torch.randperm(len(shard), generator=torch.Generator().manual_seed(self.order.device))
+            shard = shard[order[int(share[0] * len(shard)) : int(share[1] * len(shard))]]
+            if not len(shard):
+                raise Refusal(f"{self.examples} training examples are too few to be divided: at least 2")
         beside_bytes = sum(touched_bytes(model) for model in models)
-        for inputs, labels in batches_of(self.task, self._shard, self.training, self._generator, self.device, once):
+        for inputs, labels in batches_of(self.task, shard, self.training, self._generator, self.device, once):
             yield inputs, labels
             self.steps_taken += not once
             # Not what is held now: the activations, most of it, are gone by the end of a step.

@@ -16,6 +16,7 @@ from models.base import Family, nearest
 from models.bert import Bert, BertTiny
 from models.choice import Choice
 from models.cnn import Cnn3, Cnn10, PflCnn
+from models.darts import Darts
 from models.densenet import DenseNet121
 from models.encoder import Encoder
 from models.lenet import LeNet5
@@ -34,7 +35,7 @@ FAMILIES: dict[str, type[Family]] = {
     for family in (
         *(LeNet5, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
         *(MobileNetV2, MobileNetV3, OfaResNet50),
-        *(VitTiny, Bert, BertTiny, Encoder, Choice),
+        *(VitTiny, Bert, BertTiny, Encoder, Darts, Choice),
     )
 }
 

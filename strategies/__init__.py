@@ -12,6 +12,7 @@ from strategies.fedavg import FedAvg
 from strategies.fedavgm import FedAvgM
 from strategies.feddf import FedDF
 from strategies.federated_dropout import FederatedDropout
+from strategies.fednas import FedNAS
 from strategies.fednova import FedNova
 from strategies.fedprox import FedProx
 from strategies.fedrolex import FedRolex
@@ -57,6 +58,7 @@ METHODS: dict[str, type[Method]] = {
         RaFL,
         FedDF,
         Spatl,
+        FedNAS,
         RecipFL,
     )
 }

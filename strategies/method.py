@@ -101,11 +101,19 @@ class Bench(Protocol):
     def keep(self, name: str, tensors: Mapping[str, Tensor], *, per_architecture: bool = True) -> None:
         """Keep tensors on the device, for later rounds and across restarts, once the order is done."""
 
-    def batches(self, *models: torch.nn.Module, once: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, *models: torch.nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled batches of prepared inputs and labels on `device`, for a loop of one's own over some models.
 
         They are as many as `training` says, and each is counted as one optimizer step; with `once` they are a single
         pass without augmentation. The memory that the loop holds is bounded and metered.
+
+        Args:
+            models: what the loop trains or reads.
+            once: a single pass.
+            share: of the device's examples, from one share to another of a fixed order that chance has made, so that
+                (0, 0.5) and (0.5, 1) are the same two halves in every round.
         """
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -101,6 +101,12 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
     }
     | CHOICE,
     "lotteryfl": {"strategy": "lotteryfl", "lotteryfl.threshold": 0.0},
+    "fednas": {
+        "strategy": "fednas",
+        "family": "darts",
+        "family-arguments": "channels = 2, cells = 3, nodes = 1",
+        "below-smallest": "smallest",
+    },
     "fjord without distillation": {"strategy": "fjord", "fjord.distillation": False},
 }
 # All methods: those that stand in `strategies.METHODS` and not above run with their defaults. The rows of fedavg are

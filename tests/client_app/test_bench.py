@@ -76,6 +76,22 @@ def test_epochs_go_through_all_examples_and_steps_are_counted(how, batches):
     assert all(close(weights(found)[name], value) for name, value in expected.items())
 
 
+def test_two_halves_of_a_device_share_nothing_and_stay_what_they_are():
+    """36 examples, which differ: 18 in each half, the same in the next round, whose batches are shuffled otherwise."""
+
+    def half(seed, share):
+        chosen = bench_of(work_order(2, seed=seed), LocalTraining(batch_size=5, epochs=2))
+        seen = [tuple(x.flatten().tolist()) for inputs, _ in chosen.batches(share=share) for x in inputs]
+        assert chosen.steps_taken == 8
+        return seen
+
+    first, second, again = half(1, (0.0, 0.5)), half(1, (0.5, 1.0)), half(2, (0.0, 0.5))
+    assert len(first) == len(second) == 2 * 18
+    assert len({*first, *second}) == 36
+    assert set(first) == set(again)
+    assert first != again
+
+
 def test_batches_of_one_example_are_trained_on_where_they_were_asked_for():
     found = do(work_order(0), LocalTraining(batch_size=1, steps=3, learning_rate=0.05))
     assert not close(weights(found)["head.fc1.weight"], cut(LENET, LENET.width(0.5))["head.fc1.weight"])

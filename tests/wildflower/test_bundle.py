@@ -2,9 +2,6 @@
 
 import hashlib
 import io
-import json
-import os
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -18,8 +15,8 @@ from rich.console import Console
 
 from plugins.beside import digests, files_of, look_for, looked_for_beside
 from plugins.reference import PluginError, class_of
-from server_app.config import RunConfig, digests_of
-from server_app.journal import Journal, read_config, read_rounds, read_summary
+from server_app.config import digests_of
+from server_app.journal import Journal
 from strategies.method import Method
 from wildflower.bundle import make_bundle
 from wildflower.run import last_traceback, run_experiment
@@ -311,30 +308,3 @@ def load(data_dir: str) -> DataSet:
 
 TASK = Kind(load, "mine_all:Narrow")
 '''
-
-
-@pytest.mark.flower
-def test_a_method_a_family_and_a_task_of_ones_own_run_under_flower_without_editing_the_project(tmp_path):
-    (tmp_path / "mine_all.py").write_text(OWN)
-    (tmp_path / "experiment.toml").write_text(
-        'strategy = "mine_all:Mine"\ntask = "mine_all:TASK"\nworkers = 2\nrounds = 2\ndevices-per-round = 4\n'
-        f'below-smallest = "smallest"\noutput-dir = "{tmp_path}"\nrun-name = "one"\n[mine-all]\nshare = 0.75\n'
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "wildflower", "run", str(tmp_path / "experiment.toml")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rounds = read_rounds(tmp_path / "one")
-    assert [(r.strategy, r.task, r.devices_replied) for r in rounds] == [("mine-all", "mine_all:TASK", 4)] * 2
-    assert [r.metrics for r in rounds] == [{"share": 0.75}] * 2
-    assert read_summary(tmp_path / "one").status == "finished"
-    content = read_config(tmp_path / "one")
-    assert list(content["plugins-sha256"]) == ["mine_all"]
-    assert content["config"]["mine-all.share"] == 0.75
-    assert "A share" in (tmp_path / "one" / "report.html").read_text()
-    assert json.loads((tmp_path / "one" / "config.json").read_text()) == content
-    assert RunConfig().strategy == "heterofl"

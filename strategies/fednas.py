@@ -1,0 +1,108 @@
+"""FedNAS (He, Annavaram and Avestimehr, 2020, "Towards Non-I.I.D. and Invisible Data with FedNAS").
+
+Devices train the search network of DARTS and the numbers that mix its operations together; the server averages both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from models.architecture import Architecture
+from models.cost import Cost
+from models.darts import ALPHAS
+from strategies.fedavg import OneModel
+from strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
+from strategies.params import Params, PositiveRate, Rate
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+BETAS = (0.5, 0.999)  # of the Adam that learns alpha, as DARTS has it
+
+
+class Searching(Training):
+    """Devices minimize the task's loss in w and alpha by turns, and hold half of their examples back (Section 3.2):
+
+    w <- w - eta_w grad_w L_train(w, alpha);  alpha <- Adam on grad_alpha (L_train(w, alpha) + lambda L_val(w, alpha)).
+
+    alpha_rate, alpha_decay: learning rate and weight decay of alpha's Adam.
+    validation_weight: lambda.
+    """
+
+    alpha_rate: float = Field(gt=0)
+    alpha_decay: float = Field(ge=0)
+    validation_weight: float = Field(ge=0)
+
+    def train(self, bench: Bench) -> Answer:
+        """Learn w and alpha by turns, over batches of both halves."""
+        model = self.model(bench).train()
+        alphas = [p for name, p in model.named_parameters() if name.startswith(ALPHAS)]
+        for alpha in alphas:
+            alpha.requires_grad_(False)
+        weights = bench.optimizer(model)
+        for alpha in alphas:
+            alpha.requires_grad_(True)
+        learned = [p for group in weights.param_groups for p in group["params"]]
+        mixing = torch.optim.Adam(alphas, lr=self.alpha_rate, betas=BETAS, weight_decay=self.alpha_decay)
+        loss, seen, total = bench.task.loss, 0, 0.0
+        train, held_out = bench.batches(model, share=(0.0, 0.5)), bench.batches(model, share=(0.5, 1.0))
+        for (x, y), (held_x, held_y) in zip(train, held_out, strict=False):
+            model.zero_grad(set_to_none=True)
+            value = loss(model(x), y)
+            value.backward()
+            if bench.training.clip_norm:
+                torch.nn.utils.clip_grad_norm_(learned, bench.training.clip_norm)
+            weights.step()
+            model.zero_grad(set_to_none=True)
+            # One after the other, so that one graph is held at a time.
+            loss(model(x), y).backward()
+            (self.validation_weight * loss(model(held_x), held_y)).backward()
+            mixing.step()
+            seen, total = seen + len(y), total + float(value.detach()) * len(y)
+        model.zero_grad(set_to_none=True)
+        return Answer(model, {"weights": dict(model.state_dict())}, total / max(1, seen))
+
+
+# The server half ------------------------------------------------------------------------------------------------------
+
+
+class FedNASParams(Params):
+    """FedNAS's settings."""
+
+    alpha_rate: PositiveRate = Field(3e-4, description="Learning rate of the numbers that mix operations")
+    alpha_decay: Rate = Field(1e-3, description="Weight decay of the numbers that mix operations")
+    validation_weight: Rate = Field(
+        1.0, description="Weight of the loss over the held-out half of a device's examples (lambda)"
+    )
+
+
+class FedNAS(OneModel):
+    """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k (Algorithm 1), over the family `darts`."""
+
+    params_type: ClassVar[type[Params]] = FedNASParams
+
+    def __init__(self, setup: Setup, params: FedNASParams) -> None:
+        super().__init__(setup, params)
+        self.params = params
+        if not any(name.startswith(ALPHAS) for name in self.weights):
+            raise ValueError(
+                f"fednas searches in mixed operations, and {self.family.name} has none: set family = 'darts' without a "
+                "genotype"
+            )
+
+    def local(self, order: Order) -> Local:
+        """Steps of weights and alphas in turn."""
+        settings = self.params
+        return Searching(
+            alpha_rate=settings.alpha_rate,
+            alpha_decay=settings.alpha_decay,
+            validation_weight=settings.validation_weight,
+        )
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """Three times forward and backward per batch, in place of once; gradients are held through two of them."""
+        price = with_parameter_copies(super().training_cost(architecture), 1)
+        return replace(price, training_flops=3 * price.training_flops)
