@@ -1,0 +1,57 @@
+"""What docs/your-texts.md says is done as it stands there, with a tiny encoder in place of the one that it names."""
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from server_app.app import run
+from server_app.journal import read_config, read_rounds
+from tests.small_run import simulated_grid
+from tests.tasks.text_files import VOCABULARY, make_tokenizer
+from wildflower.command import app
+from wildflower.settings import place, resolve
+
+PAGE = (Path(__file__).parents[2] / "docs/your-texts.md").read_text()
+NAME = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def block(kind: str) -> str:
+    [found] = re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return found
+
+
+def test_the_page_is_typed_as_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "tiny"
+    make_tokenizer(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, pad_token_id=0, **sizes)
+    transformers.BertModel(config).save_pretrained(folder)
+
+    lines = block("json").splitlines()
+    assert all(json.loads(line).keys() == {"text", "label"} for line in lines)
+    (tmp_path / "questions").mkdir()
+    (tmp_path / "questions/train.jsonl").write_text("\n".join(lines * 20) + "\n")
+    experiment = block("toml")
+    assert experiment.count(NAME) == 2
+    Path("questions.toml").write_text(experiment.replace(NAME, str(folder)))
+
+    assert "wildflower run questions.toml\n" in PAGE
+    resolved = resolve(Path("questions.toml"), ["rounds=2", "evaluate-every=2", "output-dir=runs"]).config
+    run_dir = run(simulated_grid(), place(resolved, Path.cwd(), datetime(2026, 1, 1))[0])
+    [*_, record] = read_rounds(run_dir)
+    assert record.score is not None
+    assert record.devices_replied == 5
+    assert record.distinct_architectures > 1
+    assert read_config(run_dir)["config"]["fleet"] == "digits-demo"
+    shown = CliRunner().invoke(app, ["plan", "questions.toml"], env={"COLUMNS": "100"})
+    assert shown.exit_code == 0, shown.output
+    out = ["export", str(run_dir), "--format", "safetensors", "--out", str(tmp_path / "model.safetensors")]
+    assert "wildflower export runs/RUN --format safetensors\n" in PAGE
+    assert CliRunner().invoke(app, out).exit_code == 0
