@@ -247,6 +247,7 @@ class Darts(ModuleFamily):
 
     name: ClassVar[str] = "darts"
 
+    input_shape: tuple[int, ...] = (3, 32, 32)
     channels: int = 16
     cells: int = 8
     nodes: int = 4

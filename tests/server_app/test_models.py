@@ -38,7 +38,8 @@ def by_hand(model, info, task):
     return int((said == task.test.labels).sum()) / len(said)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in ON_DEVICES])
+# FedNAS is scored as FedAvg is, and its search network takes long over single images.
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in (*ON_DEVICES, "fednas")])
 def test_a_saved_model_says_image_by_image_what_was_scored(method, tmp_path):
     config = small_config(tmp_path, **METHODS[method] | LEARNING)
     run_dir = run(simulated_grid(), config)
