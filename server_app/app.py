@@ -54,11 +54,16 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run configuration describes."""
     config = RunConfig.from_run_config(context.run_config)
-    run(grid, config)
+    run(grid, config.model_copy(update={"engine": "flower"}))
 
 
-def run(grid: Grid, config: RunConfig) -> Path:
+def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer] | None = None) -> Path:
     """Run all rounds of an experiment over a grid; returns the run's folder.
+
+    Args:
+        grid: to the nodes.
+        config: of the run.
+        built: what `build` has made of it already.
 
     Raises:
         ConfigError, JournalError, CheckpointError: before round 1, naming what is wrong.
@@ -67,7 +72,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
     config = named(config)
     run_dir = run_folder(config)
     check_folder(run_dir, config.resume)
-    engine, scorer = build(config)
+    engine, scorer = built or build(config)
     with alone_in(run_dir):
         _run(grid, config, run_dir, engine, scorer)
     return run_dir
@@ -464,9 +469,10 @@ def _population(config: RunConfig, method: Method, task: Task) -> Population:
 
 def _scorer(task: Task) -> Scorer:
     """Scores a model on the task's test set; all exits of a family that has several, in one pass."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def score_model(model: Model) -> Scores:
+        # Not before: a process that has used CUDA cannot fork workers that do.
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         module = with_weights(model.family, model.architecture, model.weights)
         inputs, labels = task.test.inputs, task.test.labels
         if len(model.family.segments) == 1:
