@@ -38,8 +38,8 @@ class Nursery:
 
     def __init__(self) -> None:
         self._link, theirs = socket.socketpair()
-        process = forking.Process(target=_fork_workers, args=(theirs, self._link), name="nursery")
-        process.start()
+        self._process = forking.Process(target=_fork_workers, args=(theirs, self._link), name="nursery")
+        self._process.start()
         theirs.close()
 
     def worker(self, number: int) -> socket.socket:
@@ -54,8 +54,9 @@ class Nursery:
         return socket.socket(fileno=handles[0])
 
     def close(self) -> None:
-        """Let the nursery end."""
+        """End the nursery and its workers, in the middle of whatever they do."""
         self._link.close()
+        self._process.join()
 
 
 def _fork_workers(link: socket.socket, servers_end: socket.socket) -> None:
@@ -65,11 +66,13 @@ def _fork_workers(link: socket.socket, servers_end: socket.socket) -> None:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_BYTES)
-        child = forking.Process(target=_work, args=(theirs, (link, ours), NUMBER.unpack(asked)[0]), name="worker")
-        child.start()
+        (number,) = NUMBER.unpack(asked)
+        forking.Process(target=_work, args=(theirs, (link, ours), number), name=f"worker {number}").start()
         theirs.close()
         socket.send_fds(link, [b"w"], [ours.fileno()])
         ours.close()
+    for child in multiprocessing.active_children():
+        child.terminate()
 
 
 def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -> None:

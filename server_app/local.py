@@ -37,7 +37,7 @@ class _Worker:
 class LocalGrid(WaitingGrid):
     """Nodes 1 to `workers`, each a process that does one message after the other.
 
-    A worker that is lost costs the message that it worked on: its reply is an error, and another worker takes its place.
+    A worker that is lost costs the message that it worked on, whose reply is an error. Another one takes its place.
     """
 
     def __init__(self, nursery: Nursery, workers: int) -> None:

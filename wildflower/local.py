@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import multiprocessing
 import os
@@ -77,8 +78,10 @@ def _print_to(log: Path) -> None:
     with log.open("ab") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # somebody may have put something else in their place
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)
     for handler in logging.getLogger("flwr").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
