@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from client_app import board_gpu
 from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touched_bytes
+from client_app.sgd import Sgd
 from client_app.state import DeviceState
 from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
 from messages.packing import Layout, MessageError, pick, unpack
@@ -250,6 +251,8 @@ class DeviceBench:
         for name, parameter in trained_parameters(model).items():
             groups.setdefault(training.rate_of(name), []).append(parameter)
         parts = [{"params": parameters, "lr": rate * multiple} for multiple, parameters in groups.items()]
+        if training.optimizer == "sgd" and self.device.type == "cpu":
+            return Sgd(parts, momentum=training.momentum, weight_decay=decay)
         if training.optimizer == "sgd":
             return torch.optim.SGD(parts, lr=rate, momentum=training.momentum, weight_decay=decay)
         kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW

@@ -60,6 +60,8 @@ def local_server(config: RunConfig, built: tuple[Engine, Scorer], log: Path) -> 
 
 
 def _serve(config: RunConfig, built: tuple[Engine, Scorer], log: Path, parent: int) -> None:
+    import torch
+
     from client_app.worker import end_with
     from server_app.app import run
     from server_app.local import local_grid
@@ -69,6 +71,9 @@ def _serve(config: RunConfig, built: tuple[Engine, Scorer], log: Path, parent: i
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     _print_to(log)
+    if config.optimizer != "sgd":
+        # PyTorch's own optimizers import its compiler, which takes 1 to 2 seconds: here once for all workers.
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     with local_grid(config.workers) as grid:
         run(grid, config, built)
 
