@@ -8,6 +8,7 @@ of `client_app.worker`, without Flower.
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -16,17 +17,48 @@ import socket
 import struct
 import traceback
 from contextlib import suppress
+from typing import Any
 
+import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from client_app import work, worker
 from devices.validation import one_line
+from models.architecture import Architecture
+from models.base import with_weights
+from tasks.scoring import score_batches, score_exit_batches
+from tasks.task import TaskSpec, load_task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
+SCORE = "score"  # the kind of a message that no device knows: the server lets its workers score its models
 NUMBER = struct.Struct("<I")  # of a worker
 LINK_BYTES = 2**20  # on their way: the system's 200 kB let the two ends wait for each other more often
 
 forking = multiprocessing.get_context("fork")
+
+
+class ToScore(BaseModel):
+    """Which part of the task's test set a model is scored on; its weights come beside it, as safetensors.
+
+    exits: all exits are scored, and what they say together.
+    """
+
+    task: dict[str, Any]
+    family: dict[str, Any]
+    architecture: dict[str, Any]
+    exits: bool
+    first: int
+    last: int
+    batch_size: int
+
+
+class BatchScores(BaseModel):
+    """What every batch comes to: for each exit the sums of the task's metric, the summed loss, and examples."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")  # the loss of a model that has diverged
+
+    batches: list[list[tuple[list[float], float, int]]]
 
 
 class NurseryError(RuntimeError):
@@ -90,7 +122,8 @@ def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -
             return
         out: list[bytes] = []
         try:
-            reply, out = work.do(str(header["kind"]), str(header["text"]), arrays, {})
+            kind, text = str(header["kind"]), str(header["text"])
+            reply, out = (score(text, arrays), []) if kind == SCORE else work.do(kind, text, arrays, {})
             answer = {"text": reply}
         except Exception as error:  # told to the server, as a SuperNode does
             log.error("A worker failed:\n%s", traceback.format_exc())
@@ -98,3 +131,17 @@ def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -
         del header, arrays
         with suppress(ConnectionError):  # the server is gone, which the next receive finds
             worker.send(link, answer, out)
+
+
+def score(text: str, arrays: list[bytes]) -> str:
+    """Score a model on a part of the task's test set, batch by batch."""
+    asked = ToScore.model_validate_json(text)
+    work.use_one_core()
+    task, family = load_task(TaskSpec.from_json(asked.task)), work.family_of(json.dumps(asked.family))
+    weights = safetensors.torch.load(arrays[0])
+    module = with_weights(family, Architecture.from_json(asked.architecture), weights)
+    inputs, labels = task.test.inputs[asked.first : asked.last], task.test.labels[asked.first : asked.last]
+    scored = score_exit_batches if asked.exits else score_batches
+    return BatchScores(
+        batches=scored(module, task, inputs, labels, batch_size=asked.batch_size, device=work.compute_device())
+    ).model_dump_json()

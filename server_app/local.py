@@ -9,20 +9,34 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from logging import WARNING
 from typing import NoReturn
 
+import safetensors.torch
 from flwr.app import Error, Message, MessageType
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import worker
-from client_app.simulation import Nursery
+from client_app.simulation import SCORE, BatchScores, Nursery, ToScore
 from messages.records import make_records, read_records, release
+from rounds.engine import Scorer, Scores
 from rounds.exchange import WaitingGrid
+from server_app.scoring import SCORED_TOGETHER, has_exits, scores
+from strategies.method import Model
+from tasks.scoring import Scored, add_up
+from tasks.task import TaskSpec, load_task
 
-KINDS = {MessageType.TRAIN: "train", MessageType.EVALUATE: "evaluate", MessageType.QUERY: "query"}
+SCORE_TYPE = f"{MessageType.EVALUATE}.{SCORE}"
+KINDS = {
+    MessageType.TRAIN: "train",
+    MessageType.EVALUATE: "evaluate",
+    MessageType.QUERY: "query",
+    SCORE_TYPE: SCORE,
+}
+MAX_TRIES = 3  # to have a part of the test set scored, where workers are killed
 
 
 @dataclass
@@ -80,7 +94,7 @@ class LocalGrid(WaitingGrid):
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and wait for all replies; `timeout` is none of a simulation's."""
+        """Send messages and wait for all replies, in the messages' order; `timeout` is none of a simulation's."""
         ids = list(self.push_messages(messages))
         while not all(i in self._replies for i in ids):
             self._take_replies(None)
@@ -152,6 +166,50 @@ def local_grid(workers: int) -> Iterator[LocalGrid]:
     """A grid with that many workers for the time of a `with` block. This process must not have threads yet."""
     with closing(Nursery()) as nursery, closing(LocalGrid(nursery, workers)) as grid:
         yield grid
+
+
+def scorer_on(grid: LocalGrid, spec: TaskSpec) -> Scorer:
+    """Scores a model on all workers at once, each on its part of the test set; the bits are those of one process.
+
+    Raises RuntimeError where a worker cannot score the model, or several in a row are killed over it.
+    """
+    task, nodes = load_task(spec), list(grid.get_node_ids())
+    batches = -(-len(task.test) // SCORED_TOGETHER)
+    edges = [SCORED_TOGETHER * (batches * part // len(nodes)) for part in range(len(nodes) + 1)]
+
+    def score_model(model: Model) -> Scores:
+        weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.weights.items()}
+        data = safetensors.torch.save(weights)
+        texts = [
+            ToScore(
+                task=spec.to_json(),
+                family=model.family.spec(),
+                architecture=model.architecture.to_json(),
+                exits=has_exits(model),
+                first=first,
+                last=last,
+                batch_size=SCORED_TOGETHER,
+            ).model_dump_json()
+            for first, last in pairwise(edges)
+        ]
+        found: list[list[list[Scored]]] = [[] for _ in nodes]  # by part, batch and exit
+        todo = list(range(len(nodes)))
+        for _ in range(MAX_TRIES):
+            questions = [Message(make_records(texts[part], [data]), nodes[part], SCORE_TYPE) for part in todo]
+            replies = dict(zip(todo, grid.send_and_receive(questions), strict=True))
+            todo = [part for part, reply in replies.items() if reply.has_error()]
+            for part, reply in replies.items():
+                if part not in todo:
+                    answer = BatchScores.model_validate_json(read_records(reply.content, "the scores")[0])
+                    found[part] = [[Scored(*scored) for scored in batch] for batch in answer.batches]
+                elif reply.error.code != ErrorCode.CLIENT_APP_CRASHED:
+                    raise RuntimeError(f"a worker cannot score {model.architecture}: {reply.error.reason}")
+            if not todo:
+                by_exit = zip(*(batch for part in found for batch in part), strict=True)
+                return scores(model, task, [add_up(task, batches) for batches in by_exit])
+        raise RuntimeError(f"{MAX_TRIES} workers in a row were killed while they scored {model.architecture}")
+
+    return score_model
 
 
 def _error(message: Message, code: int, why: str) -> Message:

@@ -64,7 +64,8 @@ def _serve(config: RunConfig, built: tuple[Engine, Scorer], log: Path, parent: i
 
     from client_app.worker import end_with
     from server_app.app import run
-    from server_app.local import local_grid
+    from server_app.local import local_grid, scorer_on
+    from tasks.task import TaskSpec
 
     os.setsid()  # Ctrl-C at the terminal reaches the command alone, which then ends this group of processes
     end_with(parent)
@@ -74,8 +75,9 @@ def _serve(config: RunConfig, built: tuple[Engine, Scorer], log: Path, parent: i
     if config.optimizer != "sgd":
         # PyTorch's own optimizers import its compiler, which takes 1 to 2 seconds: here once for all workers.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    engine, _ = built
     with local_grid(config.workers) as grid:
-        run(grid, config, built)
+        run(grid, config, (engine, scorer_on(grid, TaskSpec.from_json(engine.settings.task))))
 
 
 def _print_to(log: Path) -> None:

@@ -1,18 +1,21 @@
 """Rounds over workers of their own processes, without Flower's engine."""
 
+import math
 import os
 import select
 import signal
 
 import psutil
 import pytest
+import torch
 from flwr.app import Message, MessageType
 
 from messages.error import MessageError
 from messages.records import make_records
-from server_app.local import LocalGrid, local_grid
+from server_app.local import LocalGrid, local_grid, scorer_on
 from strategies.fedavg import FedAvg
-from strategies.method import Answer, Bench, Local, Order, Training
+from strategies.method import Answer, Bench, Local, Model, Order, Training
+from tasks.task import TaskSpec
 from tests.rounds.methods import started_with
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 
@@ -35,12 +38,14 @@ def test_any_number_of_workers_gives_the_bits_of_one_process(name, tmp_path):
         engine.start()
         if workers:
             with local_grid(workers) as grid:
+                scorer = scorer_on(grid, TaskSpec.from_json(engine.settings.task))
                 results = [engine.run_round(grid, number, scorer) for number in (1, 2)]
         else:
             results = [engine.run_round(simulated_grid(), number, scorer) for number in (1, 2)]
         assert [d["outcome"] for r in results for d in r.devices].count("trained") >= 4
         states.append(engine.state().tensors)
-        records.append([(r.record["score"], r.record["loss"], r.record["score_by_tier"]) for r in results])
+        scored = ("score", "loss", "score_by_tier", "score_by_exit")
+        records.append([[result.record[key] for key in scored] for result in results])
     assert same_bits(states[0], states[1])
     assert same_bits(states[0], states[2])
     assert records[0] == records[1] == records[2]
@@ -116,6 +121,23 @@ def test_a_worker_that_is_lost_between_two_rounds_costs_nothing(tmp_path):
         result = engine.run_round(grid, 2, scorer)
         assert {d["outcome"] for d in result.devices} == {"trained"}
         assert not set(before) & set(workers_of(grid))
+
+
+def test_scoring_goes_on_where_a_worker_is_killed_and_tells_what_it_cannot_score(tmp_path):
+    engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"]))
+    family = engine.method.family.with_statistics
+    network = family.build(family.full())
+    model = Model(family, family.full(), {n: v for n, v in network.state_dict().items() if v.is_floating_point()})
+    with local_grid(2) as grid:
+        on_workers = scorer_on(grid, TaskSpec.from_json(engine.settings.task))
+        os.kill(workers_of(grid)[0], signal.SIGKILL)
+        assert on_workers(model) == scorer(model)
+        with pytest.raises(RuntimeError, match=r"a worker cannot score .* RuntimeError: Error"):
+            on_workers(Model(family, family.full(), {"stranger": torch.zeros(1)}))
+        assert on_workers(model) == scorer(model)
+        for tensor in model.weights.values():
+            tensor.fill_(float("nan"))
+        assert math.isnan(on_workers(model).loss)
 
 
 def test_what_a_worker_raises_is_the_reply_and_it_goes_on():
