@@ -298,18 +298,23 @@ def preload(kind: str, text: str, config: NodeConfig) -> None:
     if kind != "query":
         batch = parse(Batch, text) if kind == "train" else parse(EvaluationBatch, text)
         load_task(_task(batch, config))
-        _family(json.dumps(batch.family))
+        family_of(json.dumps(batch.family))
         for order in batch.orders:
             local_half(order.local)
 
 
 def _prepare(batch: Batch | EvaluationBatch, config: NodeConfig) -> tuple[Task, Family, torch.device]:
     """The task and family of a batch, kept from one message to the next, and where to compute."""
-    if batch.shared_process and torch.get_num_threads() != 1:
-        torch.set_num_threads(1)  # two workers with two threads each on two cores were 4 to 8 times slower
     if batch.shared_process:
-        keep_freed_memory()
-    return load_task(_task(batch, config)), _family(json.dumps(batch.family)), compute_device()
+        use_one_core()
+    return load_task(_task(batch, config)), family_of(json.dumps(batch.family)), compute_device()
+
+
+def use_one_core() -> None:
+    """In a simulation, whose workers share the machine: one thread, and freed memory is kept for the next batch."""
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)  # two workers with two threads each on two cores were 4 to 8 times slower
+    keep_freed_memory()
 
 
 def compute_device() -> torch.device:
@@ -347,7 +352,8 @@ def _own_device(config: NodeConfig) -> int:
 
 
 @lru_cache(maxsize=8)
-def _family(spec_json: str) -> Family:
+def family_of(spec_json: str) -> Family:
+    """The family of a message, kept for the next ones. Raises MessageError where it is none of this app's."""
     try:
         return make_family(json.loads(spec_json))
     except ValueError as error:

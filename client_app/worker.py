@@ -315,7 +315,7 @@ def _work(
 
     with suppress(OSError):  # where memory runs out, the kernel is to end this process and no other; Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
-    _end_with(worker)
+    end_with(worker)
     out: list[bytes] = []
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or math.ceil(probe_machine().cpus)))
@@ -330,7 +330,7 @@ def _work(
     os._exit(0)
 
 
-def _end_with(worker: int) -> None:
+def end_with(worker: int) -> None:
     """Let the kernel end this process with its worker, which alone knows whether anybody still waits."""
     if sys.platform != "linux":
         return

@@ -9,11 +9,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.architecture import Architecture
 from models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from models.cost import Convolution, Cost
 
 
+M = TypeVar("M", bound=nn.Module)
 STATISTICS = ("running_mean", "running_var")  # what batch norm learns without gradients
 
 
@@ -183,6 +184,11 @@ class Family(ABC):
         It maps (batch, *input_shape) to (batch, classes), by its deepest exit. Raises ValueError for an architecture
         out of bounds.
         """
+
+    def without_memory(self, arch: Architecture) -> Network:
+        """Return the sub-model on the meta device, to be given weights."""
+        with torch.device("meta"):
+            return self.build(arch)
 
     def initial(self) -> dict[str, Tensor]:
         """Return first weights of the global model, drawn by torch's generator."""
@@ -352,6 +358,10 @@ class BlockFamily(Family):
         self.validate(arch)
         return self._with_frozen(Network(self.blocks(arch)))
 
+    def without_memory(self, arch: Architecture) -> Network:
+        """Return the sub-model on the meta device: a twin of one that is kept, which takes a third of the time."""
+        return _twin(_without_memory(self, arch))
+
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
         """Return what the sub-model's state_dict holds, in its order, without building it. Do not change the result."""
         return _tensors(self, arch)
@@ -489,6 +499,23 @@ def _tensors(family: BlockFamily, arch: Architecture) -> dict[str, TensorSpec]:
     return family._marked(specs) if family.freeze else specs
 
 
+@lru_cache(maxsize=64)
+def _without_memory(family: BlockFamily, arch: Architecture) -> Network:
+    with torch.device("meta"):
+        return family.build(arch)
+
+
+def _twin(module: M) -> M:
+    """A module of its own, with modules of its own inside, over the same parameters and buffers."""
+    twin = module.__new__(type(module))
+    for name, value in module.__dict__.items():
+        # What is changed in place must not be shared: an LSTM also lists its weights.
+        twin.__dict__[name] = value.copy() if isinstance(value, dict | list | set) else value
+    for name, child in module._modules.items():
+        twin._modules[name] = None if child is None else _twin(child)
+    return twin
+
+
 @lru_cache(maxsize=256)
 def _leading_placement(family: BlockFamily, arch: Architecture) -> Placement:
     return family._place(arch, leading)
@@ -505,8 +532,7 @@ def described(family: Family, who: str) -> BlockFamily:
 
 def with_weights(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> Network:
     """The sub-model over these very tensors: nothing is initialized or copied, and training changes them in place."""
-    with torch.device("meta"):
-        model = family.build(architecture)
+    model = family.without_memory(architecture)
     state = OrderedDict(weights)
     state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # or batch norms would want counters
     model.load_state_dict(state, assign=True)

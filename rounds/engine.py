@@ -8,7 +8,7 @@ becomes of what it returns is the method's business (`strategies.method`), of wh
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import WARNING
 from typing import Any, NamedTuple
@@ -276,16 +276,20 @@ class Engine:
             frozen_bytes=self._frozen.owed_bytes(*what),
         )
 
-    def _route(self, grid: Grid, work: Orders) -> None:
+    def _route(self, grid: Grid, *works: Orders) -> None:
         """Say which node carries each device that takes part."""
-        asked = by_device(a for a in work.assignments if a.given is not None and not a.outcome)
+        asked = [
+            orders
+            for work in works
+            for orders in by_device(a for a in work.assignments if a.given is not None and not a.outcome).values()
+        ]
         if asked:
             loads = [
-                sum(float(a.task.cost.training_flops) for a in orders) * self.population.examples(device)
-                for device, orders in asked.items()
+                sum(float(a.task.cost.training_flops) for a in orders) * self.population.examples(orders[0].device)
+                for orders in asked
             ]
-            nodes = self.population.nodes(grid, list(asked), loads)
-            for orders, node in zip(asked.values(), nodes, strict=True):
+            nodes = self.population.nodes(grid, [orders[0].device for orders in asked], loads)
+            for orders, node in zip(asked, nodes, strict=True):
                 for a in orders:
                     a.node = node
 
@@ -314,29 +318,34 @@ class Engine:
                 self.method.introduce(a.device, a.update.facts)
         return {a.device: a.outcome for a in work.assignments if a.device not in self._introduced}
 
-    def _exchange(self, grid: Grid, work: Work) -> None:
+    def _exchange(self, grid: Grid, *works: Work) -> None:
         """Route and exchange further work of a round."""
-        self._route(grid, work)
-        self._run(grid, work)
+        self._route(grid, *works)
+        self._run(grid, *works)
 
-    def _run(self, grid: Grid, work: Work) -> None:
+    def _run(self, grid: Grid, *works: Work) -> None:
         """Exchange the work with the nodes, absorbing every reply as it arrives."""
+        queues: dict[int, deque[tuple[int, list[Assignment]]]] = {}
+        for place, work in enumerate(works):
+            for node, batches in work.batches().items():
+                queues.setdefault(node, deque()).extend((place, batch) for batch in batches)
         replies = exchange(
             grid,
-            work.batches(),
-            lambda node, batch: self.message(work, node, batch),
+            queues,
+            lambda node, asked: self.message(works[asked[0]], node, asked[1]),
             deadline_seconds=None if self.population.simulated else self.settings.deadline_seconds,
             busy=self.population.busy,
             poll_seconds=self.population.poll_seconds,
         )
-        trained = 0
-        for batch, reply in replies:
-            self.take(work, batch, reply)
-            trained += devices_that_trained(batch)
-            if trained >= work.enough:
+        left = [work.enough for work in works]
+        for (place, batch), reply in replies:
+            self.take(works[place], batch, reply)
+            left[place] -= devices_that_trained(batch)
+            if max(left) <= 0:
                 break
         replies.close()
-        self.settle(work)
+        for work in works:
+            self.settle(work)
 
     def message(self, work: Work, node: int, batch: list[Assignment]) -> Message:
         """The message that carries a batch to its node."""
@@ -470,36 +479,43 @@ class Engine:
     def _models(self, grid: Grid) -> dict[Architecture, Model]:
         """The models to score, with batch norm statistics that devices take where they have none."""
         wanted = list(dict.fromkeys([self.method.scored_architecture, *self.scored_tiers.values()]))
-        models = self.method.models(wanted)
+        models = dict(self.method.models(wanted))
         missing = {a: names for a, model in models.items() if (names := _missing_statistics(model))}
         if not missing:
             return models
+        order = list(models)
         count = self.method.statistics_devices or self.settings.devices_per_round
         devices = self.population.sample(grid, self.method.rng(3), 8 * count)
-        complete: dict[Architecture, Model] = {}
-        for architecture, model in models.items():
-            statistics = self._statistics(grid, devices, count, model) if architecture in missing else {}
-            if statistics is not None:
-                weights = model.weights | statistics
-                complete[architecture] = Model(model.family, architecture, weights, model.exits)
-        return complete
+        # On hardware one model after the other: each has the whole deadline.
+        for architectures in [list(missing)] if self.population.simulated else [[a] for a in missing]:
+            connected = self.population.connected(grid, devices)  # some may have been left working a moment ago
+            asked = {a: self._statistics(connected, count, models[a]) for a in architectures}
+            self._exchange(grid, *(work for work, _ in asked.values()))
+            for architecture, (work, statistics) in asked.items():
+                model = models.pop(architecture)
+                if any(a.outcome == "trained" for a in work.assignments):
+                    weights = model.weights | statistics()
+                    models[architecture] = Model(model.family, architecture, weights, model.exits)
+                else:
+                    name = self.method.describe(architecture)
+                    text = "Round %s: no device returned batch norm statistics, %s is not scored"
+                    log(WARNING, text, self.round, name)
+        return {a: models[a] for a in order if a in models}
 
-    def _statistics(self, grid: Grid, devices: list[int], count: int, model: Model) -> Weights | None:
-        """The batch norm statistics of one model: the mean over devices of what one pass over their data shows.
+    def _statistics(self, devices: list[int], count: int, model: Model) -> tuple[Work, Callable[[], Weights]]:
+        """What is to be done for the batch norm statistics of one model, and a function that gives them afterwards.
 
-        The first `count` of `devices` that can afford to train the model take part. Each device's variance is that
-        within its own batches: what differs between devices is not in it, unlike in one pass over pooled data. None
-        where no device returned any.
+        They are the mean over devices of what one pass over their data shows. The first `count` of `devices` that can
+        afford to train the model take part. Each device's variance is that within its own batches: what differs between
+        devices is not in it, unlike in one pass over pooled data.
         """
         architecture, local = model.architecture, TakeStatistics()
-        devices = self.population.connected(grid, devices)  # some may have been left working a moment ago
         orders = [Order(device, architecture) for device in devices]
         asked = [self.ask(o, LEADING, self._budget_of(o), local) for o in orders]
         able = [a for a in asked if fits(a.task.cost, a.budget)]
-        name = self.method.describe(architecture)
         if not able:
             text = "Round %s: no device affords %s, so any device takes its batch norm statistics"
-            log(WARNING, text, self.round, name)
+            log(WARNING, text, self.round, self.method.describe(architecture))
         layout = local.returned(model.family, architecture)["statistics"].layout
         zeros = {entry.name: torch.zeros(entry.shape) for entry in layout.entries}
         placement, mean = whole(zeros), self.method.running_mean(zeros)
@@ -519,11 +535,7 @@ class Engine:
             simulated=self.population.simulated,
             each_by_itself=not self.settings.aggregation.adds_up,
         )
-        self._exchange(grid, work)
-        if not any(a.outcome == "trained" for a in assignments):
-            log(WARNING, "Round %s: no device returned batch norm statistics, %s is not scored", self.round, name)
-            return None
-        return mean.mean(zeros)
+        return work, lambda: mean.mean(zeros)
 
     def evaluate_personally(self, grid: Grid) -> Personal:
         """Let every device train and score, on its own examples, the model that it would be given now.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from devices.validation import MAX_LETTERS, one_line
 from messages.records import release
 
 B = TypeVar("B")
+MAX_WAIT_SECONDS = 1.0
 
 # Flower's error codes (flwr.common.constant.ErrorCode), in words for the journal.
 _ERRORS = {
@@ -24,6 +26,14 @@ _ERRORS = {
     5: "the node is offline",
     8: "the client process died",
 }
+
+
+class WaitingGrid(Grid):
+    """A grid that knows when a reply comes, so that nobody has to look for it again and again."""
+
+    @abstractmethod
+    def wait(self, message_ids: Collection[str], seconds: float) -> None:
+        """Until a reply to one of these messages has come, but not longer than this."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,9 @@ def exchange(
                 break
             if todo:
                 waiting_since = time.monotonic()
+            elif isinstance(grid, WaitingGrid):
+                left_seconds = MAX_WAIT_SECONDS if end is None else max(0.0, end - time.monotonic())
+                grid.wait(open_batches.keys(), min(MAX_WAIT_SECONDS, left_seconds))
             else:
                 # The longer the work, the less often it is looked for: that adds 2 % to the wait at most. To look after
                 # many nodes takes long: for most of the time the SuperLink is left to them.

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from devices.fleet import Fleet, bundled_fleet, replaced_devices
 from messages.orders import LocalTraining
-from models.base import with_weights
 from models.bert import Bert
 from models.cost import cost
 from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
-from rounds.engine import Engine, Scorer, Scores
+from rounds.engine import Engine, Scorer
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels
 from server_app import checkpoint
@@ -36,16 +35,15 @@ from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import take_releases, write_nodes
 from server_app.rehearsal import rehearse_step
+from server_app.scoring import scorer
 from strategies.aggregation import Aggregation
-from strategies.method import Method, Model, Setup
+from strategies.method import Method, Setup
 from strategies.settings import RoundSettings
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
-from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task
 
 SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
-SCORED_TOGETHER = 256  # examples of the test set; devices score as many as they train
 
 app = ServerApp()
 
@@ -54,11 +52,16 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run configuration describes."""
     config = RunConfig.from_run_config(context.run_config)
-    run(grid, config)
+    run(grid, config.model_copy(update={"engine": "flower"}))
 
 
-def run(grid: Grid, config: RunConfig) -> Path:
+def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer] | None = None) -> Path:
     """Run all rounds of an experiment over a grid; returns the run's folder.
+
+    Args:
+        grid: to the nodes.
+        config: of the run.
+        built: what `build` has made of it already.
 
     Raises:
         ConfigError, JournalError, CheckpointError: before round 1, naming what is wrong.
@@ -67,7 +70,7 @@ def run(grid: Grid, config: RunConfig) -> Path:
     config = named(config)
     run_dir = run_folder(config)
     check_folder(run_dir, config.resume)
-    engine, scorer = build(config)
+    engine, scorer = built or build(config)
     with alone_in(run_dir):
         _run(grid, config, run_dir, engine, scorer)
     return run_dir
@@ -305,7 +308,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
             f"{config.task!r} are {task.label_kind}"
         )
-    return Engine(method, _population(config, method, task)), _scorer(task)
+    return Engine(method, _population(config, method, task)), scorer(task)
 
 
 def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
@@ -460,26 +463,6 @@ def _population(config: RunConfig, method: Method, task: Task) -> Population:
             f"are those that come first in partition = 'strong-and-weak': set strong-devices = {count}"
         )
     return SimulatedDevices(fleet, config.workers, holdings)
-
-
-def _scorer(task: Task) -> Scorer:
-    """Scores a model on the task's test set; all exits of a family that has several, in one pass."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-    def score_model(model: Model) -> Scores:
-        module = with_weights(model.family, model.architecture, model.weights)
-        inputs, labels = task.test.inputs, task.test.labels
-        if len(model.family.segments) == 1:
-            return Scores(*_means(score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)))
-        found = score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
-        exits = [_means(scored) for scored in found]
-        whole = exits[-1] if model.exits == "mean" else exits[-2]
-        return Scores(*whole, tuple(value for value, _ in exits[:-1]))
-
-    def _means(scored: Scored) -> tuple[float, float]:
-        return task.metric.value(scored.sums, scored.examples), scored.loss_sum / scored.examples
-
-    return score_model
 
 
 def _state_dir(config: RunConfig) -> str:

@@ -199,6 +199,11 @@ class RunConfig(Params):
 
     devices: Count = Field(20, description="Number of devices in all")
     workers: Count = Field(2, description="Number of simulated nodes, which carry the devices")
+    engine: Literal["local", "flower"] = Field(
+        "local",
+        description="What simulated devices run on under `wildflower run`: processes of its own (local), or Flower's "
+        "simulation (flower)",
+    )
     fleet: str = Field(
         "digits-demo", description='Bundled fleet or .toml file (docs/fleets.md); "" for real devices, one per node'
     )

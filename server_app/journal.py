@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Tasks whose data set is what the folder holds; those of named data sets may lie anywhere.
 DATA_OF_A_FOLDER = ("idx", "npz")
 MAY_CHANGE_ON_RESUME = frozenset(
-    {"resume", "resume-from", "keep-checkpoints", "rounds", "workers", "output-dir", "data-dir"}
+    {"resume", "resume-from", "keep-checkpoints", "rounds", "workers", "engine", "output-dir", "data-dir"}
     | {"evaluate-every", "personal-every", "personal-from"}
 )
 ERROR_LINES = 40

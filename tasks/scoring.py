@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,16 +19,12 @@ class Scored(NamedTuple):
     examples: int
 
 
-@torch.no_grad()
 def score(
     model: nn.Module, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
 ) -> Scored:
     """Score `model` in evaluation mode on inputs as stored, (n, *input shape), and labels (n, ...)."""
-    model.to(device).eval()
-    total = _Total(task)
-    for x, y in _batches(task, inputs, labels, batch_size, device):
-        total.add(model(x), y)
-    return total.scored(len(labels))
+    found = score_batches(model, task, inputs, labels, batch_size=batch_size, device=device)
+    return add_up(task, (batch for (batch,) in found))
 
 
 class WithExits(Protocol):
@@ -44,7 +40,6 @@ class WithExits(Protocol):
         """As of `nn.Module`."""
 
 
-@torch.no_grad()
 def score_exits(
     model: WithExits, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
 ) -> list[Scored]:
@@ -53,40 +48,59 @@ def score_exits(
     Last comes what the exits say together: the mean of their outputs. Everything else is as in `score`; without
     examples there is nothing to learn the number of exits from, hence [].
     """
+    found = score_exit_batches(model, task, inputs, labels, batch_size=batch_size, device=device)
+    return [add_up(task, batches) for batches in zip(*found, strict=True)]
+
+
+def score_batches(
+    model: nn.Module, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
+) -> list[list[Scored]]:
+    """What each batch of `score` comes to, in a list of one: whoever has parts of them adds up the same bits."""
+    model.to(device).eval()
+    return _score_batches(lambda x: [model(x)], task, inputs, labels, batch_size, device)
+
+
+def score_exit_batches(
+    model: WithExits, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
+) -> list[list[Scored]]:
+    """What each batch of `score_exits` comes to, for every exit and for what they say together."""
     model.to(device)
     model.eval()
-    totals: list[_Total] = []
-    for x, y in _batches(task, inputs, labels, batch_size, device):
+
+    def outputs_of(x: Tensor) -> list[Tensor]:
         exits = model.exits(x)
-        exits = [*exits, torch.stack(exits).mean(dim=0)]
-        totals = totals or [_Total(task) for _ in exits]
-        for total, outputs in zip(totals, exits, strict=True):
-            total.add(outputs, y)
-    return [total.scored(len(labels)) for total in totals]
+        return [*exits, torch.stack(exits).mean(dim=0)]
+
+    return _score_batches(outputs_of, task, inputs, labels, batch_size, device)
 
 
-class _Total:
-    """Sums over the batches that were scored so far."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.sums = [0.0] * task.metric.size(task.classes)
-        self.loss = 0.0
-
-    def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
-        new = self.task.metric.sums(self.task.answers(outputs), labels)
-        self.sums = [before + more for before, more in zip(self.sums, new, strict=True)]
-        self.loss += float(self.task.summed_loss(outputs, labels))
-
-    def scored(self, examples: int) -> Scored:
-        """What it comes to."""
-        return Scored(self.sums, self.loss, examples)
+def add_up(task: Task, batches: Iterable[Scored]) -> Scored:
+    """The scores of several batches together, added in their order."""
+    sums, loss_sum, examples = [0.0] * task.metric.size(task.classes), 0.0, 0
+    for batch in batches:
+        sums = [before + more for before, more in zip(sums, batch.sums, strict=True)]
+        loss_sum += batch.loss_sum
+        examples += batch.examples
+    return Scored(sums, loss_sum, examples)
 
 
-def _batches(
-    task: Task, inputs: Tensor, labels: Tensor, batch_size: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
+@torch.no_grad()
+def _score_batches(
+    outputs_of: Callable[[Tensor], list[Tensor]],
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    device: torch.device,
+) -> list[list[Scored]]:
+    found = []
     for start in range(0, len(labels), batch_size):
         picked = slice(start, start + batch_size)
-        yield task.batch(inputs[picked].to(device), labels[picked].to(device), augment=None)
+        x, y = task.batch(inputs[picked].to(device), labels[picked].to(device), augment=None)
+        found.append([_score(task, outputs, y) for outputs in outputs_of(x)])
+    return found
+
+
+def _score(task: Task, outputs: Tensor, labels: Tensor) -> Scored:
+    sums = [float(value) for value in task.metric.sums(task.answers(outputs), labels)]
+    return Scored(sums, float(task.summed_loss(outputs, labels)), len(labels))

@@ -142,7 +142,7 @@ def superlink(log: Path) -> Iterator[SuperLink]:
         check_commands(environment, "flower-superlink", "flwr")
         yield _start(folder, environment, log, started)
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             stop_everything(started, folder)
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -178,7 +178,7 @@ def connected(address: str, root_certificates: Path | None) -> Iterator[SuperLin
         )
         yield SuperLink(None, folder, environment)
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             stop_everything(started, folder)  # what still follows a log
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -326,7 +326,7 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """A second Ctrl-C must not interrupt the clean-up after the first."""
     with _handling(signal.SIG_IGN):
         yield

@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,16 +35,21 @@ from server_app.journal import (
 )
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
+from wildflower.local import local_server, prepare_to_fork
 from wildflower.settings import SettingsError, beside, place, resolve, write_toml
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from rich.progress import Progress, TaskID
 
+    from rounds.engine import Engine, Scorer
     from server_app.config import RunConfig
 
 INTERRUPTED = 130
 LOOK_SECONDS = 0.3
 TRACEBACK_LINES = 30
+ENDED_SILENTLY = "The server's process has ended without a word: it was killed, or the run was stopped from elsewhere"
 MAX_WARNINGS = 5
 WARNING_LETTERS = 400
 FLOWERS_WARNING = "Since flwr "  # how what Flower itself warns of in every run begins
@@ -91,16 +97,19 @@ def _run(
 ) -> int:
     from server_app.config import digests_of
 
-    app_dir = find_app(app_dir)
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
+    local = deployment is None and config.engine == "local"
+    app_dir = _code_here(app_dir) if local else find_app(app_dir)
     check_folder(run_dir, config.resume)
     if config.resume:
         check_resumable(run_dir, config.to_dict())
         check_same_plugins(run_dir, digests_of(config))
     check_population(config, deployment)
-    fleet_digest = check_buildable(config) if deployment is None else ""
+    if local:
+        prepare_to_fork()
+    built = check_buildable(config) if deployment is None else None
     if config.resume:
-        check_same_fleet(run_dir, config.to_dict(), fleet_digest)
+        check_same_fleet(run_dir, config.to_dict(), built[0].population.fleet_digest if built else "")
     run_dir.mkdir(parents=True, exist_ok=True)
     console.print(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {config.rounds} rounds, "
@@ -116,26 +125,32 @@ def _run(
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
     with ExitStack() as stack:
         stack.enter_context(_resume_hint(run_dir, config, console))
-        if deployment is None:
-            flower = stack.enter_context(superlink(run_dir / "superlink.log"))
+        if local:
+            assert built is not None
+            server = stack.enter_context(local_server(config, built, app_log))
+            with progress(console, config.rounds, earlier) as show:
+                failure = follow_process(server, run_dir, show)
         else:
-            flower = stack.enter_context(connected(deployment.address, deployment.root_certificates))
-        config_file = flower.folder / "config.toml"
-        config_file.write_text(write_toml(config.to_dict()), encoding="utf-8")
-        app = app_dir
-        if modules or is_reference(config.strategy):
-            app = make_bundle(app_dir, flower.folder / "app", config.strategy, modules)
-        run_id = flower.submit(app, config_file, {} if deployment else simulation(config.workers))
-        if deployment is not None:
-            stack.enter_context(_stopped_when_interrupted(flower, run_id))
-        with progress(console, config.rounds, earlier) as show:
-            failure = follow(flower, run_id, run_dir, app_log, show)
+            if deployment is None:
+                flower = stack.enter_context(superlink(run_dir / "superlink.log"))
+            else:
+                flower = stack.enter_context(connected(deployment.address, deployment.root_certificates))
+            config_file = flower.folder / "config.toml"
+            config_file.write_text(write_toml(config.to_dict()), encoding="utf-8")
+            app = app_dir
+            if modules or is_reference(config.strategy):
+                app = make_bundle(app_dir, flower.folder / "app", config.strategy, modules)
+            run_id = flower.submit(app, config_file, {} if deployment else simulation(config.workers))
+            if deployment is not None:
+                stack.enter_context(_stopped_when_interrupted(flower, run_id))
+            with progress(console, config.rounds, earlier) as show:
+                failure = follow(flower, run_id, run_dir, app_log, show)
     log = log_since(app_log, app_log_start)
     if told := warnings_text(log, app_log, already=ignored):
         console.print(f"[yellow]Warning:[/] {escape(told)}", highlight=False, soft_wrap=True)
     summary = read_summary(run_dir)
     if failure is None and (summary is None or summary.status != "finished"):
-        failure = "Flower says that the run finished, but its summary.json does not"
+        failure = f"{'Its server' if local else 'Flower'} says that the run finished, but its summary.json does not"
     if failure is not None:
         own = summary.error if summary else None
         reason = last_traceback(log, app_dir, modules) or own or failure
@@ -145,7 +160,7 @@ def _run(
         console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
         if reason != failure:
             console.print(reason, markup=False, highlight=False, soft_wrap=True)
-        logs = str(app_log) if deployment else f"{app_log} and {run_dir / 'superlink.log'}"
+        logs = str(app_log) if deployment or local else f"{app_log} and {run_dir / 'superlink.log'}"
         console.print(f"Logs: {logs}", markup=False, highlight=False, soft_wrap=True)
         if own is None or "\n" in own:  # what the run says of itself in words would come again
             print_resume_hint(run_dir, config, console)
@@ -170,20 +185,30 @@ def check_population(config: "RunConfig", deployment: Deployment | None) -> None
         )
 
 
-def check_buildable(config: "RunConfig") -> str:
-    """Build what the ServerApp will build, so that missing data or a wrong fleet show before anything is started.
+def check_buildable(config: "RunConfig") -> "tuple[Engine, Scorer]":
+    """Build what the run stands on, so that missing data or a wrong fleet show before anything is started.
 
-    A method from outside is begun and rehearsed too. Returns the hash of the fleet's files.
+    A method from outside is begun and rehearsed too, on an engine of its own.
     """
     from server_app.app import build, start
 
     try:
-        engine, _ = build(config)
         if is_reference(config.strategy):
-            start(engine, config)
+            start(build(config)[0], config)
+        return build(config)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from None
-    return engine.population.fleet_digest
+
+
+def _code_here(app_dir: Path | None) -> Path:
+    """The folder of the code that runs here; SettingsError where the user asks for another app's."""
+    here = Path(__file__).parents[1]
+    if app_dir is not None and app_dir.expanduser().resolve() != here:
+        raise SettingsError(
+            f"--app {app_dir}: engine = 'local' runs the app of this installation; --set engine=flower hands that one "
+            "to Flower"
+        )
+    return here
 
 
 def find_app(app_dir: Path | None) -> Path:
@@ -229,12 +254,23 @@ def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: "
             last = last_lines(run_dir / "superlink.log", 10)
             return f"flower-superlink ended with code {flower.process.returncode}; its last lines:\n{last}"
         if killed:  # Flower itself would notice after a minute
-            return "The server's process has ended without a word: it was killed, or the run was stopped from elsewhere"
+            return ENDED_SILENTLY
         status = flower.status(run_id)
         if status.ended:
             return None if status.completed else f"Flower says {status.status}: {status.details}"
         # The log stream broke off and the run goes on.
         time.sleep(LOOK_SECONDS)
+
+
+def follow_process(server: "BaseProcess", run_dir: Path, show: "Show") -> str | None:
+    """Show every round as it ends until the run's server ends; returns None, or why the run did not complete."""
+    journal = JournalWatch(run_dir)
+    while server.exitcode is None:
+        server.join(timeout=LOOK_SECONDS)
+        show.rounds(journal.rounds())
+    if server.exitcode < 0:
+        return f"{ENDED_SILENTLY} ({signal.Signals(-server.exitcode).name})"
+    return None if server.exitcode == 0 else "The run's server has ended with an error"
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from models.architecture import Architecture
-from models.base import BlockFamily
+from models.base import BlockFamily, with_weights
 from models.family import FAMILIES, make_family
 from models.placement import chosen, leading, rolling
 from models.space import Space
@@ -75,10 +75,14 @@ def test_every_family_is_tested():
     assert {spec["name"] for spec in SMALL} == {n for n, kind in FAMILIES.items() if issubclass(kind, BlockFamily)}
 
 
-def train_one_step(family, model):
-    inputs = torch.randn(4, *family.input_shape)
+def example_inputs(family):
     if family.input_dtype == torch.int64:
-        inputs = torch.randint(family.classes, (4, *family.input_shape))
+        return torch.randint(family.classes, (4, *family.input_shape))
+    return torch.randn(4, *family.input_shape)
+
+
+def train_one_step(family, model):
+    inputs = example_inputs(family)
     labels = torch.arange(4) % family.classes
     model.train()
     exits = model.exits(inputs)
@@ -329,3 +333,30 @@ def test_an_argument_of_another_kind_is_an_error_that_names_it(spec, words):
 def test_a_missing_argument_is_named():
     with pytest.raises(ValueError, match="family 'choice': argument 'input_shape' is missing"):
         make_family({"name": "choice", "members": {}})
+
+
+@pytest.mark.parametrize("spec", SMALL, ids=str)
+def test_models_over_given_weights_are_those_that_are_built_and_share_nothing(spec):
+    family = make_family(spec)
+    arch = family.sample(np.random.default_rng(3))
+    torch.manual_seed(4)
+    built = family.build(arch).eval()
+    weights = {name: value.clone() for name, value in built.state_dict().items()}
+    first, second = (
+        with_weights(family, arch, {name: value.clone() for name, value in weights.items()}).eval() for _ in range(2)
+    )
+    inputs = example_inputs(family)
+    assert repr(first) == repr(built)
+    assert torch.equal(first(inputs), built(inputs))
+    parts = set(map(id, first.modules()))
+    assert not parts & set(map(id, second.modules()))
+    for parameter in first.parameters():
+        parameter.data.zero_()
+    for module in first.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = 0.75
+        module.register_forward_hook(lambda *_: pytest.fail("a hook of another model"))
+    assert torch.equal(second(inputs), built(inputs))
+    third = with_weights(family, arch, weights).eval()
+    assert torch.equal(third(inputs), built(inputs))
+    assert 0.75 not in {getattr(module, "momentum", None) for module in third.modules()}

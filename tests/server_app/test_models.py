@@ -14,6 +14,7 @@ from server_app import app
 from server_app.app import build, run
 from server_app.journal import read_rounds
 from server_app.models import ModelError, ModelInfo, load_model, save_models
+from server_app.scoring import SCORED_TOGETHER
 from tasks.scoring import score
 from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, connected_grid, simulated_grid, small_config
@@ -65,7 +66,7 @@ def test_heterofls_statistics_are_in_the_file(tmp_path):
     assert not model.training
     record, task = read_rounds(run_dir)[-1], task_of(config)
     inputs, labels = task.test.inputs, task.test.labels
-    [correct], loss, n = score(model, task, inputs, labels, batch_size=app.SCORED_TOGETHER, device=torch.device("cpu"))
+    [correct], loss, n = score(model, task, inputs, labels, batch_size=SCORED_TOGETHER, device=torch.device("cpu"))
     assert (correct / n, loss / n) == (record.score, record.loss)
     assert record.score > 0.5  # it has learned, so that there is something to get wrong
 
@@ -127,7 +128,7 @@ def test_there_is_one_file_per_model_and_no_pickle(tmp_path):
 def accuracies(monkeypatch):
     """Scores as the test wants them, one per evaluation."""
     values = []
-    monkeypatch.setattr(app, "_scorer", lambda task: lambda model: Scores(values.pop(0), 1.0))
+    monkeypatch.setattr(app, "scorer", lambda task: lambda model: Scores(values.pop(0), 1.0))
     return values
 
 

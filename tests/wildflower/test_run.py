@@ -81,7 +81,7 @@ class World:
         for name in ("flower-superlink", "flwr"):
             (commands / name).write_text(f"#!{sys.executable}\n{script}")
             (commands / name).chmod(stat.S_IRWXU)
-        (self.here / "experiment.toml").write_text('rounds = 1\nrun-name = "one"\nworkers = 2\n')
+        (self.here / "experiment.toml").write_text('rounds = 1\nrun-name = "one"\nworkers = 2\nengine = "flower"\n')
         (self.here / "pyproject.toml").write_text("")
         monkeypatch.chdir(self.here)
         monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
@@ -333,6 +333,13 @@ def test_nothing_starts_with_a_wrong_setting(world):
     assert "'rouns'" in text
     assert "'rounds'" in text
     assert not world.pids.exists()
+
+
+def test_own_workers_run_the_installed_app_and_no_other(world):
+    code, text = world.run("finish", "engine=local")
+    assert code == 1
+    assert f"--app {world.here}: engine = 'local' runs the app of this installation" in text.replace("\n", " ")
+    assert not world.run_dir.exists()
 
 
 def test_find_app(tmp_path):

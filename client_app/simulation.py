@@ -1,0 +1,147 @@
+"""Workers of a simulation on this machine: forked from one process that has torch and the data loaded.
+
+A server that trains and writes files gets threads, and a process with threads must not be forked. So a nursery is
+forked from the server before that, and keeps doing nothing but forking workers: the first ones, and one for each that
+was lost. A worker answers the messages of its link one after the other, and ends with its server. Messages are those
+of `client_app.worker`, without Flower.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import struct
+import traceback
+from contextlib import suppress
+from typing import Any
+
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from client_app import work, worker
+from devices.validation import one_line
+from models.architecture import Architecture
+from models.base import with_weights
+from tasks.scoring import score_batches, score_exit_batches
+from tasks.task import TaskSpec, load_task
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
+SCORE = "score"  # the kind of a message that no device knows: the server lets its workers score its models
+NUMBER = struct.Struct("<I")  # of a worker
+LINK_BYTES = 2**20  # on their way: the system's 200 kB let the two ends wait for each other more often
+
+forking = multiprocessing.get_context("fork")
+
+
+class ToScore(BaseModel):
+    """Which part of the task's test set a model is scored on; its weights come beside it, as safetensors.
+
+    exits: all exits are scored, and what they say together.
+    """
+
+    task: dict[str, Any]
+    family: dict[str, Any]
+    architecture: dict[str, Any]
+    exits: bool
+    first: int
+    last: int
+    batch_size: int
+
+
+class BatchScores(BaseModel):
+    """What every batch comes to: for each exit the sums of the task's metric, the summed loss, and examples."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")  # the loss of a model that has diverged
+
+    batches: list[list[tuple[list[float], float, int]]]
+
+
+class NurseryError(RuntimeError):
+    """The process that forks workers is gone."""
+
+
+class Nursery:
+    """The server's end of a process that forks workers. To be made before the process has any threads."""
+
+    def __init__(self) -> None:
+        self._link, theirs = socket.socketpair()
+        self._process = forking.Process(target=_fork_workers, args=(theirs, self._link), name="nursery")
+        self._process.start()
+        theirs.close()
+
+    def worker(self, number: int) -> socket.socket:
+        """A link to a new worker. Raises NurseryError."""
+        try:
+            self._link.sendall(NUMBER.pack(number))
+            _, handles, _, _ = socket.recv_fds(self._link, 1, 1)
+        except OSError as error:
+            raise NurseryError(f"no worker can be started: {error}") from error
+        if not handles:
+            raise NurseryError("no worker can be started: the process that forks them was ended")
+        return socket.socket(fileno=handles[0])
+
+    def close(self) -> None:
+        """End the nursery and its workers, in the middle of whatever they do."""
+        self._link.close()
+        self._process.join()
+
+
+def _fork_workers(link: socket.socket, servers_end: socket.socket) -> None:
+    servers_end.close()
+    worker.end_with(os.getppid())
+    while len(asked := link.recv(NUMBER.size)) == NUMBER.size:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_BYTES)
+        (number,) = NUMBER.unpack(asked)
+        forking.Process(target=_work, args=(theirs, (link, ours), number), name=f"worker {number}").start()
+        theirs.close()
+        socket.send_fds(link, [b"w"], [ours.fileno()])
+        ours.close()
+    for child in multiprocessing.active_children():
+        child.terminate()
+
+
+def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -> None:
+    """A worker: answer one message after the other until the server closes the link."""
+    for other in others:
+        other.close()
+    worker.end_with(os.getppid())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if gpus := torch.cuda.device_count():
+        torch.cuda.set_device(number % gpus)
+    while True:
+        try:
+            header, arrays = worker.receive(link)
+        except (EOFError, ConnectionError):
+            return
+        out: list[bytes] = []
+        try:
+            kind, text = str(header["kind"]), str(header["text"])
+            reply, out = (score(text, arrays), []) if kind == SCORE else work.do(kind, text, arrays, {})
+            answer = {"text": reply}
+        except Exception as error:  # told to the server, as a SuperNode does
+            log.error("A worker failed:\n%s", traceback.format_exc())
+            answer = {"error": one_line(f"{type(error).__name__}: {error}")}
+        del header, arrays
+        with suppress(ConnectionError):  # the server is gone, which the next receive finds
+            worker.send(link, answer, out)
+
+
+def score(text: str, arrays: list[bytes]) -> str:
+    """Score a model on a part of the task's test set, batch by batch."""
+    asked = ToScore.model_validate_json(text)
+    work.use_one_core()
+    task, family = load_task(TaskSpec.from_json(asked.task)), work.family_of(json.dumps(asked.family))
+    weights = safetensors.torch.load(arrays[0])
+    module = with_weights(family, Architecture.from_json(asked.architecture), weights)
+    inputs, labels = task.test.inputs[asked.first : asked.last], task.test.labels[asked.first : asked.last]
+    scored = score_exit_batches if asked.exits else score_batches
+    return BatchScores(
+        batches=scored(module, task, inputs, labels, batch_size=asked.batch_size, device=work.compute_device())
+    ).model_dump_json()

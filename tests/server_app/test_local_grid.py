@@ -1,0 +1,178 @@
+"""Rounds over workers of their own processes, without Flower's engine."""
+
+import math
+import os
+import select
+import signal
+
+import psutil
+import pytest
+import torch
+from flwr.app import Message, MessageType
+
+from messages.error import MessageError
+from messages.records import make_records
+from server_app.local import LocalGrid, local_grid, scorer_on
+from strategies.fedavg import FedAvg
+from strategies.method import Answer, Bench, Local, Model, Order, Training
+from tasks.task import TaskSpec
+from tests.rounds.methods import started_with
+from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
+
+
+def workers_of(grid: LocalGrid) -> list[int]:
+    """The process ids of a grid's workers: living children of this process's child."""
+    below = [child for nursery in psutil.Process().children() for child in nursery.children()]
+    return sorted(p.pid for p in below if p.status() != psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("name", ["heterofl", "lotteryfl", "hypemefed"])
+def test_any_number_of_workers_gives_the_bits_of_one_process(name, tmp_path):
+    states, records = [], []
+    for place, workers in (("in process", 0), ("one", 1), ("two", 2)):
+        (tmp_path / place).mkdir()
+        config = small_config(
+            tmp_path / place, **METHODS[name], workers=workers or 2, rounds=2, evaluate_every=2, seed=11
+        )
+        engine, scorer = started(config)
+        engine.start()
+        if workers:
+            with local_grid(workers) as grid:
+                scorer = scorer_on(grid, TaskSpec.from_json(engine.settings.task))
+                results = [engine.run_round(grid, number, scorer) for number in (1, 2)]
+        else:
+            results = [engine.run_round(simulated_grid(), number, scorer) for number in (1, 2)]
+        assert [d["outcome"] for r in results for d in r.devices].count("trained") >= 4
+        states.append(engine.state().tensors)
+        scored = ("score", "loss", "score_by_tier", "score_by_exit")
+        records.append([[result.record[key] for key in scored] for result in results])
+    assert same_bits(states[0], states[1])
+    assert same_bits(states[0], states[2])
+    assert records[0] == records[1] == records[2]
+
+
+class KillsItsWorker(Training):
+    """Plain training. deadly: this device's worker is killed in the middle of it."""
+
+    deadly: bool = False
+
+    def train(self, bench: Bench) -> Answer:
+        """Train, or die."""
+        if self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(bench)
+
+
+class Deadly(FedAvg):
+    """FedAvg in which device 3 kills its worker in round 2."""
+
+    def local(self, order: Order) -> Local:
+        """Deadly for one device."""
+        return KillsItsWorker(deadly=order.device == 3 and self.round == 2)
+
+
+class NeverEnds(Training):
+    """Training that does not end."""
+
+    def train(self, bench: Bench) -> Answer:
+        """Wait for a signal."""
+        signal.pause()
+        raise AssertionError
+
+
+class Sleepy(FedAvg):
+    """FedAvg whose devices never end."""
+
+    def local(self, order: Order) -> Local:
+        """One that does not end."""
+        return NeverEnds()
+
+
+def interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_worker_that_is_killed_costs_its_devices_the_round_and_is_replaced(tmp_path):
+    engine, scorer = started_with(Deadly, tmp_path, devices_per_round=6)
+    with local_grid(2) as grid:
+        outcomes = []
+        for number in (1, 2, 3):
+            outcomes.append({d["device"]: d["outcome"] for d in engine.run_round(grid, number, scorer).devices})
+        assert len(workers_of(grid)) == 2
+    assert set(outcomes[0].values()) == set(outcomes[2].values()) == {"trained"}
+    failed = {device for device, outcome in outcomes[1].items() if outcome != "trained"}
+    assert 3 in failed
+    assert len(failed) == 3  # those of one worker
+    assert {outcomes[1][d] for d in failed} <= {
+        f"failed: the client process died: worker {number} was killed" for number in (1, 2)
+    }
+
+
+def test_a_worker_that_is_lost_between_two_rounds_costs_nothing(tmp_path):
+    config = small_config(tmp_path, **METHODS["heterofl"])
+    engine, scorer = started(config)
+    with local_grid(2) as grid:
+        engine.run_round(grid, 1, scorer)
+        before = workers_of(grid)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        for one in grid._workers.values():  # whose ends of the links are closed as they die
+            assert select.select([one.link], [], [], 5.0)[0]
+        result = engine.run_round(grid, 2, scorer)
+        assert {d["outcome"] for d in result.devices} == {"trained"}
+        assert not set(before) & set(workers_of(grid))
+
+
+def test_scoring_goes_on_where_a_worker_is_killed_and_tells_what_it_cannot_score(tmp_path):
+    engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"]))
+    family = engine.method.family.with_statistics
+    network = family.build(family.full())
+    model = Model(family, family.full(), {n: v for n, v in network.state_dict().items() if v.is_floating_point()})
+    with local_grid(2) as grid:
+        on_workers = scorer_on(grid, TaskSpec.from_json(engine.settings.task))
+        os.kill(workers_of(grid)[0], signal.SIGKILL)
+        assert on_workers(model) == scorer(model)
+        with pytest.raises(RuntimeError, match=r"a worker cannot score .* RuntimeError: Error"):
+            on_workers(Model(family, family.full(), {"stranger": torch.zeros(1)}))
+        assert on_workers(model) == scorer(model)
+        for tensor in model.weights.values():
+            tensor.fill_(float("nan"))
+        assert math.isnan(on_workers(model).loss)
+
+
+def test_what_a_worker_raises_is_the_reply_and_it_goes_on():
+    def ask(grid: LocalGrid, text: str) -> Message:
+        (reply,) = grid.send_and_receive([Message(make_records(text), 1, MessageType.TRAIN)])
+        return reply
+
+    with local_grid(1) as grid:
+        (worker,) = workers_of(grid)
+        first = ask(grid, "{}")
+        assert (first.error.code, first.error.reason.split(":")[0]) == (2, MessageError.__name__)
+        second = ask(grid, '{"run": 7}')
+        assert (second.error.code, second.metadata.src_node_id) == (2, 1)
+        assert workers_of(grid) == [worker]
+
+
+def test_messages_to_one_worker_are_answered_in_turn():
+    with local_grid(1) as grid:
+        ids = list(
+            grid.push_messages([Message(make_records(f'{{"run": {i}}}'), 1, MessageType.TRAIN) for i in range(3)])
+        )
+        answered: list[str] = []
+        while len(answered) < 3:
+            grid.wait(ids, 5.0)
+            answered += [i for i in ids if list(grid.pull_messages([i]))]
+        assert answered == ids
+        assert list(grid.pull_messages(ids)) == []
+
+
+def test_workers_end_with_their_grid_also_in_the_middle_of_work(tmp_path):
+    engine, scorer = started_with(Sleepy, tmp_path, devices_per_round=6)
+    with local_grid(2) as grid:
+        pids = workers_of(grid)
+        assert len(pids) == 2
+        grid.wait = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            engine.run_round(grid, 1, scorer)
+    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
