@@ -5,12 +5,15 @@ Not part of `make test`, because most of their time is waiting: `make test-compo
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 
 from server_app import checkpoint
@@ -21,6 +24,7 @@ from server_app.nodes import read_nodes
 from tests.deployment import Deployment, kill
 from tests.small_run import connected_grid, same_bits
 from tests.wildflower.test_bundle import OWN
+from tests.wildflower.test_end_to_end import start, wait_for_round, write_experiment
 from wildflower.flower import connected
 from wildflower.nodes import node_rows
 from wildflower.settings import write_toml
@@ -178,3 +182,43 @@ def test_a_method_a_family_and_a_task_of_ones_own_run_under_flower_without_editi
     assert "A share" in (tmp_path / "one" / "report.html").read_text()
     assert json.loads((tmp_path / "one" / "config.json").read_text()) == content
     assert RunConfig().strategy == "heterofl"
+
+
+def left_running(folder: Path) -> list[str]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        if str(folder) in " ".join([*(process.info["cmdline"] or []), *(process.info["environ"] or {}).values()]):
+            found.append(str(process))
+    return found
+
+
+@pytest.mark.flower
+def test_a_run_is_interrupted_resumed_and_finished(tmp_path):
+    experiment, run_dir = write_experiment(tmp_path, "flower"), tmp_path / "one"
+    process = start(experiment)
+    wait_for_round(process, 2)
+    process.send_signal(signal.SIGINT)
+    after = process.communicate()[0]
+    assert process.returncode == 130, after
+    assert "--set resume=true --set run-name=one" in after
+    (folder,) = set(
+        re.findall(r"Successfully installed wildflower to (\S+)/home/apps", (run_dir / "app.log").read_text())
+    )
+    assert not Path(folder).exists()
+    assert left_running(Path(folder)) == []
+    assert read_summary(run_dir) is None
+    interrupted = read_rounds(run_dir)
+    assert len(interrupted) >= 2
+
+    rounds = len(interrupted) + 1
+    resumed = start(experiment, "resume=true", f"rounds={rounds}")
+    said = resumed.communicate()[0]
+    assert resumed.returncode == 0, said
+    assert f"Report: {run_dir / 'report.html'}" in said
+    assert f"round {rounds}/{rounds}, accuracy " in said
+    summary = read_summary(run_dir)
+    assert summary is not None
+    assert (summary.status, summary.rounds) == ("finished", rounds)
+    # The last round may be done again; the ones before it are those of the first start.
+    assert read_rounds(run_dir)[: len(interrupted) - 1] == interrupted[:-1]
+    assert (run_dir / "report.html").read_text().startswith("<!doctype html>")

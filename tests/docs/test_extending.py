@@ -104,11 +104,6 @@ with beside(Path(experiment)) as modules:
             "damped stripes:TASK 5 distance damped stripes perceptron",
             0.6,
         ),
-        (
-            ["run-name=three", "family=perceptron:Perceptron", "family-arguments=hidden = 8"],
-            "damped digits 5 distance damped perceptron",
-            0.0,
-        ),
     ],
 )
 def test_a_round_of_what_lies_beside_the_experiment(outside, settings, said, minimum):

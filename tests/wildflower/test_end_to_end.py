@@ -1,13 +1,11 @@
 """The command with the real app, on its own workers and on Flower's: started, interrupted, resumed, finished."""
 
-import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
-import pytest
 
 from server_app.journal import read_rounds, read_summary
 
@@ -23,14 +21,6 @@ def start(experiment: Path, *overrides: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def left_running(folder: Path) -> list[str]:
-    found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        if str(folder) in " ".join([*(process.info["cmdline"] or []), *(process.info["environ"] or {}).values()]):
-            found.append(str(process))
-    return found
 
 
 def write_experiment(folder: Path, engine: str) -> Path:
@@ -108,35 +98,3 @@ def test_a_run_on_own_workers_that_fails_tells_why(tmp_path):
     assert "Traceback (most recent call last)" in said
     assert "Error: [Errno 20] Not a directory: " in said
     assert f"Logs: {tmp_path / 'one' / 'app.log'}\n" in said
-
-
-@pytest.mark.flower
-def test_a_run_is_interrupted_resumed_and_finished(tmp_path):
-    experiment, run_dir = write_experiment(tmp_path, "flower"), tmp_path / "one"
-    process = start(experiment)
-    wait_for_round(process, 2)
-    process.send_signal(signal.SIGINT)
-    after = process.communicate()[0]
-    assert process.returncode == 130, after
-    assert "--set resume=true --set run-name=one" in after
-    (folder,) = set(
-        re.findall(r"Successfully installed wildflower to (\S+)/home/apps", (run_dir / "app.log").read_text())
-    )
-    assert not Path(folder).exists()
-    assert left_running(Path(folder)) == []
-    assert read_summary(run_dir) is None
-    interrupted = read_rounds(run_dir)
-    assert len(interrupted) >= 2
-
-    rounds = len(interrupted) + 1
-    resumed = start(experiment, "resume=true", f"rounds={rounds}")
-    said = resumed.communicate()[0]
-    assert resumed.returncode == 0, said
-    assert f"Report: {run_dir / 'report.html'}" in said
-    assert f"round {rounds}/{rounds}, accuracy " in said
-    summary = read_summary(run_dir)
-    assert summary is not None
-    assert (summary.status, summary.rounds) == ("finished", rounds)
-    # The last round may be done again; the ones before it are those of the first start.
-    assert read_rounds(run_dir)[: len(interrupted) - 1] == interrupted[:-1]
-    assert (run_dir / "report.html").read_text().startswith("<!doctype html>")

@@ -319,15 +319,9 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
     assert len(engine.method.current) == (6 if transfer == "none" else 8)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        # The strong devices in every round, and scored after each.
-        {"recipfl.hidden": 32, "devices-per-round": 6, "evaluate-every": 1, "recipfl.tile": 0},
-    ],
-)
-def test_a_resumed_run_has_the_same_bits(changes, tmp_path):
+def test_a_resumed_run_has_the_same_bits(tmp_path):
+    """The strong devices are in every round, and scored after each."""
+    changes = {"recipfl.hidden": 32, "devices-per-round": 6, "evaluate-every": 1, "recipfl.tile": 0}
     whole, results, _ = run(tmp_path / "whole", 4, **changes)
     first, _, grid = run(tmp_path / "half", 2, **changes)
     second, scorer = started(config(tmp_path / "half", **changes))
