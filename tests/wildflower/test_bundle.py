@@ -313,12 +313,13 @@ TASK = Kind(load, "mine_all:Narrow")
 '''
 
 
-@pytest.mark.flower
-def test_a_method_a_family_and_a_task_of_ones_own_run_under_flower_without_editing_the_project(tmp_path):
+@pytest.mark.parametrize("engine", ["local", pytest.param("flower", marks=pytest.mark.flower)])
+def test_a_method_a_family_and_a_task_of_ones_own_run_without_editing_the_project(engine, tmp_path):
     (tmp_path / "mine_all.py").write_text(OWN)
     (tmp_path / "experiment.toml").write_text(
         'strategy = "mine_all:Mine"\ntask = "mine_all:TASK"\nworkers = 2\nrounds = 2\ndevices-per-round = 4\n'
-        f'below-smallest = "smallest"\noutput-dir = "{tmp_path}"\nrun-name = "one"\n[mine-all]\nshare = 0.75\n'
+        f'engine = "{engine}"\nbelow-smallest = "smallest"\noutput-dir = "{tmp_path}"\nrun-name = "one"\n'
+        "[mine-all]\nshare = 0.75\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "wildflower", "run", str(tmp_path / "experiment.toml")],
