@@ -36,15 +36,39 @@ def prepare_to_fork() -> None:
 
 
 @contextmanager
-def local_server(config: RunConfig, built: tuple[Engine, Scorer], log: Path) -> Iterator[BaseProcess]:
-    """The process of a run's server, for the time of a `with` block; what it and its workers print goes to `log`.
+def told_later() -> Iterator[list[logging.LogRecord]]:
+    """For the time of a `with` block Flower's logger writes into a list; all at once where the block fails."""
+    logger, records = logging.getLogger("flwr"), list[logging.LogRecord]()
+
+    def hold_back(record: logging.LogRecord) -> bool:
+        records.append(record)
+        return False
+
+    logger.addFilter(hold_back)
+    try:
+        yield records
+    except BaseException:
+        logger.removeFilter(hold_back)
+        for record in records:
+            logger.handle(record)
+        raise
+    logger.removeFilter(hold_back)
+
+
+@contextmanager
+def local_server(
+    config: RunConfig, built: tuple[Engine, Scorer], said: list[logging.LogRecord], log: Path
+) -> Iterator[BaseProcess]:
+    """The process of a run's server, for the time of a `with` block.
+
+    What it and its workers print goes to `log`, and what was `said` while the run was built before that.
 
     However the block is left, all these processes are killed: what they write of a run is whole at any time.
     """
     # What is there now is looked at by no collection of garbage in the processes to come, which then share its memory.
     gc.freeze()
     server = multiprocessing.get_context("fork").Process(
-        target=_serve, args=(config, built, log, os.getpid()), name="server"
+        target=_serve, args=(config, built, said, log, os.getpid()), name="server"
     )
     server.start()
     try:
@@ -59,7 +83,9 @@ def local_server(config: RunConfig, built: tuple[Engine, Scorer], log: Path) -> 
             gc.unfreeze()
 
 
-def _serve(config: RunConfig, built: tuple[Engine, Scorer], log: Path, parent: int) -> None:
+def _serve(
+    config: RunConfig, built: tuple[Engine, Scorer], said: list[logging.LogRecord], log: Path, parent: int
+) -> None:
     import torch
 
     from client_app.worker import end_with
@@ -72,6 +98,8 @@ def _serve(config: RunConfig, built: tuple[Engine, Scorer], log: Path, parent: i
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     _print_to(log)
+    for record in said:
+        logging.getLogger("flwr").handle(record)
     if config.optimizer != "sgd":
         # PyTorch's own optimizers import its compiler, which takes 1 to 2 seconds: here once for all workers.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

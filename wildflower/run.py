@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
+from logging import LogRecord
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
@@ -35,7 +36,7 @@ from server_app.journal import (
 )
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
-from wildflower.local import local_server, prepare_to_fork
+from wildflower.local import local_server, prepare_to_fork, told_later
 from wildflower.settings import SettingsError, beside, place, resolve, write_toml
 
 if TYPE_CHECKING:
@@ -105,9 +106,12 @@ def _run(
         check_resumable(run_dir, config.to_dict())
         check_same_plugins(run_dir, digests_of(config))
     check_population(config, deployment)
-    if local:
-        prepare_to_fork()
-    built = check_buildable(config) if deployment is None else None
+    said: list[LogRecord] = []
+    with ExitStack() as stack:
+        if local:
+            prepare_to_fork()
+            said = stack.enter_context(told_later())
+        built = check_buildable(config) if deployment is None else None
     if config.resume:
         check_same_fleet(run_dir, config.to_dict(), built[0].population.fleet_digest if built else "")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -127,7 +131,7 @@ def _run(
         stack.enter_context(_resume_hint(run_dir, config, console))
         if local:
             assert built is not None
-            server = stack.enter_context(local_server(config, built, app_log))
+            server = stack.enter_context(local_server(config, built, said, app_log))
             with progress(console, config.rounds, earlier) as show:
                 failure = follow_process(server, run_dir, show)
         else:

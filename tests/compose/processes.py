@@ -3,12 +3,8 @@
 Not part of `make test`, because most of their time is waiting: `make test-compose` names this file.
 """
 
-import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -19,11 +15,11 @@ import pytest
 from server_app import checkpoint
 from server_app.app import run
 from server_app.config import RunConfig
-from server_app.journal import read_config, read_devices, read_rounds, read_summary
+from server_app.journal import read_devices, read_rounds, read_summary
 from server_app.nodes import read_nodes
 from tests.deployment import Deployment, kill
 from tests.small_run import connected_grid, same_bits
-from tests.wildflower.test_bundle import OWN
+from tests.wildflower.test_bundle import OWN, run_what_is_ones_own
 from tests.wildflower.test_end_to_end import start, wait_for_round, write_experiment
 from wildflower.flower import connected
 from wildflower.nodes import node_rows
@@ -159,29 +155,7 @@ def test_real_nodes_have_what_lay_beside_the_experiment_and_what_is_installed(tm
 
 @pytest.mark.flower
 def test_a_method_a_family_and_a_task_of_ones_own_run_under_flower_without_editing_the_project(tmp_path):
-    (tmp_path / "mine_all.py").write_text(OWN)
-    (tmp_path / "experiment.toml").write_text(
-        'strategy = "mine_all:Mine"\ntask = "mine_all:TASK"\nworkers = 2\nrounds = 2\ndevices-per-round = 4\n'
-        f'below-smallest = "smallest"\noutput-dir = "{tmp_path}"\nrun-name = "one"\n[mine-all]\nshare = 0.75\n'
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "wildflower", "run", str(tmp_path / "experiment.toml")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rounds = read_rounds(tmp_path / "one")
-    assert [(r.strategy, r.task, r.devices_replied) for r in rounds] == [("mine-all", "mine_all:TASK", 4)] * 2
-    assert [r.metrics for r in rounds] == [{"share": 0.75}] * 2
-    assert read_summary(tmp_path / "one").status == "finished"
-    content = read_config(tmp_path / "one")
-    assert list(content["plugins-sha256"]) == ["mine_all"]
-    assert content["config"]["mine-all.share"] == 0.75
-    assert "A share" in (tmp_path / "one" / "report.html").read_text()
-    assert json.loads((tmp_path / "one" / "config.json").read_text()) == content
-    assert RunConfig().strategy == "heterofl"
+    run_what_is_ones_own("flower", tmp_path)
 
 
 def left_running(folder: Path) -> list[str]:

@@ -308,3 +308,35 @@ def load(data_dir: str) -> DataSet:
 
 TASK = Kind(load, "mine_all:Narrow")
 '''
+
+
+def run_what_is_ones_own(engine, tmp_path):
+    """A method, a family and a task in a file beside the experiment, on one of the engines."""
+    (tmp_path / "mine_all.py").write_text(OWN)
+    (tmp_path / "experiment.toml").write_text(
+        'strategy = "mine_all:Mine"\ntask = "mine_all:TASK"\nworkers = 2\nrounds = 2\ndevices-per-round = 4\n'
+        f'engine = "{engine}"\nbelow-smallest = "smallest"\noutput-dir = "{tmp_path}"\nrun-name = "one"\n'
+        "[mine-all]\nshare = 0.75\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "wildflower", "run", str(tmp_path / "experiment.toml")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rounds = read_rounds(tmp_path / "one")
+    assert [(r.strategy, r.task, r.devices_replied) for r in rounds] == [("mine-all", "mine_all:TASK", 4)] * 2
+    assert [r.metrics for r in rounds] == [{"share": 0.75}] * 2
+    assert read_summary(tmp_path / "one").status == "finished"
+    content = read_config(tmp_path / "one")
+    assert list(content["plugins-sha256"]) == ["mine_all"]
+    assert content["config"]["mine-all.share"] == 0.75
+    assert "A share" in (tmp_path / "one" / "report.html").read_text()
+    assert json.loads((tmp_path / "one" / "config.json").read_text()) == content
+    assert RunConfig().strategy == "heterofl"
+
+
+def test_a_method_a_family_and_a_task_of_ones_own_run_without_editing_the_project(tmp_path):
+    run_what_is_ones_own("local", tmp_path)
