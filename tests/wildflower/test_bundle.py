@@ -2,6 +2,9 @@
 
 import hashlib
 import io
+import json
+import os
+import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -15,8 +18,8 @@ from rich.console import Console
 
 from plugins.beside import digests, files_of, look_for, looked_for_beside
 from plugins.reference import PluginError, class_of
-from server_app.config import digests_of
-from server_app.journal import Journal
+from server_app.config import RunConfig, digests_of
+from server_app.journal import Journal, read_config, read_rounds, read_summary
 from strategies.method import Method
 from wildflower.bundle import make_bundle
 from wildflower.run import last_traceback, run_experiment
