@@ -273,8 +273,9 @@ class Fleet:
     def _group_of(self, device: int) -> _Group:
         if device < 0 or (device >= self.size and not self.replaced):
             raise ValueError(f"device {device} is not in the fleet: it has devices 0 to {self.size - 1}")
-        # Newcomers are of the groups as the first devices are, in the same proportions.
-        return self._groups[bisect_right(self._ends, device % self.size)]
+        # Newcomers are drawn from the groups in the first devices' proportions, whoever they come in place of.
+        place = device if device < self.size else int(self._draw("group", device) * self.size)
+        return self._groups[bisect_right(self._ends, place)]
 
     def _draw(self, key: str, device: int, moment: bytes = b"") -> float:
         """A number in [0, 1) that is the same for the same (seed, device, key, moment)."""

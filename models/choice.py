@@ -70,7 +70,7 @@ class Choice(BlockFamily):
             member: {key: value for key, value in family.spec().items() if key not in self.SHARED}
             for member, family in self.members
         }
-        return {"name": self.name, **shared, "members": members}
+        return {"name": self.name, **shared, "members": members, "freeze": list(self.freeze)}
 
     @cached_property
     def groups(self) -> dict[str, int]:

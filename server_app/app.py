@@ -255,6 +255,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
     family = _family(config, task, options, family_defaults)
     settings = RoundSettings(
         run=config.run_name,
+        replaced_devices=config.rounds * replaced,
         task=spec.to_json(),
         task_name=config.task,
         seed=config.seed,

@@ -152,6 +152,20 @@ def distill(
     Raises:
         FloatingPointError: the student diverged.
     """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the student's dropout
+        return _distill(family, architecture, weights, teachers, public, settings, seed)
+
+
+def _distill(
+    family: Family,
+    architecture: Architecture,
+    weights: Weights,
+    teachers: Tensor,
+    public: PublicData,
+    settings: Ensemble,
+    seed: int,
+) -> Taught:
     generator = torch.Generator().manual_seed(seed)
     device = _device()
     student = with_weights(family, architecture, {n: v.clone() for n, v in weights.items()}).to(device)
@@ -210,7 +224,7 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def require_public(setting: str, public: PublicData | None) -> PublicData:
+def require_public(setting: str, public: PublicData | None, settings: Ensemble) -> PublicData:
     """The run's public data; ValueError where a setting needs some and the run has none, or too few."""
     if public is None:
         raise ValueError(
@@ -219,4 +233,9 @@ def require_public(setting: str, public: PublicData | None) -> PublicData:
         )
     if len(public) < 4:
         raise ValueError(f"{setting} learns from public data, and {len(public)} examples are too few: at least 4")
+    if len(public) - round(settings.held_out * len(public)) < 2:
+        raise ValueError(
+            f"ensemble.held-out = {settings.held_out:g} leaves fewer than two of {len(public)} public examples to "
+            "learn from: lower it"
+        )
     return public

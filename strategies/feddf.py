@@ -43,10 +43,12 @@ class FedDF(OneModel):
 
     def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)
-        self.teachers = Teachers(require_public("feddf", setup.public), setup.family.classes)
+        if self.architecture != self.family.full():
+            raise ValueError("widths: feddf teaches the whole model, so 1 must be among them")
         found = setup.shared["ensemble"]
         assert isinstance(found, Ensemble)
         self.ensemble = found
+        self.teachers = Teachers(require_public("feddf", setup.public, found), setup.family.classes)
 
     @classmethod
     def averages(cls, params: Any) -> bool:
@@ -69,7 +71,7 @@ class FedDF(OneModel):
         total = WeightedSum.zeros(layout)
         total.add(flatten(weights, layout), contribution.examples)
         self.mean.check(total)
-        self.teachers.add(with_weights(self.family, self.architecture, weights))
+        self.teachers.add(with_weights(self.family, self.architecture, weights | dict(self.frozen_weights())))
         self.mean.add(contribution.group.placement, layout, total)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:

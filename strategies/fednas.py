@@ -103,6 +103,10 @@ class FedNAS(OneModel):
         )
 
     def training_cost(self, architecture: Architecture) -> Cost:
-        """Three times forward and backward per batch, in place of once; gradients are held through two of them."""
+        """Three times forward and backward per pair of steps, in place of once; gradients are held through two.
+
+        In epochs, a pair of steps goes through twice as many examples, each half of the device's.
+        """
         price = with_parameter_copies(super().training_cost(architecture), 1)
-        return replace(price, training_flops=3 * price.training_flops)
+        flops = 3 * price.training_flops if self.settings.training.steps else 3 * price.training_flops // 2
+        return replace(price, training_flops=flops)

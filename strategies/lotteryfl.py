@@ -199,7 +199,7 @@ def accuracy(bench: Bench, model: Network) -> float:
     right = seen = 0
     with torch.no_grad():
         for inputs, labels in bench.batches(model, once=True):
-            right += int((model(inputs).argmax(dim=1) == labels).sum())
+            right += int((bench.task.answers(model(inputs)).argmax(dim=1) == labels).sum())
             seen += len(labels)
     return right / max(1, seen)
 

@@ -268,7 +268,7 @@ class RaFL(CandidateMethod):
         self.ensemble = found
         self.teachers: Teachers | None = None
         if params.fusion == "ensemble":
-            public = require_public("rafl.fusion = 'ensemble'", setup.public)
+            public = require_public("rafl.fusion = 'ensemble'", setup.public, self.ensemble)
             self.teachers = Teachers(public, setup.family.classes)
         self.personal_models: dict[int, list[Architecture]] = {}  # of every device those that it keeps, largest first
         self.lost_models = 0
@@ -348,7 +348,13 @@ class RaFL(CandidateMethod):
         link_bytes = None if budget.payload_bytes is None else budget.payload_bytes - knowledge.payload_bytes
         if memory_bytes <= 0 or (link_bytes is not None and link_bytes <= 0):
             return None
-        left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes)
+        seconds = budget.round_seconds
+        if seconds is not None:
+            seconds -= knowledge.payload_bytes * budget.seconds_per_byte
+            seconds -= knowledge.training_flops * budget.seconds_per_flop
+            if seconds <= 0:
+                return None
+        left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes, round_seconds=seconds)
         if isinstance(self.searcher, PoolSearch) and not grows:
             return self.searcher.largest(left)
         return self.searcher.find(left, self.settings.rng(0, 8, device))

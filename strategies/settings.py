@@ -43,10 +43,12 @@ class RoundSettings:
     metric: Metric = ACCURACY
     label_sets: bool = False  # whether devices have classes of their own
 
+    replaced_devices: int = 0  # that come in place of others in the course of the run
+
     @property
     def devices(self) -> int:
-        """The number of devices of the run, sampled or not."""
-        return int(self.task["devices"])
+        """The number of devices that the run has at any time, sampled or not."""
+        return int(self.task["devices"]) - self.replaced_devices
 
     def rate_factor_in(self, round_number: int) -> float:
         """The factor of learning rates in one round: it falls at every decay round passed, or along a cosine."""

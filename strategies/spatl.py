@@ -174,6 +174,11 @@ class Spatl(OneModel):
         self.params = params
         names = encoder_of(self.family, self.architecture)
         self.weights = {name: self.weights[name] for name in names}
+        predictor = setup.family.tensors(self.architecture).keys() - names.keys()
+        if frozen := sorted(filter(setup.family.is_frozen, predictor)):
+            raise ValueError(
+                f"freeze: {frozen[0]} is of the predictor, which is the device's own: freeze the encoder only"
+            )
         self.mean = CoordinateMean(self.weights)
         learned = [name for name in names if not name.endswith(STATISTICS)]
         if not learned:
@@ -237,6 +242,7 @@ class Spatl(OneModel):
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Index-aware averages; a round in which nobody answered changes nothing."""
+        self.scorers = []
         if not trained:
             return {}
         eta, old = self.params.eta, self.weights

@@ -89,6 +89,7 @@ def _serve(
     import torch
 
     from client_app.worker import end_with
+    from models.allocator import keep_freed_memory
     from server_app.app import run
     from server_app.local import local_grid, scorer_on
     from tasks.task import TaskSpec
@@ -97,6 +98,7 @@ def _serve(
     end_with(parent)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    keep_freed_memory()
     _print_to(log)
     for record in said:
         logging.getLogger("flwr").handle(record)

@@ -1,4 +1,4 @@
-"""CPU seconds per round of four ways to run the same training, side by side.
+"""CPU seconds per round of five ways to run the same training, side by side.
 
     python -m benchmarks.overhead.run --pfl-python PATH_TO_PYTHON_WITH_PFL
 
@@ -50,6 +50,8 @@ def commands(pfl_python: str, data: Path, runs: Path) -> dict[str, list[str]]:
         "Flower FedAvg": [sys.executable, str(HERE / "stock_flower.py"), *loop],
         "Wildflower, 2 workers": [*wildflower, "--set", "workers=2"],
         "Wildflower, 1 worker": [*wildflower, "--set", "workers=1"],
+        "Wildflower on Flower's engine, 2 workers": [*wildflower, "--set", "workers=2", "--set", "engine=flower"],
+        "Wildflower on Flower's engine, 1 worker": [*wildflower, "--set", "workers=1", "--set", "engine=flower"],
     }
 
 

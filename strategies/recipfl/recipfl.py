@@ -104,6 +104,11 @@ class RecipFL(CandidateMethod):
         self.first_question = ClassCounts() if params.class_counts == "registration" else None
         self.both_models = params.transfer != "none"
         self.graphs = {a: graph_of(setup.family, a) for a in self.candidates}
+        if params.descriptor == "client" and setup.settings.replaced_devices:
+            raise ValueError(
+                "recipfl.descriptor = 'client' learns a vector for each device, and the fleet replaces devices: take "
+                "'classes'"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(setup.settings.seed)
             self.hypernetwork = Hypernetwork(

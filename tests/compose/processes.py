@@ -167,7 +167,7 @@ def left_running(folder: Path) -> list[str]:
 
 
 @pytest.mark.flower
-def test_a_run_is_interrupted_resumed_and_finished(tmp_path):
+def test_a_run_on_flowers_engine_is_interrupted_resumed_and_finished_with_the_bits_of_own_workers(tmp_path):
     experiment, run_dir = write_experiment(tmp_path, "flower"), tmp_path / "one"
     process = start(experiment)
     wait_for_round(process, 2)
@@ -196,3 +196,12 @@ def test_a_run_is_interrupted_resumed_and_finished(tmp_path):
     # The last round may be done again; the ones before it are those of the first start.
     assert read_rounds(run_dir)[: len(interrupted) - 1] == interrupted[:-1]
     assert (run_dir / "report.html").read_text().startswith("<!doctype html>")
+
+    own = start(experiment, "engine=local", "workers=2", "run-name=two", f"rounds={rounds}")
+    said = own.communicate()[0]
+    assert own.returncode == 0, said
+    states = [tmp_path / run / "checkpoint" / f"round-{rounds}" / "state.safetensors" for run in ("one", "two")]
+    assert states[0].read_bytes() == states[1].read_bytes()
+    assert [(r.score, r.loss) for r in read_rounds(tmp_path / "two")] == [
+        (r.score, r.loss) for r in read_rounds(run_dir)
+    ]

@@ -93,3 +93,10 @@ def test_impossible_members_are_refused(members, message):
 def test_an_unknown_member_names_the_nearest():
     with pytest.raises(ValueError, match="no member 'smal'; did you mean 'small'"):
         CHOICE.of("smal")
+
+
+def test_what_is_frozen_travels_with_the_spec():
+    members = {"large": {"name": "lenet5"}, "small": {"name": "lenet5", "conv_channels": [6, 3], "hidden": [84]}}
+    family = make_family({"name": "choice", "input_shape": [1, 8, 8], "members": members, "freeze": ["large_block1"]})
+    assert make_family(family.spec()) == family
+    assert family.spec()["freeze"] == ["large_block1"]

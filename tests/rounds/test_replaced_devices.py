@@ -63,9 +63,16 @@ def test_only_those_are_asked_who_are_there(tmp_path):
 
 def test_newcomers_are_of_the_groups_in_their_proportions_and_draw_their_own(tmp_path):
     fleet = Fleet.load(fleet_file(tmp_path), devices=20, seed=1)
-    assert [fleet.tier(device) for device in range(40, 60)] == ["large"] * 5 + ["small"] * 15
-    memory = {fleet.report(device).memory_total_bytes for device in (5, 25)}
-    drawn = {fleet.report(device).memory_available_bytes for device in (5, 25, 45)}
+    assert [fleet.tier(device) for device in range(20)] == ["large"] * 5 + ["small"] * 15
+    # Whichever come together: a quarter of any many.
+    for first in (20, 1020, 5020):
+        large = sum(fleet.tier(device) == "large" for device in range(first, first + 400))
+        assert 75 <= large <= 125  # 100, and three times its deviation of 8.7
+    newest = [fleet.tier(device) for device in range(20, 40)]
+    assert newest != ["large"] * 5 + ["small"] * 15
+    new, newer = [device for device in range(20, 60) if fleet.tier(device) == "small"][:2]
+    memory = {fleet.report(device).memory_total_bytes for device in (5, new)}
+    drawn = {fleet.report(device).memory_available_bytes for device in (5, new, newer)}
     assert (len(memory), len(drawn)) == (1, 3)
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from messages.error import MessageError
+from models.family import make_family
 from server_app.config import ConfigError
 from strategies.ensemble import Ensemble, Teachers, distill, require_public, teach
 from strategies.feddf import FedDF
 from strategies.method import Contribution, Group, Order
 from strategies.params import Params
 from tasks.public import PublicData
-from tests.small_run import METHODS, simulated_grid, small_config, started
+from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import CLASSIFIER_BIAS, Logits, OneHidden
 from tests.strategies.halves import FAMILY, setup
 
@@ -90,9 +91,23 @@ def test_a_student_that_diverges_leaves_the_average(caplog):
 
 def test_public_data_must_be_there():
     with pytest.raises(ValueError, match="feddf learns from public data, and the run has none: set public-task"):
-        require_public("feddf", None)
+        require_public("feddf", None, settings())
     with pytest.raises(ValueError, match="too few"):
-        require_public("feddf", replace(PUBLIC, inputs=PUBLIC.inputs[:3]))
+        require_public("feddf", replace(PUBLIC, inputs=PUBLIC.inputs[:3]), settings())
+    with pytest.raises(ValueError, match=r"ensemble.held-out = 0.95 leaves fewer than two of 20"):
+        require_public("feddf", PUBLIC, settings(held_out=0.95))
+
+
+def test_a_student_with_dropout_learns_the_same_whatever_was_drawn_before():
+    family = make_family({"name": "vgg", "input_shape": [1, 8, 8], "block_channels": [2, 4, 32]})
+    public = PublicData(torch.arange(8 * 64).view(8, 1, 8, 8) % 17, (torch.tensor([8.0]), torch.tensor([5.0])))
+    torch.manual_seed(0)
+    weights, said = family.initial(), torch.randn(8, 10)
+    found = []
+    for drawn in (1, 2):
+        torch.manual_seed(drawn)
+        found.append(distill(family, family.full(), weights, said, public, settings(steps=4), seed=7).weights)
+    assert same_bits(*found)
 
 
 # FedDF
@@ -113,6 +128,18 @@ def test_feddf_averages_by_examples_before_it_distills():
     method.finish_round([])
     learned = [name for name in method.weights if "running" not in name]
     assert all(method.weights[name].unique().tolist() == pytest.approx([0.7], abs=1e-5) for name in learned)
+
+
+def test_feddf_teaches_over_frozen_parts(tmp_path):
+    engine, scorer = started(small_config(tmp_path, **METHODS["feddf"] | {"freeze": "block1"}))
+    result = engine.run_round(simulated_grid(), 1, scorer)
+    assert {line["outcome"] for line in result.devices} == {"trained"}
+    assert result.record["metrics"]["ensemble_steps"] == 3
+
+
+def test_feddf_without_the_whole_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="feddf teaches the whole model, so 1 must be among them"):
+        started(small_config(tmp_path, **METHODS["feddf"] | {"widths": "0.5"}))
 
 
 def test_feddf_runs(tmp_path):

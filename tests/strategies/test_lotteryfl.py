@@ -75,7 +75,9 @@ def bench(received, kept=None, keeps=True):
         device=torch.device("cpu"),
         keeps=keeps,
         training=LocalTraining(),
-        task=SimpleNamespace(loss=lambda outputs, labels: (outputs - 4).square().mean() / 2),
+        task=SimpleNamespace(
+            answers=lambda outputs: outputs, loss=lambda outputs, labels: (outputs - 4).square().mean() / 2
+        ),
         build=build,
         kept=tensors.get,
         keep=tensors.__setitem__,

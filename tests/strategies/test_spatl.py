@@ -106,3 +106,8 @@ def test_whole_rounds_train_encoder_and_predictors(tmp_path):
 def test_a_share_below_what_a_device_keeps_is_read_as_one():
     with pytest.raises(ValueError, match="less than 1"):
         SpatlParams(sparsity=1.0)
+
+
+def test_a_frozen_predictor_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"head.* is of the predictor, which is the device's own: freeze the encoder"):
+        started(small_config(tmp_path, **METHODS["spatl"] | {"freeze": "head"}))
