@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from client_app.bench import DeviceBench, Done, Refusal, Workplace, do_order
 from client_app.memory import own_bytes
@@ -25,7 +26,7 @@ from client_app.state import DeviceState
 from devices.probe import probe_machine
 from devices.state import node_state_dir
 from devices.validation import one_line
-from messages.bound import bounded
+from messages.bound import bounded, bounded_change
 from messages.error import MessageError
 from messages.orders import (
     Batch,
@@ -174,13 +175,13 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     adds_up = batch.shared_process and not batch.each_by_itself
     merged = {name for name, parcel in bench.returned.items() if parcel.merge is not None and adds_up}
     far = False
-    added: dict[str, Weights] = {}
+    added: dict[str, Tensor] = {}
     for name in merged:
         added[name], moved = _bounded(batch, bench, name, done.answer.parcels[name])
         far = far or moved
     if merged:
         _check_finite(bench, {name: done.answer.parcels[name] for name in bench.returned.keys() - merged})
-    _add(order, bench, done, added, sums)
+    _add(batch, order, bench, done, added, sums)
     payloads: dict[str, int] = {}
     for name, parcel in bench.returned.items():
         if name not in merged:
@@ -205,12 +206,16 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     )
 
 
-def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[Weights, bool]:
-    """A parcel within the norm bound. Before it is added up only the node can do this; else the server does."""
+def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[Tensor, bool]:
+    """A parcel as it is added up, within the bounds. Before that only the node can bound it; else the server does."""
+    layout = bench.returned[name].layout
+    if batch.clip:
+        return bounded_change(contents, bench.sent_again(name), layout, batch.clip)
     if not batch.norm_bound:
-        return contents, False
-    tensors = {entry.name: contents[entry.name].detach() for entry in bench.returned[name].layout.entries}
-    return bounded(tensors, bench.sent_again(name), batch.norm_bound)
+        return flatten(contents, layout), False
+    tensors = {entry.name: contents[entry.name].detach() for entry in layout.entries}
+    within, moved = bounded(tensors, bench.sent_again(name), batch.norm_bound)
+    return flatten(within, layout), moved
 
 
 def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
@@ -223,17 +228,19 @@ def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
                 )
 
 
-def _add(order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Weights], sums: _Sums) -> None:
+def _add(
+    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Tensor], sums: _Sums
+) -> None:
     """Add a device's parcels to the sums of its group: all of them or, where one is too large, none."""
     ready = []
-    for name, contents in parcels.items():
+    for name, flat in parcels.items():
         parcel = bench.returned[name]
         assert parcel.merge is not None
         if (order.group, name) not in sums:
             classes = bench.family.classes if parcel.merge.present_classes else None
             sums[order.group, name] = _Sum(parcel, WeightedSum.zeros(parcel.layout, classes))
         into = sums[order.group, name]
-        flat, weight = flatten(contents, parcel.layout), device_weight(parcel.merge, done.examples)
+        weight = device_weight(parcel.merge, done.examples, alike=batch.clip > 0)
         if len(parcels) > 1:
             into.total.check(flat, weight)
         ready.append((into, flat, weight, bench.class_counts > 0 if parcel.merge.present_classes else None))

@@ -148,6 +148,7 @@ class Batch(_Model):
     Attributes:
         shared_process: the node carries many simulated devices beside other such nodes, so it trains on one thread.
         norm_bound: how far an update may be from what was sent, where the node adds updates up; 0: as far as it likes.
+        clip: where above 0, changes of at most this norm are added up in place of weights, every device counting alike.
         each_by_itself: the node adds nothing up: the server wants every device's parcels by themselves.
         state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
     """
@@ -160,6 +161,7 @@ class Batch(_Model):
     shared_process: bool
     each_by_itself: bool = False
     norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     state_dir: str = ""
     orders: list[WorkOrder] = Field(min_length=1)
 

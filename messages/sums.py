@@ -118,9 +118,9 @@ def mean_of(total: WeightedSum, layout: Layout, like: Mapping[str, Tensor]) -> d
     return {name: value.to(like[name].dtype) for name, value in split(mean, layout).items()}
 
 
-def device_weight(merge: Merge, examples: int) -> int:
-    """The weight of one device's update in a sum."""
-    return examples if merge.weighting == "examples" else UNIT
+def device_weight(merge: Merge, examples: int, *, alike: bool = False) -> int:
+    """The weight of one device's update in a sum; `alike`: that of every other, whatever the parcel says."""
+    return examples if merge.weighting == "examples" and not alike else UNIT
 
 
 def present_mask(present: Iterable[int] | None, classes: int, owner: str) -> Tensor:

@@ -7,6 +7,7 @@ becomes of what it returns is the method's business (`strategies.method`), of wh
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -137,7 +138,7 @@ class Engine:
         self.method.stopwatch.seconds.clear()
         self._bytes = Counter()
         with self._timed("assign"):
-            devices = self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices)
+            devices = self._sample(grid)
         question = self.method.first_question
         unknown = {} if question is None else self._introduce(grid, devices, question)
         with self._timed("assign"):
@@ -156,14 +157,27 @@ class Engine:
                 payload=self.method.payload,
                 frozen=self._frozen,
                 absorb=self.method.absorb,
-                enough=self.settings.devices_per_round,
+                enough=self.settings.enough_devices,
                 simulated=self.population.simulated,
                 norm_bound=self.settings.norm_bound,
+                clip=self.settings.privacy.clip if self.settings.privacy else 0.0,
                 each_by_itself=not self.settings.aggregation.adds_up,
             )
             self._route(grid, work)
             self.method.begin_round([a.task.order for a in self.assignments if a.node is not None])
         return work
+
+    def _sample(self, grid: Grid) -> list[int]:
+        """The devices of the round: a number of them, or under differential privacy each with the same probability."""
+        privacy = self.settings.privacy
+        if privacy is None:
+            return self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices)
+        # On real nodes nobody may foresee who is asked: that is what sampling protects.
+        able = self.population.everyone(grid)
+        drawn = (
+            self.method.rng(0).random(len(able)) if privacy.seeded else [secrets.SystemRandom().random() for _ in able]
+        )
+        return [device for device, number in zip(able, drawn, strict=True) if number < privacy.sampling_rate]
 
     def finish(self, work: Work, started: float) -> dict[str, float | None]:
         """Let the method make its next model. -> the method's own figures."""
@@ -207,6 +221,7 @@ class Engine:
             wall_seconds=time.perf_counter() - started,
             server_seconds=self.method.stopwatch.seconds,
             metrics=metrics,
+            privacy=self.settings.privacy,
         )
         return RoundResult(record, [device_record(work.round, a) for a in work.assignments])
 

@@ -17,10 +17,10 @@ from flwr.common import log
 
 from devices.report import DeviceReport
 from devices.validation import one_line, shown
-from messages.bound import bounded
+from messages.bound import bounded, bounded_change
 from messages.orders import Reply, Update
 from messages.packing import MessageError, int64_vector, pick, unpack
-from messages.parcels import Parcels
+from messages.parcels import Parcels, Weights
 from messages.sums import WeightedSum, device_weight, flatten, present_mask
 from messages.wire import from_records, reply_limits
 from models.family import Family
@@ -140,19 +140,25 @@ def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[byt
         for tensor, value in contents.items():
             if not bool(torch.isfinite(value.float()).all()):
                 raise MessageError(f"{who}: tensor {tensor!r} of {name!r} holds values that are not finite")
+        start: Weights = {}
+        if (work.norm_bound or work.clip) and (sent := work.packed(a.group).get(name)) is not None:
+            start = unpack(sent, group.sent[name].layout)
         if work.norm_bound:
-            sent = work.packed(a.group).get(name)
-            start = {} if sent is None else unpack(sent, group.sent[name].layout)
             contents, moved = bounded(contents, start, work.norm_bound)
             far = far or moved
         if parcel.merge is None:
             each[name] = contents
             continue
+        if work.clip:
+            flat, moved = bounded_change(contents, start, parcel.layout, work.clip)
+            far = far or moved
+        else:
+            flat = flatten(contents, parcel.layout)
         classes = work.family.classes if parcel.merge.present_classes else None
         sums[name] = WeightedSum.zeros(parcel.layout, classes)
         present = None if classes is None else present_mask(update.present_classes, classes, who)
-        weight = device_weight(parcel.merge, update.examples)
-        sums[name].add(flatten(contents, parcel.layout), weight, present, parcel.class_spans)
+        weight = device_weight(parcel.merge, update.examples, alike=work.clip > 0)
+        sums[name].add(flat, weight, present, parcel.class_spans)
     return Contribution(group, [a.number], [a.device], update.examples, sums, each), far
 
 
@@ -191,7 +197,8 @@ def _sums(
         parcel = group.returned.get(header.parcel)
         if parcel is None or parcel.merge is None:
             raise MessageError(f"{who}: a parcel {shown(header.parcel)} is not to be added up")
-        weight = sum(device_weight(parcel.merge, answered[number].examples) for number in header.orders)
+        alike = work.clip > 0
+        weight = sum(device_weight(parcel.merge, answered[number].examples, alike=alike) for number in header.orders)
         if header.weight != weight:
             raise MessageError(f"{who}: weight {header.weight} instead of {weight}")
         class_weight = None

@@ -243,6 +243,7 @@ class Work(Orders):
         enough: devices that trained, after which the rest is not waited for.
         simulated: nodes carry many devices, and add up what may be added up.
         norm_bound: how far a parcel may be from what its device was sent (`messages.bound`); 0: as far as it likes.
+        clip: changes of at most this norm are added up in place of weights, all devices counting alike; 0: weights are.
         refused: nodes of which the server has refused something, and why.
     """
 
@@ -250,6 +251,7 @@ class Work(Orders):
     enough: int
     simulated: bool
     norm_bound: float = 0.0
+    clip: float = 0.0
     refused: dict[int, str] = field(init=False, default_factory=dict)
 
     @property
@@ -299,6 +301,7 @@ class Work(Orders):
             shared_process=self.simulated,
             each_by_itself=self.each_by_itself,
             norm_bound=self.norm_bound,
+            clip=self.clip,
             state_dir=settings.state_dir,
             orders=orders,
         )

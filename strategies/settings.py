@@ -10,6 +10,7 @@ import numpy as np
 
 from messages.orders import LocalTraining
 from strategies.aggregation import MEAN, Aggregation
+from strategies.privacy import Privacy
 from tasks.metrics import ACCURACY, Metric
 
 
@@ -39,6 +40,7 @@ class RoundSettings:
     personal_from: int = 1
     state_dir: str = ""
     norm_bound: float = 0.0
+    privacy: Privacy | None = None
     aggregation: Aggregation = MEAN
     metric: Metric = ACCURACY
     label_sets: bool = False  # whether devices have classes of their own
@@ -47,6 +49,14 @@ class RoundSettings:
     def devices(self) -> int:
         """The number of devices of the run, sampled or not."""
         return int(self.task["devices"])
+
+    @property
+    def enough_devices(self) -> int:
+        """How many devices that have trained are enough, so that the rest of a round is not waited for.
+
+        Under differential privacy all are waited for: whether one counts must not hang on the others.
+        """
+        return self.devices_per_round if self.privacy is None else self.devices
 
     def rate_factor_in(self, round_number: int) -> float:
         """The factor of learning rates in one round: it falls at every decay round passed, or along a cosine."""

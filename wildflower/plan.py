@@ -81,6 +81,7 @@ class Plan:
         whole_parameters: of the largest model that the method gives.
         devices: those that were looked at.
         counts: how many devices every tier has.
+        epsilon, delta: what the whole run costs of privacy; None without differential privacy.
         warnings: what is wrong with it, each with the change that would help.
     """
 
@@ -90,6 +91,8 @@ class Plan:
     devices: list[DevicePlan]
     counts: dict[str, int]
     warnings: list[str]
+    epsilon: float | None = None
+    delta: float | None = None
 
     @property
     def left_out(self) -> list[DevicePlan]:
@@ -98,7 +101,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """JSON, with a list of devices."""
-        values = {name: getattr(self, name) for name in ("method", "family", "whole_parameters", "counts", "warnings")}
+        values = {
+            name: getattr(self, name)
+            for name in ("method", "family", "whole_parameters", "counts", "epsilon", "delta", "warnings")
+        }
         return values | {"devices": [device.to_json() for device in self.devices]}
 
 
@@ -136,7 +142,9 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
     method = engine.method
     whole = method.cost(method.scored_architecture).parameters
     counts = {tier: len(found) for tier, found in by_tier.items()}
-    plan = Plan(method.name(), method.family.name, whole, devices, counts, [])
+    privacy = method.settings.privacy
+    cost = (privacy.epsilon(config.rounds), privacy.delta) if privacy else (None, None)
+    plan = Plan(method.name(), method.family.name, whole, devices, counts, [], *cost)
     return replace(plan, warnings=warnings_of(plan, engine, config))
 
 
