@@ -104,7 +104,7 @@ def masked(values: Tensor, device: int, masked_with: list[int], folder: Path, ro
 
 
 def _reveal(order: KeyOrder, session: Session, folder: Path) -> KeyAnswer:
-    """Of every device that is in the sum a share of its own seed, of every one that is not a share of its mask key's."""
+    """Of every device in the sum a share of its own seed, of every one that was lost a share of its mask key's."""
     if not session.masked_with or session.revealed:
         raise MessageError("it reveals shares once, after it has masked its update")
     survivors = set(order.survivors)

@@ -141,14 +141,14 @@ def split_seed(seed: bytes, threshold: int, count: int) -> list[bytes]:
     """Shares of a seed, any `threshold` of which give it."""
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return [share for _, share in Shamir.split(threshold, count, seed)]
+    return [share for _, share in Shamir.split(threshold, count, seed, ssss=False)]
 
 
 def joined_seed(shares: Mapping[int, bytes]) -> bytes:
     """The seed of shares, by their places from 0 in `split_seed`; as many as its threshold."""
     from Crypto.Protocol.SecretSharing import Shamir
 
-    return bytes(Shamir.combine([(place + 1, share) for place, share in shares.items()]))
+    return bytes(Shamir.combine([(place + 1, share) for place, share in shares.items()], ssss=False))
 
 
 def seal(key: X25519PrivateKey, sender: int, to: Member, own_share: bytes, mask_share: bytes) -> bytes:

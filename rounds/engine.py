@@ -35,6 +35,7 @@ from rounds.records import RoundResult, device_record, round_record
 from rounds.rehearsal import rehearse_payload
 from rounds.replies import read_reply
 from rounds.scores import Evaluation, Examples, Personal, mean_score, personal_score, score_on_devices
+from rounds.secure import SecureRound
 from rounds.work import Assignment, Given, Orders, Work, by_device, devices_that_trained
 from strategies.method import (
     LEADING,
@@ -82,6 +83,7 @@ class Engine:
         self._introduced: set[int] = set()  # devices that have answered the method's first question
         self._bytes: Counter[str] = Counter()
         self._frozen = Frozen(method.family, method.frozen_weights())
+        self._secure: SecureRound | None = None  # of the round that runs
 
     @property
     def round(self) -> int:
@@ -164,8 +166,30 @@ class Engine:
                 each_by_itself=not self.settings.aggregation.adds_up,
             )
             self._route(grid, work)
+            self._secure = self._agree(grid, work)
             self.method.begin_round([a.task.order for a in self.assignments if a.node is not None])
         return work
+
+    def _agree(self, grid: Grid, work: Work) -> SecureRound | None:
+        """Let the devices agree on masks, where the server is to see sums only."""
+        if not self.settings.secure_minimum:
+            return None
+        with self._timed("secure"):
+            found = SecureRound(work, self.settings, self.population)
+            found.agree(grid)
+        return found
+
+    def unmask(self, grid: Grid, work: Work) -> None:
+        """After all replies of a round: absorb the sums whose masks can be taken off."""
+        if self._secure is None or self._secure.work is not work:
+            return
+        with self._timed("secure"):
+            sums = self._secure.finish(grid)
+        with self._timed("absorb"):
+            for contribution, assignments in sums:
+                self._absorb_one(work, contribution, assignments)
+        self._bytes["down"] += self._secure.bytes_down
+        self._bytes["up"] += self._secure.bytes_up
 
     def _sample(self, grid: Grid) -> list[int]:
         """The devices of the round: a number of them, or under differential privacy each with the same probability."""
@@ -351,6 +375,7 @@ class Engine:
             if trained >= work.enough:
                 break
         replies.close()
+        self.unmask(grid, work)
         self.settle(work)
 
     def message(self, work: Work, node: int, batch: list[Assignment]) -> Message:
@@ -414,13 +439,18 @@ class Engine:
             a.outcome, a.update = checked.outcomes[a.number], checked.updates.get(a.number)
             if a.number in checked.reports:
                 self.population.replied(a.device, checked.reports[a.number])
+            if a.number in checked.masked and self._secure is not None:
+                self._secure.sum_of(a).add(a.device, checked.masked[a.number])
         for contribution in checked.contributions:
-            try:
-                work.absorb(contribution)
-            except MessageError as error:
-                why = one_line(str(error))
-                log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
-                _refuse(work, [a for a in batch if a.number in contribution.orders], why)
+            self._absorb_one(work, contribution, [a for a in batch if a.number in contribution.orders])
+
+    def _absorb_one(self, work: Work, contribution: Contribution, assignments: Sequence[Assignment]) -> None:
+        try:
+            work.absorb(contribution)
+        except MessageError as error:
+            why = one_line(str(error))
+            log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
+            _refuse(work, assignments, why)
 
     def _timed(self, part: str) -> Any:
         return self.method.stopwatch.timed(part)

@@ -45,7 +45,7 @@ def load_of(orders: Sequence[Assignment], family: Family, population: Population
     down, up = (sum(way) for way in zip(*travelling, strict=True))
     down += sum(a.frozen_bytes for a in orders)
     examples = settings.examples_trained(population.examples(orders[0].device))
-    return Load(down, sum(a.flops_per_example for a in orders) * examples, up)
+    return Load(down, sum(a.flops_per_example for a in orders) * examples, settings.upload_bytes(up))
 
 
 def simulated_seconds(assignments: Sequence[Assignment], settings: RoundSettings) -> float:

@@ -98,6 +98,31 @@ def rehearse_privacy(method: Method) -> None:
         )
 
 
+def rehearse_secure(method: Method) -> None:
+    """Raise RehearsalError where devices would tell more than sums of what they return."""
+    if not method.settings.secure_minimum:
+        return
+    told: list[str] = []
+    for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
+        local = method.local(Order(0, architecture))
+        _, returned = parcels_of(local, method.family, architecture)
+        told += [f"the parcel {name!r} by itself" for name, parcel in returned.items() if parcel.merge is None]
+        told += [f"the fact {name!r}" for name in local.facts(method.family)]
+    if method.first_question is not None:
+        told.append("an answer to its first question")
+    if method.scored_on_devices() is not None:
+        told.append("scores of models of their own")
+    for model in method.models([method.scored_architecture]).values():
+        names = model.family.tensors(model.architecture)
+        if any(name.endswith(STATISTICS) and name not in model.weights for name in names):
+            told.append("batch norm's statistics, which they take after training")
+    if told:
+        raise RehearsalError(
+            f"secure-aggregation lets the server see sums only, and under {method.name()} every device returns "
+            f"{told[0]}: see docs/privacy.md"
+        )
+
+
 @contextmanager
 def same_chance() -> Iterator[None]:
     """A `with` block after which all sources of chance of this process are as they were before."""

@@ -1,16 +1,17 @@
 """Secure aggregation: the server's side of a round in which it sees sums only (Bonawitz et al., CCS 2017, Figure 4).
 
-Devices whose parcels are of the same tensors at the same coordinates are one sum, or several where they are many. Before
-they train they agree on keys, in two exchanges beside the training. Each adds masks to its update that cancel in the
-sum. After the training those whose updates have arrived reveal shares, of which the server takes the masks of those
+Devices whose parcels are of the same tensors at the same coordinates are one sum, or several where they are many.
+Before they train they agree on keys, in two exchanges beside the training. Each adds masks to its update that cancel in
+the sum. After the training those whose updates have arrived reveal shares, of which the server takes the masks of those
 that were lost. Sums are integers modulo 2^64, so that the sum is the same to the bit as without masks.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from logging import WARNING
 
 import numpy as np
@@ -34,7 +35,7 @@ from messages.masks import (
     threshold_of,
 )
 from messages.orders import KeyAnswer, KeyBatch, KeyOrder, KeyReply, Member
-from messages.sums import WeightedSum, device_weight, disjoined
+from messages.sums import device_weight, disjoined
 from messages.wire import from_records, key_limits, to_records
 from rounds.exchange import Failure, exchange
 from rounds.population import Population
@@ -147,9 +148,7 @@ class SecureRound:
         """The sums that are not left out."""
         return [s for s in self.sums if any(a.node is not None for a in s.orders.values())]
 
-    def _without(
-        self, found: Sum, there: Mapping[int, object] | set[int], why: str, answers: Mapping[int, KeyAnswer]
-    ) -> None:
+    def _without(self, found: Sum, there: Collection[int], why: str, answers: Mapping[int, KeyAnswer]) -> None:
         for device, a in found.orders.items():
             if device not in there and a.node is not None:
                 answer = answers.get(device)
@@ -162,10 +161,6 @@ class SecureRound:
     def sum_of(self, a: Assignment) -> Sum:
         """The sum of a device's order."""
         return next(s for s in self.sums if s.orders.get(a.device) is a)
-
-    def empty(self, a: Assignment) -> dict[str, WeightedSum]:
-        """An empty sum of every parcel that an order returns."""
-        return empty_sums(self.work, a.group)
 
     # After the training
 
@@ -223,10 +218,10 @@ class SecureRound:
 
     def _contribution(self, found: Sum, values: Tensor) -> Contribution:
         orders = [found.orders[device] for device in sorted(found.arrived)]
-        group, like = self.work.groups[orders[0].group], self.empty(orders[0])
+        group, like = self.work.groups[orders[0].group], self.work.empty_sums(orders[0])
         examples = [a.update.examples for a in orders if a.update is not None]
         weights = {
-            name: sum(device_weight(parcel.merge, count, alike=self.work.clip > 0) for count in examples)
+            name: sum(device_weight(parcel.merge, count) for count in examples)
             for name, parcel in group.returned.items()
             if parcel.merge is not None
         }
@@ -272,10 +267,10 @@ class SecureRound:
             poll_seconds=self.population.poll_seconds,
         ):
             if isinstance(reply, Failure):
-                found = {order.device: KeyAnswer(device=order.device, error=one_line(reply.why)) for order in batch}
+                why = one_line(reply.why)
+                answers |= {order.device: KeyAnswer(device=order.device, error=why) for order in batch}
             else:
-                found = self._read(batch, reply)
-            answers |= found
+                answers |= self._read(batch, reply)
         return answers
 
     def _read(self, batch: Sequence[KeyOrder], message: Message) -> dict[int, KeyAnswer]:
@@ -300,17 +295,8 @@ class SecureRound:
         return max((len(s.orders) for s in self.sums), default=0)
 
 
-def empty_sums(work: Work, group: int) -> dict[str, WeightedSum]:
-    """An empty sum of every parcel of a group that is added up."""
-    return {
-        name: WeightedSum.zeros(parcel.layout, work.family.classes if parcel.merge.present_classes else None)
-        for name, parcel in work.groups[group].returned.items()
-        if parcel.merge is not None
-    }
-
-
 def parts_of(count: int, minimum: int) -> list[range]:
     """How many devices are parted into sums of about equal size: of at most MAX_MEMBERS, where that leaves enough."""
     parts = max(1, min(-(-count // MAX_MEMBERS), count // minimum))
     edges = [count * part // parts for part in range(parts + 1)]
-    return [range(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+    return [range(first, last) for first, last in pairwise(edges)]

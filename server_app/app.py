@@ -28,7 +28,7 @@ from models.initial import checked_names, digest_of, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer, Scores
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
-from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy
+from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
 from server_app import checkpoint
 from server_app.config import ConfigError, RunConfig, digests_of, parse_arguments, rates_of, sampled_devices
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
@@ -283,6 +283,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
         privacy=_privacy(config),
+        secure_minimum=config.secure_minimum if config.secure_aggregation else 0,
         aggregation=Aggregation(config.aggregation, config.aggregation_trim),
         metric=task.metric,
         label_sets=task.label_sets is not None,
@@ -302,6 +303,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         method = kind(setup, params)
         rehearse_parcels(method)
         rehearse_privacy(method)
+        rehearse_secure(method)
         method.cost(method.smallest_architecture)
     if method.needs_classes and task.label_kind != "classes":
         raise ConfigError(

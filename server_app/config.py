@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
+from messages.masks import MIN_MEMBERS
 from models.family import FAMILIES, family_class
 from models.initial import checked_names
 from plugins.beside import digests
@@ -294,6 +295,12 @@ class RunConfig(Params):
     dp_delta: Annotated[float, Field(gt=0, lt=1)] = Field(
         1e-5, description="Probability with which epsilon need not hold: well below 1 / devices"
     )
+    secure_aggregation: bool = Field(
+        False, description="Whether the server sees sums of devices' updates only, under masks (docs/privacy.md)"
+    )
+    secure_minimum: Annotated[int, Field(ge=MIN_MEMBERS, le=1000)] = Field(
+        5, description="Smallest number of devices whose sum the server may see; smaller groups are left out"
+    )
     schedule: Literal["steps", "cosine"] = Field(
         "steps",
         description="Schedule of the learning rate: steps (at decay-rounds), cosine (down to 0 in the last round)",
@@ -414,6 +421,25 @@ class RunConfig(Params):
         )
         need(self.devices_per_round <= self.devices, "devices-per-round", f"more than devices = {self.devices}")
 
+    def _check_secure(self, need: Callable[[bool, str, str], None]) -> None:
+        """What the server cannot do without seeing updates by themselves, or what would show them (docs/privacy.md)."""
+        with_it = "does not go with secure-aggregation"
+        need(self.aggregation == "mean", "aggregation", f"{with_it}: it needs every device's values by themselves")
+        need(not self.norm_bound, "norm-bound", f"{with_it}: the server cannot bound updates that it does not see")
+        need(not self.both_models, "both-models", f"{with_it}: a device masks one update in a round")
+        need(not self.personal_every, "personal-every", f"{with_it}: devices' scores come one by one")
+        need(
+            self.secure_minimum <= self.devices_per_round,
+            "secure-minimum",
+            f"with devices-per-round = {self.devices_per_round} no sum is ever of so many",
+        )
+        need(
+            not self.is_private,
+            "secure-aggregation",
+            "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): whether a group is large enough "
+            "to count hangs on the others, and the noise is for one device",
+        )
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         def need(good: bool, key: str, why: str) -> None:
@@ -530,6 +556,8 @@ class RunConfig(Params):
         )
         if self.is_private:
             self._check_private(need)
+        if self.secure_aggregation:
+            self._check_secure(need)
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,

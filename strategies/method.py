@@ -640,7 +640,7 @@ class Method(ABC):
         down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture)
         # A device that gets an architecture for the first time is sent what is frozen of it, too.
         down += frozen_layout(self.family, architecture).nbytes
-        return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+        return replace(self.training_cost(architecture), payload_bytes=max(down, self.settings.upload_bytes(up)))
 
     def order_cost(self, order: Order) -> Cost:
         """What one order costs its device: `cost`, unless a device's orders over one architecture differ."""
