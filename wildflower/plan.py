@@ -284,8 +284,8 @@ def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     return [
         f"Devices of {who} train in {len(small)} of {len(expected)} groups of equal sub-models, of which a round has "
         f"{min(small.values()):.2g} to {max(small.values()):.2g} devices on average. A group of fewer than "
-        f"secure-minimum = {config.secure_minimum} is left out of the round. Try fewer widths, or more devices-per-round than "
-        f"{config.devices_per_round}."
+        f"secure-minimum = {config.secure_minimum} is left out of the round. Try fewer widths, or more "
+        f"devices-per-round than {config.devices_per_round}."
     ]
 
 

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from flwr.app import RecordDict
 
 from client_app import work as client_module
 from client_app.app import app
@@ -326,6 +327,7 @@ def test_a_model_that_cannot_be_scored_is_told_and_the_others_are_scored(tmp_pat
 
 def test_a_query_is_answered_with_the_device_and_its_report():
     question = message(EvaluationReply(run="", round=0, scores=[]), [], "query")
+    question.content = RecordDict()  # as the server asks
     answer, _ = from_records(NodeReport, app(question, context(partition_id=5)).content)
     assert answer.device == 5
     assert 0 < answer.report["memory_available_bytes"] <= answer.report["memory_total_bytes"]
