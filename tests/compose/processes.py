@@ -147,3 +147,27 @@ def test_real_nodes_have_what_lay_beside_the_experiment_and_what_is_installed(tm
     for name, strategy, share in (("beside", "mine-all", 0.75), ("installed", "mine-too", 0.25)):
         [record] = read_rounds(tmp_path / name)
         assert (record.strategy, record.devices_replied, record.metrics) == (strategy, 2, {"share": share})
+
+
+@pytest.mark.flower
+@pytest.mark.worker
+def test_the_server_sees_sums_only_and_the_model_has_the_same_bits(tmp_path):
+    text = EXPERIMENT.replace('"depthfl"\ndepthfl.alpha = 0.1', '"fedavg"').replace("= 2\n", "= 3\n")
+    assert "devices-per-round = 3" in text
+    (tmp_path / "experiment.toml").write_text(text)
+    deployment = Deployment(tmp_path / "flower")
+    try:
+        deployment.start_superlink()
+        for device in range(3):
+            deployment.start_node(device, of=3)
+        secure = {"secure-aggregation": "true", "secure-minimum": "3", "rounds": "2", "output-dir": str(tmp_path)}
+        settings = [part for key, value in secure.items() for part in ("--set", f"{key}={value}")]
+        process = deployment.run(str(tmp_path / "experiment.toml"), *settings)
+        lines = list(said(process))
+        assert process.wait() == 0, "".join(lines)
+    finally:
+        deployment.close()
+    assert all(device.outcome == "trained" and device.loss is None for device in read_devices(tmp_path / "one"))
+    read = tomllib.loads(text) | {"rounds": 2, "output-dir": str(tmp_path / "plain")}
+    plain = run(connected_grid(3, tmp_path / "grid"), RunConfig.from_run_config(read))
+    assert same_bits(checkpoint.load(tmp_path / "one").state.tensors, checkpoint.load(plain).state.tensors)

@@ -1,6 +1,7 @@
 """Secure aggregation: the server sees sums only, and the model has the same bits as without."""
 
 import json
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -8,15 +9,20 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
+from client_app import work, worker
 from client_app.app import app as client
 from client_app.secure import do_step, masked
 from messages.error import MessageError
 from messages.masks import Secrets, joined_seed, split_seed, threshold_of
 from messages.orders import KeyBatch, KeyOrder, KeyReply, Reply
+from messages.records import make_records
 from messages.sums import WeightedSum, disjoined, joined
 from messages.wire import from_records, to_records
-from rounds.secure import parts_of
+from rounds.flower import FlowerStrategy
+from rounds.secure import SecureRound, parts_of
+from rounds.work import Work
 from server_app.config import ConfigError
+from tests.fuzz.mutations import as_text, changed_json
 from tests.grid import InProcessGrid
 from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
 from wildflower.plan import make_plan
@@ -93,6 +99,25 @@ def lossy_grid(fails: Callable[[Message], bool], folder) -> tuple[InProcessGrid,
     app, grid = Lossy(fails), connected_grid(6, folder)
     grid.app = app
     return grid, app
+
+
+ASK = worker.ask
+
+
+@pytest.fixture(autouse=True)
+def _work_is_done_in_this_process(monkeypatch):
+    """Which is faster than in workers of the devices' own."""
+    monkeypatch.setattr(worker, "ask", work.do)
+
+
+@pytest.mark.worker
+def test_workers_of_the_devices_do_it_too(tmp_path, monkeypatch):
+    few = HARDWARE | {"devices": 3, "devices-per-round": 3}
+    plain, _ = trained(tmp_path / "b", connected_grid(3, tmp_path / "b"), 1, **few)
+    monkeypatch.setattr(worker, "ask", ASK)
+    secure, [result] = trained(tmp_path / "a", connected_grid(3, tmp_path / "a"), 1, **few | SECURE)
+    assert same_bits(plain, secure)
+    assert result.record["devices_replied"] == 3
 
 
 HARDWARE = {"strategy": "fedavg", "fleet": "", "devices": 6, "devices-per-round": 6}
@@ -331,3 +356,39 @@ def test_what_needs_single_updates_is_refused(keys, why, tmp_path):
 def test_methods_that_learn_more_than_sums_are_refused(name, why, tmp_path):
     with pytest.raises(ConfigError, match=why):
         started(small_config(tmp_path, **METHODS[name] | SECURE))
+
+
+def test_flowers_own_loop_takes_the_masks_off_too(tmp_path):
+    states = []
+    for name, keys in (("plain", {}), ("secure", SECURE)):
+        (folder := tmp_path / name).mkdir()
+        engine, scorer = started(small_config(folder, **METHODS["all-large"] | FAST | keys))
+        strategy = FlowerStrategy(engine, scorer)
+        strategy.start(simulated_grid(), strategy.arrays, num_rounds=2)
+        assert [result.record["devices_replied"] for result in strategy.results] == [6, 6]
+        states.append(engine.state().tensors)
+    assert same_bits(*states)
+
+
+def test_changed_answers_about_keys_crash_nothing(tmp_path):
+    """Seeded changes of honest answers: each is read within the form that was asked for, or its devices are told."""
+    rng = random.Random(1)
+    engine, _ = started(small_config(tmp_path, **HARDWARE | SECURE))
+    nothing = {"payload": dict, "absorb": print, "enough": 0, "simulated": True}
+    of_round = Work(round=1, assignments=[], family=engine.method.family, **nothing)
+    secure = SecureRound(of_round, engine.settings, engine.population)
+    _, members, sealed = agreed(tmp_path)
+    answers = [
+        {"device": 0, "member": members[0].model_dump()},
+        {"device": 0, "sealed": sealed[0]},
+        {"device": 0, "shares": ["00" * 16] * 4},
+    ]
+    reached = 0
+    for attempt in range(600):
+        honest = {"run": engine.settings.run, "round": 1, "answers": [answers[attempt % 3]]}
+        text = as_text(changed_json(rng, honest))
+        message = Message(make_records(text, []), 1, "query")
+        found = secure._read([KeyOrder(device=0)], message)
+        assert set(found) <= {0}
+        reached += any(answer.error is None for answer in found.values())
+    assert 20 < reached < 500
