@@ -32,13 +32,14 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Which device this node carries, and what it can spend now."""
+    """Which device this node carries, and what it can spend now; or a step of secure aggregation."""
     return _answer("query", message, context)
 
 
 def _answer(kind: str, message: Message, context: Context) -> Message:
-    text, arrays = ("", []) if kind == "query" else read_records(message.content, f"the {kind} message")
-    if kind != "query" and _is_simulated(text):
+    # A query for a report has no content.
+    text, arrays = read_records(message.content, f"the {kind} message") if len(message.content) else ("", [])
+    if text and _is_simulated(text):
         from client_app import work
 
         reply = work.do(kind, text, arrays, context.node_config)

@@ -201,6 +201,11 @@ class DeviceBench:
 
     # What stays on the device
 
+    @property
+    def state_folder(self) -> Path:
+        """Where the device keeps what it keeps of this run."""
+        return self._state.folder
+
     def kept(self, name: str, *, per_architecture: bool = True, recent: bool = False) -> Weights | None:
         """See `strategies.method.Bench`. What cannot be read counts as lost."""
         since = self._evaluated if recent else 0

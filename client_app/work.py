@@ -17,7 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from client_app import secure
 from client_app.bench import DeviceBench, Done, Refusal, Workplace, do_order
 from client_app.memory import own_bytes
 from client_app.report import device_report, gpu_trainer
@@ -26,13 +28,16 @@ from client_app.state import DeviceState
 from devices.probe import probe_machine
 from devices.state import node_state_dir
 from devices.validation import one_line
-from messages.bound import bounded
+from messages.bound import bounded, bounded_change
 from messages.error import MessageError
 from messages.orders import (
     Batch,
     EvaluationBatch,
     EvaluationOrder,
     EvaluationReply,
+    KeyAnswer,
+    KeyBatch,
+    KeyReply,
     NodeReport,
     Reply,
     Score,
@@ -43,7 +48,7 @@ from messages.orders import (
 )
 from messages.packing import int64_bytes, pack
 from messages.parcels import Parcel, Weights
-from messages.sums import WeightedSum, device_weight, flatten
+from messages.sums import MASKED, WeightedSum, device_weight, flatten, joined, new_bound
 from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from models.family import Family, make_family
 from models.layers import Network
@@ -60,7 +65,7 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
 
     Args:
         kind: "train", "evaluate" or "query".
-        text: the message's JSON; empty for a query.
+        text: the message's JSON; empty for a query of the device's report.
         arrays: its packed arrays.
         config: the node config.
 
@@ -74,7 +79,7 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
         case "evaluate":
             return _evaluate(parse(EvaluationBatch, text), arrays, config)
         case "query":
-            return _report(config)
+            return _keys(parse(KeyBatch, text), config) if text else _report(config)
     raise ValueError(f"no message is called {kind!r}")
 
 
@@ -179,22 +184,38 @@ def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Net
 
 def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out: list[bytes], sums: _Sums) -> Update:
     """The update of a device that trained: each of its parcels goes into a sum or into the message."""
-    adds_up = batch.shared_process and not batch.each_by_itself
+    adds_up = (batch.shared_process and not batch.each_by_itself) or bool(order.masked_with)
     merged = {name for name, parcel in bench.returned.items() if parcel.merge is not None and adds_up}
     far = False
-    added: dict[str, Weights] = {}
+    added: dict[str, Tensor] = {}
     for name in merged:
         added[name], moved = _bounded(batch, bench, name, done.answer.parcels[name])
         far = far or moved
     if merged:
         _check_finite(bench, {name: done.answer.parcels[name] for name in bench.returned.keys() - merged})
-    _add(order, bench, done, added, sums)
     payloads: dict[str, int] = {}
+    if order.masked_with:
+        payloads[MASKED] = len(out)
+        out.append(_masked(batch, order, bench, done, added))
+    else:
+        _add(batch, order, bench, done, added, sums)
     for name, parcel in bench.returned.items():
         if name not in merged:
             contents = done.answer.parcels[name]
             payloads[name] = len(out)
             out.append(pack({e.name: contents[e.name].cpu() for e in parcel.layout.entries}, parcel.layout))
+    if order.masked_with:  # what else would tell something of this device alone stays with it
+        return Update(
+            order=order.order,
+            device=order.device,
+            outcome="trained",
+            payloads=payloads,
+            examples=done.examples,
+            seconds=done.seconds,
+            measured_memory_bytes=done.measured_memory_bytes,
+            state_kept=done.state_kept,
+            state_lost=done.state_lost,
+        )
     wants_classes = any(parcel.merge and parcel.merge.present_classes for parcel in bench.returned.values())
     return Update(
         order=order.order,
@@ -213,12 +234,29 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     )
 
 
-def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[Weights, bool]:
-    """A parcel within the norm bound. Before it is added up only the node can do this; else the server does."""
+def _masked(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Tensor]) -> bytes:
+    """A device's parcels as the server may see them: weighted, in one vector, under masks.
+
+    Raises MessageError where a value is too large for the sum of all, or this device has no masks for it.
+    """
+    own: _Sums = {}
+    _add(batch, order, bench, done, parcels, own)
+    sums = {name: found.total for (_, name), found in own.items()}
+    for found in sums.values():
+        new_bound(0.0, found.largest * len(order.masked_with), found.weight)
+    return secure.masked(joined(sums), order.device, order.masked_with, bench.state_folder, batch.round)
+
+
+def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[Tensor, bool]:
+    """A parcel as it is added up, within the bounds. Before that only the node can bound it; else the server does."""
+    layout = bench.returned[name].layout
+    if batch.clip:
+        return bounded_change(contents, bench.sent_again(name), layout, batch.clip)
     if not batch.norm_bound:
-        return contents, False
-    tensors = {entry.name: contents[entry.name].detach() for entry in bench.returned[name].layout.entries}
-    return bounded(tensors, bench.sent_again(name), batch.norm_bound)
+        return flatten(contents, layout), False
+    tensors = {entry.name: contents[entry.name].detach() for entry in layout.entries}
+    within, moved = bounded(tensors, bench.sent_again(name), batch.norm_bound)
+    return flatten(within, layout), moved
 
 
 def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
@@ -231,17 +269,19 @@ def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
                 )
 
 
-def _add(order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Weights], sums: _Sums) -> None:
+def _add(
+    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Tensor], sums: _Sums
+) -> None:
     """Add a device's parcels to the sums of its group: all of them or, where one is too large, none."""
     ready = []
-    for name, contents in parcels.items():
+    for name, flat in parcels.items():
         parcel = bench.returned[name]
         assert parcel.merge is not None
         if (order.group, name) not in sums:
             classes = bench.family.classes if parcel.merge.present_classes else None
             sums[order.group, name] = _Sum(parcel, WeightedSum.zeros(parcel.layout, classes))
         into = sums[order.group, name]
-        flat, weight = flatten(contents, parcel.layout), device_weight(parcel.merge, done.examples)
+        weight = device_weight(parcel.merge, done.examples, alike=batch.clip > 0)
         if len(parcels) > 1:
             into.total.check(flat, weight)
         ready.append((into, flat, weight, bench.class_counts > 0 if parcel.merge.present_classes else None))
@@ -305,6 +345,20 @@ def _report(config: NodeConfig) -> tuple[str, list[bytes]]:
     return NodeReport(device=_own_device(config), report=device_report(config).to_json()).model_dump_json(), []
 
 
+def _keys(batch: KeyBatch, config: NodeConfig) -> tuple[str, list[bytes]]:
+    """Do the steps of secure aggregation of a batch; one device's trouble leaves the others alone."""
+    answers = []
+    for order in batch.orders:
+        try:
+            if not batch.shared_process and order.device != _own_device(config):
+                raise MessageError(f"this node carries device {_own_device(config)}, not {order.device}")
+            folder = DeviceState(_state_dir(batch, config), batch.run, order.device).folder
+            answers.append(secure.do_step(order, folder, batch.round))
+        except (MessageError, OSError) as error:
+            answers.append(KeyAnswer(device=order.device, error=one_line(str(error))))
+    return KeyReply(run=batch.run, round=batch.round, answers=answers).model_dump_json(), []
+
+
 def preload(kind: str, text: str, config: NodeConfig) -> None:
     """Load the data and family of a message, so that processes forked from this one have them."""
     if kind != "query":
@@ -345,7 +399,7 @@ def _task(batch: Batch | EvaluationBatch, config: NodeConfig) -> TaskSpec:
     return TaskSpec.from_json({**batch.task, "data_dir": str(own)} if own else batch.task)
 
 
-def _state_dir(batch: Batch | EvaluationBatch, config: NodeConfig) -> str:
+def _state_dir(batch: Batch | EvaluationBatch | KeyBatch, config: NodeConfig) -> str:
     """On hardware the node decides where its devices' state lies: `state-dir` in its node config."""
     if batch.shared_process and batch.state_dir and not config.get("state-dir"):
         return batch.state_dir

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from messages.packing import Layout
+
 
 def bounded(
     returned: Mapping[str, Tensor], sent: Mapping[str, Tensor], maximum: float
@@ -32,3 +34,28 @@ def bounded(
     return {
         name: (start[name] + change * (maximum / norm)).to(returned[name].dtype) for name, change in moved.items()
     }, True
+
+
+def bounded_change(
+    returned: Mapping[str, Tensor], sent: Mapping[str, Tensor], layout: Layout, maximum: float
+) -> tuple[Tensor, bool]:
+    """How a device has changed what it was sent, at most of the L2 norm `maximum`, and whether it was further.
+
+    Unlike in `bounded`, where the result is of the weights' own type, no rounding takes it beyond the bound but that of
+    a 64-bit float. A tensor that was not sent counts from zero.
+
+    Args:
+        returned, sent: finite tensors by name; those of one name have one shape.
+        layout: the tensors of `returned`.
+        maximum: above 0.
+
+    Returns:
+        All tensors of the layout in one float64 vector.
+    """
+    pieces = []
+    for entry in layout.entries:
+        value = returned[entry.name].detach().reshape(-1).to("cpu", torch.float64)
+        pieces.append(value - sent[entry.name].reshape(-1).double() if entry.name in sent else value)
+    change = torch.cat(pieces)
+    norm = float(change.norm())
+    return (change, False) if norm <= maximum else (change * (maximum / norm), True)

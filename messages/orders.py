@@ -123,6 +123,8 @@ class WorkOrder(_Model):
         kept: the device has kept something in an earlier round; where nothing of it is left, it was lost.
         frozen: SHA-256 of the packed tensors of the sub-model that are frozen; "" where none are.
         frozen_payload: index of their array in this message; None where the device has them already.
+        masked_with: the devices, itself among them, whose sum is all that the server may see; it adds the masks that
+            were agreed with them. [] without secure aggregation.
     """
 
     order: NonNegative
@@ -140,6 +142,7 @@ class WorkOrder(_Model):
     kept: bool = False
     frozen: Frozen = ""
     frozen_payload: NonNegative | None = None
+    masked_with: list[NonNegative] = Field(default_factory=list)
 
 
 class Batch(_Model):
@@ -148,6 +151,7 @@ class Batch(_Model):
     Attributes:
         shared_process: the node carries many simulated devices beside other such nodes, so it trains on one thread.
         norm_bound: how far an update may be from what was sent, where the node adds updates up; 0: as far as it likes.
+        clip: where above 0, changes of at most this norm are added up in place of weights, every device counting alike.
         each_by_itself: the node adds nothing up: the server wants every device's parcels by themselves.
         state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
     """
@@ -160,6 +164,7 @@ class Batch(_Model):
     shared_process: bool
     each_by_itself: bool = False
     norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     state_dir: str = ""
     orders: list[WorkOrder] = Field(min_length=1)
 
@@ -217,6 +222,75 @@ class Reply(_Model):
     round: NonNegative
     updates: list[Update] = Field(max_length=MAX_ORDERS, fail_fast=True)
     sums: list[SumHeader] = Field(default_factory=list, max_length=MAX_ORDERS, fail_fast=True)
+
+
+Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sealed = Annotated[str, Field(pattern=r"^([0-9a-f]{96})?$")]
+Share = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+MAX_SHARES = 1024
+
+
+class Member(_Model):
+    """What all know of a device whose update is added up under masks: two public keys, and a hash of its own seed."""
+
+    device: NonNegative
+    channel_key: Hex64
+    mask_key: Hex64
+    own_seed_hash: Hex64
+
+
+class KeyOrder(_Model):
+    """One step of secure aggregation for one device (`messages.masks`); which one follows from what it is given.
+
+    Without members it makes keys of a new round. With members it seals shares of its seeds for each of them. With
+    sealed shares it reveals, for each of the members that sealed them, the one or the other share.
+
+    Attributes:
+        members: all whose keys are known.
+        threshold: how many shares give a seed.
+        sealed: the shares that members have sealed for this device, in the members' order; "" of those that did not.
+        survivors: the devices whose masked updates have arrived.
+    """
+
+    device: NonNegative
+    members: list[Member] = Field(default_factory=list)
+    threshold: NonNegative = 0
+    sealed: list[Sealed] = Field(default_factory=list)
+    survivors: list[NonNegative] = Field(default_factory=list)
+
+
+class KeyBatch(_Model):
+    """Steps of secure aggregation that one message carries to one node."""
+
+    run: str
+    round: NonNegative
+    shared_process: bool
+    state_dir: str = ""
+    orders: list[KeyOrder] = Field(min_length=1)
+
+
+class KeyAnswer(_Model):
+    """What one device answers to a `KeyOrder`; `error` where it could not.
+
+    Attributes:
+        member: its new keys.
+        sealed: its shares for the members, in their order.
+        shares: the revealed shares of those that had sealed any, in the members' order.
+    """
+
+    device: NonNegative
+    member: Member | None = None
+    sealed: list[Sealed] = Field(default_factory=list, max_length=MAX_SHARES, fail_fast=True)
+    shares: list[Share] = Field(default_factory=list, max_length=MAX_SHARES, fail_fast=True)
+    error: Line | None = None
+
+
+class KeyReply(_Model):
+    """What one node answers to a `KeyBatch`."""
+
+    run: Line
+    round: NonNegative
+    answers: list[KeyAnswer] = Field(max_length=MAX_ORDERS, fail_fast=True)
 
 
 class EvaluationOrder(_Model):

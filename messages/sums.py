@@ -21,6 +21,7 @@ SCALE = 2**28
 UNIT = 1024  # the weight of one device where all devices count alike
 _BOUND = 2.0**62  # half the range of a 64-bit integer
 _PIECE = 2**16
+MASKED = "masked"  # what the one array of an update under masks is called
 
 
 @dataclass
@@ -118,9 +119,9 @@ def mean_of(total: WeightedSum, layout: Layout, like: Mapping[str, Tensor]) -> d
     return {name: value.to(like[name].dtype) for name, value in split(mean, layout).items()}
 
 
-def device_weight(merge: Merge, examples: int) -> int:
-    """The weight of one device's update in a sum."""
-    return examples if merge.weighting == "examples" else UNIT
+def device_weight(merge: Merge, examples: int, *, alike: bool = False) -> int:
+    """The weight of one device's update in a sum; `alike`: that of every other, whatever the parcel says."""
+    return examples if merge.weighting == "examples" and not alike else UNIT
 
 
 def present_mask(present: Iterable[int] | None, classes: int, owner: str) -> Tensor:
@@ -131,3 +132,39 @@ def present_mask(present: Iterable[int] | None, classes: int, owner: str) -> Ten
     mask = torch.zeros(classes, dtype=torch.bool)
     mask[indices] = True
     return mask
+
+
+def joined(sums: Mapping[str, WeightedSum]) -> Tensor:
+    """Sums of several parcels in one int64 vector: by name, each with the weights of its classes behind it."""
+    parts: list[Tensor] = []
+    for name in sorted(sums):
+        found = sums[name]
+        parts += [found.total] if found.class_weight is None else [found.total, found.class_weight]
+    return torch.cat(parts)
+
+
+def disjoined(vector: Tensor, like: Mapping[str, WeightedSum], weights: Mapping[str, int]) -> dict[str, WeightedSum]:
+    """The sums that `joined` has put together.
+
+    Args:
+        like: empty sums of the same parcels.
+        weights: of the sums.
+
+    Raises:
+        MessageError: the weights of classes cannot be right.
+    """
+    found: dict[str, WeightedSum] = {}
+    start = 0
+    for name in sorted(like):
+        total, counts = like[name].total, like[name].class_weight
+        values = vector[start : start + total.numel()]
+        start += total.numel()
+        class_weight = None
+        if counts is not None:
+            class_weight = vector[start : start + counts.numel()]
+            start += counts.numel()
+            if not 0 <= int(class_weight.min()) <= int(class_weight.max()) <= weights[name]:
+                raise MessageError(f"the sum of {name!r}: weights of classes are not within 0 and {weights[name]}")
+        largest = max(float(values.max()), -float(values.min())) if values.numel() else 0.0
+        found[name] = WeightedSum(values, weights[name], class_weight, largest)
+    return found

@@ -13,6 +13,7 @@ from messages.records import Limits, make_records, read_records
 # What the JSON text of an honest reply needs at most, with texts of four bytes per letter: for its own fields, for each
 # order's outcome and report, for each of an order's classes in its three lists by class, and for a number.
 _BASE_BYTES, _ORDER_BYTES, _CLASS_BYTES, _NUMBER_BYTES = 8 * 2**10, 16 * 2**10, 40, 25
+_SHARE_BYTES = 200  # two sealed shares as hex, or one of them
 NODE_REPORT_LIMITS = Limits(_ORDER_BYTES, 0)
 
 
@@ -24,6 +25,11 @@ def reply_limits(orders: int, groups: int, classes: int, parcels: int = 1) -> Li
 def evaluation_limits(orders: int, sums: int) -> Limits:
     """How much may be in a reply to so many evaluation orders, with so many sums of a metric for each."""
     return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + sums * _NUMBER_BYTES), 0)
+
+
+def key_limits(orders: int, members: int) -> Limits:
+    """How much may be in a reply to so many steps of secure aggregation, among so many members."""
+    return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + members * _SHARE_BYTES), 0)
 
 
 def to_records(model: BaseModel, arrays: Sequence[bytes] = ()) -> RecordDict:

@@ -7,6 +7,7 @@ becomes of what it returns is the method's business (`strategies.method`), of wh
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,6 +35,7 @@ from rounds.records import RoundResult, device_record, round_record
 from rounds.rehearsal import rehearse_payload
 from rounds.replies import read_reply
 from rounds.scores import Evaluation, Examples, Personal, mean_score, personal_score, score_on_devices
+from rounds.secure import SecureRound
 from rounds.work import Assignment, Given, Orders, Work, by_device, devices_that_trained
 from strategies.method import (
     LEADING,
@@ -81,6 +83,7 @@ class Engine:
         self._introduced: set[int] = set()  # devices that have answered the method's first question
         self._bytes: Counter[str] = Counter()
         self._frozen = Frozen(method.family, method.frozen_weights())
+        self._secure: SecureRound | None = None  # of the round that runs
 
     @property
     def round(self) -> int:
@@ -137,7 +140,7 @@ class Engine:
         self.method.stopwatch.seconds.clear()
         self._bytes = Counter()
         with self._timed("assign"):
-            devices = self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices)
+            devices = self._sample(grid)
         question = self.method.first_question
         unknown = {} if question is None else self._introduce(grid, devices, question)
         with self._timed("assign"):
@@ -156,14 +159,49 @@ class Engine:
                 payload=self.method.payload,
                 frozen=self._frozen,
                 absorb=self.method.absorb,
-                enough=self.settings.devices_per_round,
+                enough=self.settings.enough_devices,
                 simulated=self.population.simulated,
                 norm_bound=self.settings.norm_bound,
+                clip=self.settings.privacy.clip if self.settings.privacy else 0.0,
                 each_by_itself=not self.settings.aggregation.adds_up,
             )
             self._route(grid, work)
+            self._secure = self._agree(grid, work)
             self.method.begin_round([a.task.order for a in self.assignments if a.node is not None])
         return work
+
+    def _agree(self, grid: Grid, work: Work) -> SecureRound | None:
+        """Let the devices agree on masks, where the server is to see sums only."""
+        if not self.settings.secure_minimum:
+            return None
+        with self._timed("secure"):
+            found = SecureRound(work, self.settings, self.population)
+            found.agree(grid)
+        return found
+
+    def unmask(self, grid: Grid, work: Work) -> None:
+        """After all replies of a round: absorb the sums whose masks can be taken off."""
+        if self._secure is None or self._secure.work is not work:
+            return
+        with self._timed("secure"):
+            sums = self._secure.finish(grid)
+        with self._timed("absorb"):
+            for contribution, assignments in sums:
+                self._absorb_one(work, contribution, assignments)
+        self._bytes["down"] += self._secure.bytes_down
+        self._bytes["up"] += self._secure.bytes_up
+
+    def _sample(self, grid: Grid) -> list[int]:
+        """The devices of the round: a number of them, or under differential privacy each with the same probability."""
+        privacy = self.settings.privacy
+        if privacy is None:
+            return self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices)
+        # On real nodes nobody may foresee who is asked: that is what sampling protects.
+        able = self.population.everyone(grid)
+        drawn = (
+            self.method.rng(0).random(len(able)) if privacy.seeded else [secrets.SystemRandom().random() for _ in able]
+        )
+        return [device for device, number in zip(able, drawn, strict=True) if number < privacy.sampling_rate]
 
     def finish(self, work: Work, started: float) -> dict[str, float | None]:
         """Let the method make its next model. -> the method's own figures."""
@@ -207,6 +245,7 @@ class Engine:
             wall_seconds=time.perf_counter() - started,
             server_seconds=self.method.stopwatch.seconds,
             metrics=metrics,
+            privacy=self.settings.privacy,
         )
         return RoundResult(record, [device_record(work.round, a) for a in work.assignments])
 
@@ -345,6 +384,7 @@ class Engine:
                 break
         replies.close()
         for work in works:
+            self.unmask(grid, work)
             self.settle(work)
 
     def message(self, work: Work, node: int, batch: list[Assignment]) -> Message:
@@ -408,13 +448,18 @@ class Engine:
             a.outcome, a.update = checked.outcomes[a.number], checked.updates.get(a.number)
             if a.number in checked.reports:
                 self.population.replied(a.device, checked.reports[a.number])
+            if a.number in checked.masked and self._secure is not None:
+                self._secure.sum_of(a).add(a.device, checked.masked[a.number])
         for contribution in checked.contributions:
-            try:
-                work.absorb(contribution)
-            except MessageError as error:
-                why = one_line(str(error))
-                log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
-                _refuse(work, [a for a in batch if a.number in contribution.orders], why)
+            self._absorb_one(work, contribution, [a for a in batch if a.number in contribution.orders])
+
+    def _absorb_one(self, work: Work, contribution: Contribution, assignments: Sequence[Assignment]) -> None:
+        try:
+            work.absorb(contribution)
+        except MessageError as error:
+            why = one_line(str(error))
+            log(WARNING, "Round %s: devices %s are refused: %s", work.round, contribution.devices, why)
+            _refuse(work, assignments, why)
 
     def _timed(self, part: str) -> Any:
         return self.method.stopwatch.timed(part)

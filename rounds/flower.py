@@ -36,6 +36,7 @@ class _Open:
     work: Work
     started: float
     sent: list[tuple[list[Assignment], Metadata]]
+    grid: Grid
     metrics: Mapping[str, float | None] | None = None
 
 
@@ -92,7 +93,7 @@ class FlowerStrategy(Strategy):
         sent = [
             (batch, self.engine.message(work, node, batch)) for node, queue in work.batches().items() for batch in queue
         ]
-        self._open = _Open(work, started, [(batch, message.metadata) for batch, message in sent])
+        self._open = _Open(work, started, [(batch, message.metadata) for batch, message in sent], grid)
         return [message for _, message in sent]
 
     def aggregate_train(
@@ -116,6 +117,7 @@ class FlowerStrategy(Strategy):
                 release(reply.content)
         # Flower cannot cancel: who is late may still work, and is asked nothing until it answers a query.
         self.engine.population.busy.update(late, (node for _, node in batches.values()))
+        self.engine.unmask(current.grid, current.work)
         self.engine.settle(current.work)
         current.metrics = self.engine.finish(current.work, current.started)
         figures = {name: value for name, value in current.metrics.items() if value is not None and math.isfinite(value)}

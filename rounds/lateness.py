@@ -26,7 +26,7 @@ def drop_late(
             a.timing = timing
     deadline = settings.deadline_seconds or float("inf")
     for place, (seconds, _, orders) in enumerate(sorted(timed, key=lambda entry: entry[:2])):
-        if seconds > deadline or seconds == float("inf") or place >= settings.devices_per_round:
+        if seconds > deadline or seconds == float("inf") or place >= settings.enough_devices:
             for a in orders:
                 a.outcome = "late"
 
@@ -45,13 +45,13 @@ def load_of(orders: Sequence[Assignment], family: Family, population: Population
     down, up = (sum(way) for way in zip(*travelling, strict=True))
     down += sum(a.frozen_bytes for a in orders)
     examples = settings.examples_trained(population.examples(orders[0].device))
-    return Load(down, sum(a.flops_per_example for a in orders) * examples, up)
+    return Load(down, sum(a.flops_per_example for a in orders) * examples, settings.upload_bytes(up))
 
 
 def simulated_seconds(assignments: Sequence[Assignment], settings: RoundSettings) -> float:
     """How long the round took by the virtual clock: until the last device whose update counts, or the deadline."""
     waited = [a.simulated_seconds for a in assignments if a.outcome == "trained"]
-    enough = devices_that_trained(assignments) >= settings.devices_per_round
+    enough = devices_that_trained(assignments) >= settings.enough_devices
     missing = any(a.outcome == "late" for a in assignments) and not enough
     if missing and settings.deadline_seconds is not None:
         return settings.deadline_seconds

@@ -13,6 +13,7 @@ from typing import Any
 from rounds.scores import Evaluation, Personal
 from rounds.work import Assignment, Work, by_device
 from strategies.method import fits
+from strategies.privacy import Privacy
 from tasks.metrics import Metric
 
 # Of a round, as far as the server works; a method may name parts of its own beside them.
@@ -40,6 +41,7 @@ def round_record(
     wall_seconds: float,
     server_seconds: Mapping[str, float],
     metrics: Mapping[str, float | None],
+    privacy: Privacy | None,
 ) -> dict[str, Any]:
     """One line of rounds.jsonl. Utilisation is the mean over the devices that trained, each of its own budget.
 
@@ -76,6 +78,8 @@ def round_record(
         "personal_score_by_device": personal.score_by_device if personal else None,
         "personal_devices": personal.devices if personal else None,
         "personal_failed": personal.failed if personal else None,
+        "epsilon": privacy.epsilon(work.round) if privacy else None,
+        "delta": privacy.delta if privacy else None,
         "devices_sampled": len(first),
         "devices_replied": len(trained),
         "devices_failed": outcomes["failed"] + outcomes["late"],

@@ -11,7 +11,7 @@ import torch
 
 from messages.error import MessageError
 from messages.packing import Layout
-from messages.parcels import Parcel, digest
+from messages.parcels import STATISTICS, Parcel, digest
 from rounds.work import parcels_of
 from strategies.method import Group, Local, Method, Order, local_half
 
@@ -68,6 +68,59 @@ def rehearse_payload(method: Method) -> None:
             raise RehearsalError(
                 f"the parcel {parcel!r} of `payload` is not the one that `sent` of {name} lists: {difference}"
             )
+
+
+def rehearse_privacy(method: Method) -> None:
+    """Raise RehearsalError where a differentially private run's devices would tell what no noise is added to."""
+    if method.settings.privacy is None:
+        return
+    told: list[str] = []
+    for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
+        local = method.local(Order(0, architecture))
+        _, returned = parcels_of(local, method.family, architecture)
+        if len(returned) != 1 or any(parcel.merge is None for parcel in returned.values()):
+            told.append(f"the parcels {sorted(returned)} in place of one that is added up")
+        told += [f"the fact {name!r}" for name in local.facts(method.family)]
+    if method.first_question is not None:
+        told.append("an answer to its first question")
+    if method.scored_on_devices() is not None:
+        told.append("scores of models of their own")
+    families = [method.family, *(model.family for model in method.models([method.scored_architecture]).values())]
+    if any(name.endswith(STATISTICS) for f in families for name in f.tensors(method.scored_architecture)):
+        told.append(
+            "batch norm's statistics (a family without batch norm has none, and in fedavg and its kin those with "
+            "family-arguments = \"norm = 'static'\")"
+        )
+    if told:
+        raise RehearsalError(
+            f"differential privacy (dp-epsilon, dp-noise-multiplier) adds noise to the mean of devices' changes, and "
+            f"under {method.name()} devices also return {told[0]}: see docs/privacy.md"
+        )
+
+
+def rehearse_secure(method: Method) -> None:
+    """Raise RehearsalError where devices would tell more than sums of what they return."""
+    if not method.settings.secure_minimum:
+        return
+    told: list[str] = []
+    for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
+        local = method.local(Order(0, architecture))
+        _, returned = parcels_of(local, method.family, architecture)
+        told += [f"the parcel {name!r} by itself" for name, parcel in returned.items() if parcel.merge is None]
+        told += [f"the fact {name!r}" for name in local.facts(method.family)]
+    if method.first_question is not None:
+        told.append("an answer to its first question")
+    if method.scored_on_devices() is not None:
+        told.append("scores of models of their own")
+    for model in method.models([method.scored_architecture]).values():
+        names = model.family.tensors(model.architecture)
+        if any(name.endswith(STATISTICS) and name not in model.weights for name in names):
+            told.append("batch norm's statistics, which they take after training")
+    if told:
+        raise RehearsalError(
+            f"secure-aggregation lets the server see sums only, and under {method.name()} every device returns "
+            f"{told[0]}: see docs/privacy.md"
+        )
 
 
 @contextmanager

@@ -14,14 +14,15 @@ from logging import WARNING
 import torch
 from flwr.app import Message
 from flwr.common import log
+from torch import Tensor
 
 from devices.report import DeviceReport
 from devices.validation import one_line, shown
-from messages.bound import bounded
+from messages.bound import bounded, bounded_change
 from messages.orders import Reply, Update
 from messages.packing import MessageError, int64_vector, pick, unpack
-from messages.parcels import Parcels
-from messages.sums import WeightedSum, device_weight, flatten, present_mask
+from messages.parcels import Parcels, Weights
+from messages.sums import MASKED, WeightedSum, device_weight, flatten, joined, present_mask
 from messages.wire import from_records, reply_limits
 from models.family import Family
 from rounds.work import Assignment, Work
@@ -33,6 +34,7 @@ class Checked:
     """A reply that may be used, by the numbers of the orders: an outcome for every one, and what is to be absorbed.
 
     wrong: why updates are refused that the device itself calls trained.
+    masked: updates under masks, which mean nothing by themselves.
     """
 
     outcomes: dict[int, str]
@@ -40,6 +42,7 @@ class Checked:
     reports: dict[int, DeviceReport] = field(default_factory=dict)
     contributions: list[Contribution] = field(default_factory=list)
     wrong: dict[int, str] = field(default_factory=dict)
+    masked: dict[int, Tensor] = field(default_factory=dict)
 
 
 def read_reply(
@@ -100,7 +103,10 @@ def read_reply(
                 check_report(update.device, report)
                 checked.reports[number] = report
             _check_facts(update, asked[number].task.local, work.family)
-            if update.payloads:
+            if asked[number].masked_with:
+                checked.masked[number] = _masked(work, asked[number], update, arrays)
+                checked.updates[number] = update
+            elif update.payloads:
                 contribution, far = own_contribution(work, asked[number], update, arrays)
                 checked.contributions.append(contribution)
                 checked.updates[number] = update.model_copy(update={"bounded": far or update.bounded})
@@ -110,7 +116,7 @@ def read_reply(
             checked.outcomes[number] = one_line(f"refused: {why}")
             checked.wrong[number] = why
     checked.contributions += _sums(work, asked, checked, reply, arrays)
-    covered: dict[int, set[str]] = {number: set() for number in asked}
+    covered = {n: set(work.groups[asked[n].group].returned) if n in checked.masked else set[str]() for n in asked}
     for contribution in checked.contributions:
         for number in contribution.orders:
             covered[number] |= contribution.sums.keys() | contribution.each.keys()
@@ -140,20 +146,34 @@ def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[byt
         for tensor, value in contents.items():
             if not bool(torch.isfinite(value.float()).all()):
                 raise MessageError(f"{who}: tensor {tensor!r} of {name!r} holds values that are not finite")
+        start: Weights = {}
+        if (work.norm_bound or work.clip) and (sent := work.packed(a.group).get(name)) is not None:
+            start = unpack(sent, group.sent[name].layout)
         if work.norm_bound:
-            sent = work.packed(a.group).get(name)
-            start = {} if sent is None else unpack(sent, group.sent[name].layout)
             contents, moved = bounded(contents, start, work.norm_bound)
             far = far or moved
         if parcel.merge is None:
             each[name] = contents
             continue
+        if work.clip:
+            flat, moved = bounded_change(contents, start, parcel.layout, work.clip)
+            far = far or moved
+        else:
+            flat = flatten(contents, parcel.layout)
         classes = work.family.classes if parcel.merge.present_classes else None
         sums[name] = WeightedSum.zeros(parcel.layout, classes)
         present = None if classes is None else present_mask(update.present_classes, classes, who)
-        weight = device_weight(parcel.merge, update.examples)
-        sums[name].add(flatten(contents, parcel.layout), weight, present, parcel.class_spans)
+        weight = device_weight(parcel.merge, update.examples, alike=work.clip > 0)
+        sums[name].add(flat, weight, present, parcel.class_spans)
     return Contribution(group, [a.number], [a.device], update.examples, sums, each), far
+
+
+def _masked(work: Work, a: Assignment, update: Update, arrays: list[bytes]) -> Tensor:
+    """An update under masks; MessageError where it is not of the form that was asked for."""
+    who = f"device {a.device}"
+    if update.payloads.keys() != {MASKED} or update.present_classes is not None:
+        raise MessageError(f"{who}: parcels {shown(sorted(update.payloads))} came, not one that is masked")
+    return int64_vector(pick(arrays, update.payloads[MASKED], who), joined(work.empty_sums(a)).numel(), who)
 
 
 def _check_facts(update: Update, local: Local, family: Family) -> None:
@@ -191,7 +211,8 @@ def _sums(
         parcel = group.returned.get(header.parcel)
         if parcel is None or parcel.merge is None:
             raise MessageError(f"{who}: a parcel {shown(header.parcel)} is not to be added up")
-        weight = sum(device_weight(parcel.merge, answered[number].examples) for number in header.orders)
+        alike = work.clip > 0
+        weight = sum(device_weight(parcel.merge, answered[number].examples, alike=alike) for number in header.orders)
         if header.weight != weight:
             raise MessageError(f"{who}: weight {header.weight} instead of {weight}")
         class_weight = None

@@ -14,6 +14,7 @@ from devices.clock import Timing
 from messages.orders import Batch, Update, WorkOrder
 from messages.packing import Layout, pack
 from messages.parcels import Parcel, Parcels, Weights, digest, nbytes
+from messages.sums import WeightedSum, joined
 from messages.wire import to_records
 from models.architecture import Architecture
 from models.cost import Cost
@@ -50,6 +51,8 @@ class Assignment:
         kept: the device has kept something in an earlier round.
         frozen: the hash of what is frozen of the architecture; "" where nothing is.
         frozen_bytes: of that, what the device is sent because it does not hold it yet.
+        masked_with: the devices whose updates the server sees together with this one's, as one sum; [] where it sees
+            each.
     """
 
     device: int
@@ -66,6 +69,7 @@ class Assignment:
     kept: bool = False
     frozen: str = ""
     frozen_bytes: int = 0
+    masked_with: list[int] = field(default_factory=list)
 
     @property
     def task(self) -> Given:
@@ -243,6 +247,7 @@ class Work(Orders):
         enough: devices that trained, after which the rest is not waited for.
         simulated: nodes carry many devices, and add up what may be added up.
         norm_bound: how far a parcel may be from what its device was sent (`messages.bound`); 0: as far as it likes.
+        clip: changes of at most this norm are added up in place of weights, all devices counting alike; 0: weights are.
         refused: nodes of which the server has refused something, and why.
     """
 
@@ -250,6 +255,7 @@ class Work(Orders):
     enough: int
     simulated: bool
     norm_bound: float = 0.0
+    clip: float = 0.0
     refused: dict[int, str] = field(init=False, default_factory=dict)
 
     @property
@@ -262,8 +268,18 @@ class Work(Orders):
         return nbytes(self.groups[a.group].sent) + a.frozen_bytes
 
     def bytes_up(self, a: Assignment) -> int:
-        """Bytes of the parcels that a device returns."""
+        """Bytes of the parcels that a device returns; under masks, of 64-bit integers in their place."""
+        if a.masked_with:
+            return 8 * joined(self.empty_sums(a)).numel()
         return nbytes(self.groups[a.group].returned)
+
+    def empty_sums(self, a: Assignment) -> dict[str, WeightedSum]:
+        """An empty sum of every parcel of an order that is added up."""
+        return {
+            name: WeightedSum.zeros(parcel.layout, self.family.classes if parcel.merge.present_classes else None)
+            for name, parcel in self.groups[a.group].returned.items()
+            if parcel.merge is not None
+        }
 
     def content(self, settings: RoundSettings, batch: list[Assignment]) -> tuple[Batch, list[bytes]]:
         """What the message that carries a batch to its node says, and its packed arrays."""
@@ -287,6 +303,7 @@ class Work(Orders):
                 kept=a.kept,
                 frozen=a.frozen,
                 frozen_payload=frozen.get(a.number),
+                masked_with=a.masked_with,
             )
             for a in batch
         ]
@@ -299,6 +316,7 @@ class Work(Orders):
             shared_process=self.simulated,
             each_by_itself=self.each_by_itself,
             norm_bound=self.norm_bound,
+            clip=self.clip,
             state_dir=settings.state_dir,
             orders=orders,
         )

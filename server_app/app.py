@@ -27,7 +27,7 @@ from models.initial import checked_names, digest_of, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
-from rounds.rehearsal import RehearsalError, rehearse_parcels
+from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
 from server_app import checkpoint
 from server_app.config import ConfigError, RunConfig, digests_of, parse_arguments, rates_of, sampled_devices
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
@@ -38,6 +38,7 @@ from server_app.rehearsal import rehearse_step
 from server_app.scoring import scorer
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
+from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
 from strategies.settings import RoundSettings
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
@@ -289,6 +290,8 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         personal_from=config.personal_from,
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
+        privacy=_privacy(config),
+        secure_minimum=config.secure_minimum if config.secure_aggregation else 0,
         aggregation=Aggregation(config.aggregation, config.aggregation_trim),
         metric=task.metric,
         label_sets=task.label_sets is not None,
@@ -307,6 +310,8 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
     with _naming("strategy", config.strategy):
         method = kind(setup, params)
         rehearse_parcels(method)
+        rehearse_privacy(method)
+        rehearse_secure(method)
         method.cost(method.smallest_architecture)
     if method.needs_classes and task.label_kind != "classes":
         raise ConfigError(
@@ -314,6 +319,31 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             f"{config.task!r} are {task.label_kind}"
         )
     return Engine(method, _population(config, method, task)), scorer(task)
+
+
+def _privacy(config: RunConfig) -> Privacy | None:
+    """How the run protects its devices; ConfigError where no noise is enough, or the accountant is not installed."""
+    if not config.is_private:
+        return None
+    rate = config.devices_per_round / config.devices
+    try:
+        noise = config.dp_noise_multiplier or noise_multiplier_for(
+            config.dp_epsilon, config.rounds, rate, config.dp_delta
+        )
+        privacy = Privacy(config.dp_clip, noise, config.dp_delta, rate, config.devices_per_round, bool(config.fleet))
+        epsilon = privacy.epsilon(config.rounds)
+    except (ValueError, NoAccountantError) as error:
+        key = "dp-epsilon" if config.dp_epsilon else "dp-noise-multiplier"
+        raise ConfigError(f"{key} = {config.to_dict()[key]!r}: {error}") from None
+    log(
+        INFO,
+        "Differential privacy: noise multiplier %.4g, epsilon %.4g with delta %g after %s rounds",
+        noise,
+        epsilon,
+        config.dp_delta,
+        config.rounds,
+    )
+    return privacy
 
 
 def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
+from messages.masks import MIN_MEMBERS
 from models.family import FAMILIES, family_class
 from models.initial import checked_names
 from plugins.beside import digests
@@ -26,6 +27,7 @@ from strategies import METHODS
 from strategies.method import Method
 from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
+from strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 from tasks.arguments import TaskArguments, read_arguments
 from tasks.task import TASKS, kind_of
 
@@ -287,6 +289,28 @@ class RunConfig(Params):
     aggregation_trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.2, description="Share of a coordinate's devices that trimmed-mean leaves out at each end"
     )
+    dp_epsilon: Rate = Field(
+        0.0,
+        description="Epsilon of the whole run, which says how much noise the devices' mean change gets; 0: not "
+        "differentially private, or as dp-noise-multiplier says (docs/privacy.md)",
+    )
+    dp_noise_multiplier: Annotated[float, Field(ge=0, le=MAX_NOISE_MULTIPLIER)] = Field(
+        0.0,
+        description="Standard deviation of the noise on the sum of the devices' changes, in multiples of dp-clip, in "
+        "place of dp-epsilon; 0: none",
+    )
+    dp_clip: Annotated[float, Field(gt=0, le=MAX_CLIP)] = Field(
+        1.0, description="Largest norm of a device's change under differential privacy; larger ones are scaled down"
+    )
+    dp_delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        1e-5, description="Probability with which epsilon need not hold: well below 1 / devices"
+    )
+    secure_aggregation: bool = Field(
+        False, description="Whether the server sees sums of devices' updates only, under masks (docs/privacy.md)"
+    )
+    secure_minimum: Annotated[int, Field(ge=MIN_MEMBERS, le=1000)] = Field(
+        5, description="Smallest number of devices whose sum the server may see; smaller groups are left out"
+    )
     schedule: Literal["steps", "cosine"] = Field(
         "steps",
         description="Schedule of the learning rate: steps (at decay-rounds), cosine (down to 0 in the last round)",
@@ -370,6 +394,61 @@ class RunConfig(Params):
 
     def _families(self) -> list[str]:
         return [self.family or kind_of(self.task).family, *_names(parse_arguments(self.family_arguments))]
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the run is differentially private."""
+        return bool(self.dp_epsilon or self.dp_noise_multiplier)
+
+    def _check_private(self, need: Callable[[bool, str, str], None]) -> None:
+        """What breaks differential privacy, or has no meaning with it (docs/privacy.md)."""
+        with_it = "does not go with differential privacy (dp-epsilon, dp-noise-multiplier)"
+        need(
+            not (self.dp_epsilon and self.dp_noise_multiplier),
+            "dp-noise-multiplier",
+            f"dp-epsilon = {self.dp_epsilon:g} says how much noise there is: leave one of them 0",
+        )
+        need(
+            self.dp_delta < 1 / self.devices,
+            "dp-delta",
+            f"with devices = {self.devices} it must be below {1 / self.devices:.3g}",
+        )
+        need(
+            self.method.tells_means_only(self.params),
+            "strategy",
+            "with these settings it learns more of devices than the mean of what they return, to which noise is added: "
+            "set dp-epsilon = 0 and dp-noise-multiplier = 0, or take another strategy, such as fedavg or fedprox",
+        )
+        need(self.aggregation == "mean", "aggregation", f"{with_it}: one device moves a mean of its kind unboundedly")
+        need(not self.norm_bound, "norm-bound", f"{with_it}: dp-clip is the bound")
+        need(not self.both_models, "both-models", f"{with_it}: a device has one bounded change")
+        need(not self.over_selection, "over-selection", f"{with_it}: whether a device counts would hang on the others")
+        need(not self.personal_every, "personal-every", f"{with_it}: devices' own scores have no noise")
+        need(
+            not self.resume_from or bool(self.fleet),
+            "resume-from",
+            f"{with_it} over real nodes: rounds that are done again would not be accounted for",
+        )
+        need(self.devices_per_round <= self.devices, "devices-per-round", f"more than devices = {self.devices}")
+
+    def _check_secure(self, need: Callable[[bool, str, str], None]) -> None:
+        """What the server cannot do without seeing updates by themselves, or what would show them (docs/privacy.md)."""
+        with_it = "does not go with secure-aggregation"
+        need(self.aggregation == "mean", "aggregation", f"{with_it}: it needs every device's values by themselves")
+        need(not self.norm_bound, "norm-bound", f"{with_it}: the server cannot bound updates that it does not see")
+        need(not self.both_models, "both-models", f"{with_it}: a device masks one update in a round")
+        need(not self.personal_every, "personal-every", f"{with_it}: devices' scores come one by one")
+        need(
+            self.secure_minimum <= self.devices_per_round,
+            "secure-minimum",
+            f"with devices-per-round = {self.devices_per_round} no sum is ever of so many",
+        )
+        need(
+            not self.is_private,
+            "secure-aggregation",
+            "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): whether a group is large enough "
+            "to count hangs on the others, and the noise is for one device",
+        )
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -485,6 +564,10 @@ class RunConfig(Params):
             "aggregation",
             f"strategy = {self.strategy!r} relies on the mean with these settings, or has none: leave it 'mean'",
         )
+        if self.is_private:
+            self._check_private(need)
+        if self.secure_aggregation:
+            self._check_secure(need)
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,

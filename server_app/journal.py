@@ -99,6 +99,9 @@ class RoundRecord(ScoreRecord):
     personal_failed: Count | None
     # None too where devices do not have label sets of their own; earlier versions do not have it.
     personal_score_by_device: dict[int, float] | None = None
+    # What all rounds so far cost of privacy. None without differential privacy; earlier versions do not have them.
+    epsilon: float | None = None
+    delta: float | None = None
     devices_sampled: Count
     devices_replied: Count
     devices_failed: Count
@@ -188,6 +191,8 @@ class Summary(ScoreRecord):
     score_by_exit: list[float] | None
     personal_score: float | None  # means over the personal evaluations in the last fifth of the rounds
     personal_score_by_tier: dict[str, float] | None
+    epsilon: float | None = None  # of the whole run; these two are None without differential privacy
+    delta: float | None = None
     bytes_down: Bytes
     bytes_up: Bytes
     devices_by_outcome: dict[str, int]
@@ -327,6 +332,7 @@ class Journal:
         scalars: dict[str, float | None] = {
             record.metric: record.score,
             "loss": record.loss,
+            "epsilon": record.epsilon,
             f"personal_{record.metric}": record.personal_score,
             "bytes/down": record.bytes_down,
             "bytes/up": record.bytes_up,
@@ -440,6 +446,11 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     ]
     if changed:
         raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
+    if config.get("dp-epsilon") and before.get("rounds") != config.get("rounds"):
+        raise JournalError(
+            f"rounds = {config['rounds']}: the run in {run_dir} has the noise with which {before['rounds']} rounds "
+            f"reach dp-epsilon = {config['dp-epsilon']:g}: leave rounds as they were"
+        )
     finished = len(read_rounds(run_dir))
     if config.get("resume-from", 0) > finished:
         raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")
@@ -563,6 +574,8 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         }
         if personal
         else None,
+        epsilon=rounds[-1].epsilon if rounds else None,
+        delta=rounds[-1].delta if rounds else None,
         bytes_down=sum(record.bytes_down for record in rounds),
         bytes_up=sum(record.bytes_up for record in rounds),
         devices_by_outcome=dict(sorted(outcomes.items())),

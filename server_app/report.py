@@ -191,10 +191,14 @@ def _headline(summary: Summary, activity: Activity) -> str:
         if summary.personal_score is None
         else [(f"Personal {label}", text(summary.personal_score), f"last fifth of the rounds: {tiers}")]
     )
+    private = (
+        [] if summary.epsilon is None else [("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}")]
+    )
     return cards(
         [
             (f"Final {label}", "none" if summary.final_score is None else text(summary.final_score), best),
             *personal,
+            *private,
             ("Rounds", f"{summary.rounds:,}", f"{seconds_text(summary.wall_seconds)} on this machine"),
             ("Simulated time", seconds_text(summary.simulated_seconds), "of the devices' own clock"),
             ("Sent to devices", bytes_text(summary.bytes_down), "down"),

@@ -73,6 +73,11 @@ class CoordinateMean:
         """Raise MessageError where `add` would."""
         new_bound(self._bound, added.largest, added.weight)
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was added since the last mean."""
+        return not any(bool(count.any()) for count in self._counts.values())
+
     def weight(self) -> dict[str, Tensor]:
         """A copy of the weight that was added at every coordinate so far, 0 where nobody trained."""
         return {name: count.clone() for name, count in self._counts.items()}

@@ -44,7 +44,7 @@ class FedAdam(OneModel):
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """One step of the server's Adam; a round in which nobody answered changes nothing."""
-        if not trained:
+        if self.mean.empty:
             return {}
         old = self.weights
         mean = self.mean.mean(old)

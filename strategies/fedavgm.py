@@ -40,7 +40,7 @@ class FedAvgM(OneModel):
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """One step with momentum; a round in which nobody answered changes nothing."""
-        if not trained:
+        if self.mean.empty:
             return {}
         old = self.weights
         new = self.mean.mean(old)

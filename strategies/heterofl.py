@@ -139,8 +139,9 @@ class HeteroFL(SubModelMethod):
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every coordinate becomes the mean over its owners; then distillation, where it is asked for."""
+        empty = self.mean.empty
         metrics = super().finish_round(trained)
-        if not isinstance(self.distillation, Distillation) or not self.distillation.steps or not trained:
+        if not isinstance(self.distillation, Distillation) or not self.distillation.steps or empty:
             return metrics
         with self.stopwatch.timed("distill"):
             rng = self.rng(5)

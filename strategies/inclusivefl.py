@@ -190,6 +190,11 @@ class InclusiveFL(CandidateMethod):
         """It does, type by type."""
         return True
 
+    @classmethod
+    def tells_means_only(cls, params: Any) -> bool:
+        """How many devices a type has weighs its layers."""
+        return False
+
     def local(self, order: Order) -> Local:
         """Plain training; with heads of the devices' own their names."""
         if self.params.head != "own":

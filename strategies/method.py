@@ -41,6 +41,7 @@ from plugins.reference import PluginError, class_of
 from strategies.aggregation import CoordinateMean, running_mean
 from strategies.losses import Loss, Regularizer
 from strategies.params import Params
+from strategies.privacy import PrivateMean
 from strategies.settings import RoundSettings
 from tasks.public import PublicData
 from tasks.task import Task
@@ -478,6 +479,7 @@ class Method(ABC):
         self.family, self.settings = setup.family, setup.settings
         self.below_smallest = setup.below_smallest
         self.round = 0
+        self._noised = (0, 0)  # a round, and how many means it has drawn noise for
         self.stopwatch = Stopwatch()
 
     @classmethod
@@ -501,6 +503,15 @@ class Method(ABC):
         Then the run's `aggregation` may be another one; by default it may not.
         """
         return False
+
+    @classmethod
+    def tells_means_only(cls, params: Any) -> bool:
+        """Whether all that a round tells of a device is its share of means that are each of other coordinates.
+
+        Then noise on those makes the method differentially private. By default where it `averages`: a method that also
+        looks at who trained, or at how many own a coordinate, says that it may not.
+        """
+        return cls.averages(params)
 
     @property
     def needs_classes(self) -> bool:
@@ -637,7 +648,7 @@ class Method(ABC):
         down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture)
         # A device that gets an architecture for the first time is sent what is frozen of it, too.
         down += frozen_layout(self.family, architecture).nbytes
-        return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+        return replace(self.training_cost(architecture), payload_bytes=max(down, self.settings.upload_bytes(up)))
 
     def order_cost(self, order: Order) -> Cost:
         """What one order costs its device: `cost`, unless a device's orders over one architecture differ."""
@@ -659,8 +670,26 @@ class Method(ABC):
     # Services
 
     def running_mean(self, weights: Weights) -> CoordinateMean:
-        """What aggregates values at the coordinates of some tensors over devices, as the run's `aggregation` says."""
-        return running_mean(weights, self.settings.aggregation)
+        """What aggregates values at the coordinates of some tensors over devices, as the run wants it.
+
+        Raises ValueError where nobody could tell which of them are frozen, and get no noise.
+        """
+        privacy = self.settings.privacy
+        if privacy is None:
+            return running_mean(weights, self.settings.aggregation)
+        frozen = [name for name in weights if self.family.is_frozen(name)]
+        if self.family.freeze and not frozen:
+            raise ValueError(f"freeze does not go with differential privacy under {self.name()}: leave one of them out")
+        return PrivateMean(weights, privacy, frozen, self._noise_generator)
+
+    def _noise_generator(self) -> np.random.Generator | None:
+        """What the noise of the round's next mean is drawn from; None: the system's entropy."""
+        if self.settings.privacy is None or not self.settings.privacy.seeded:
+            return None
+        if self._noised[0] != self.round:
+            self._noised = (self.round, 0)
+        self._noised = (self.round, self._noised[1] + 1)
+        return self.rng(10, self._noised[1])
 
     def rng(self, purpose: int, *more: int) -> np.random.Generator:
         """A generator that depends on the seed, the round and the given numbers only."""

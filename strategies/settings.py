@@ -10,6 +10,7 @@ import numpy as np
 
 from messages.orders import LocalTraining
 from strategies.aggregation import MEAN, Aggregation
+from strategies.privacy import Privacy
 from tasks.metrics import ACCURACY, Metric
 
 
@@ -39,6 +40,8 @@ class RoundSettings:
     personal_from: int = 1
     state_dir: str = ""
     norm_bound: float = 0.0
+    privacy: Privacy | None = None
+    secure_minimum: int = 0  # the fewest devices whose sum the server may see; 0: it sees every device's update
     aggregation: Aggregation = MEAN
     metric: Metric = ACCURACY
     label_sets: bool = False  # whether devices have classes of their own
@@ -49,6 +52,18 @@ class RoundSettings:
     def devices(self) -> int:
         """The number of devices that the run has at any time, sampled or not."""
         return int(self.task["devices"]) - self.replaced_devices
+
+    @property
+    def enough_devices(self) -> int:
+        """How many devices that have trained are enough, so that the rest of a round is not waited for.
+
+        Under differential privacy all are waited for: whether one counts must not hang on the others.
+        """
+        return self.devices_per_round if self.privacy is None else self.devices
+
+    def upload_bytes(self, parcels_bytes: int) -> int:
+        """What parcels of so many bytes take on their way up: under masks every value is an integer of 64 bits."""
+        return 2 * parcels_bytes if self.secure_minimum else parcels_bytes
 
     def rate_factor_in(self, round_number: int) -> float:
         """The factor of learning rates in one round: it falls at every decay round passed, or along a cosine."""

@@ -239,6 +239,9 @@ def plan(
         console.print(f"{found.method} over {found.family}, whole: {found.whole_parameters:,} parameters", markup=False)
         for table in plan_tables(found, by_node=run_dir is not None):
             console.print(table)
+        if found.epsilon is not None:
+            text = f"The run costs epsilon {found.epsilon:.3g} with delta {found.delta:g} (docs/privacy.md)"
+            console.print(text, markup=False, highlight=False)
         for warning in found.warnings:
             console.print(f"Warning: {warning}", style="yellow", markup=False, highlight=False)
     raise typer.Exit(3 if found.left_out else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -12,6 +12,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from devices.budget import Budget
+from models.architecture import Architecture
 from rounds.engine import Engine
 from rounds.lateness import load_of
 from rounds.population import ConnectedDevices, NodeState
@@ -19,6 +20,7 @@ from server_app.app import build
 from server_app.charts import bytes_text, seconds_text
 from server_app.config import RunConfig
 from server_app.nodes import LastReport, read_nodes
+from strategies.method import Selection
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -81,6 +83,7 @@ class Plan:
         whole_parameters: of the largest model that the method gives.
         devices: those that were looked at.
         counts: how many devices every tier has.
+        epsilon, delta: what the whole run costs of privacy; None without differential privacy.
         warnings: what is wrong with it, each with the change that would help.
     """
 
@@ -90,6 +93,8 @@ class Plan:
     devices: list[DevicePlan]
     counts: dict[str, int]
     warnings: list[str]
+    epsilon: float | None = None
+    delta: float | None = None
 
     @property
     def left_out(self) -> list[DevicePlan]:
@@ -98,7 +103,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """JSON, with a list of devices."""
-        values = {name: getattr(self, name) for name in ("method", "family", "whole_parameters", "counts", "warnings")}
+        values = {
+            name: getattr(self, name)
+            for name in ("method", "family", "whole_parameters", "counts", "epsilon", "delta", "warnings")
+        }
         return values | {"devices": [device.to_json() for device in self.devices]}
 
 
@@ -136,7 +144,9 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
     method = engine.method
     whole = method.cost(method.scored_architecture).parameters
     counts = {tier: len(found) for tier, found in by_tier.items()}
-    plan = Plan(method.name(), method.family.name, whole, devices, counts, [])
+    privacy = method.settings.privacy
+    cost = (privacy.epsilon(config.rounds), privacy.delta) if privacy else (None, None)
+    plan = Plan(method.name(), method.family.name, whole, devices, counts, [], *cost)
     return replace(plan, warnings=warnings_of(plan, engine, config))
 
 
@@ -238,6 +248,8 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             f"where {bytes_text(min(d.memory_bytes for d in devices))} may be used: strategy = {config.strategy!r} "
             f"with below-smallest = {config.below_smallest!r} gives it all the same."
         )
+    if config.secure_aggregation:
+        found += _small_sums(plan, engine, config)
     given = [device for device in plan.devices if device.parameters]
     if len(plan.devices) > 1 and len({device.parameters for device in given}) == 1:
         found.append(_all_alike(plan, given, engine, config))
@@ -251,6 +263,30 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             "smaller models are among the candidates."
         )
     return found
+
+
+def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
+    """Groups of devices whose sum would be of too few of them: under secure aggregation they are left out."""
+    looked_at = Counter(device.tier for device in plan.devices)
+    expected: defaultdict[tuple[Architecture, Selection], float] = defaultdict(float)
+    tiers: defaultdict[tuple[Architecture, Selection], set[str]] = defaultdict(set)
+    for device in plan.devices:
+        order = engine.orders(device.device)[0]
+        if order.given is not None:
+            group = order.given.architecture, order.given.selection
+            expected[group] += plan.counts[device.tier] / looked_at[device.tier]
+            tiers[group].add(device.tier)
+    chance = min(1.0, config.devices_per_round / sum(plan.counts.values()))
+    small = {group: count * chance for group, count in expected.items() if count * chance < config.secure_minimum}
+    if not small:
+        return []
+    who = ", ".join(sorted({tier for group in small for tier in tiers[group]}))
+    return [
+        f"Devices of {who} train in {len(small)} of {len(expected)} groups of equal sub-models, of which a round has "
+        f"{min(small.values()):.2g} to {max(small.values()):.2g} devices on average. A group of fewer than "
+        f"secure-minimum = {config.secure_minimum} is left out of the round. Try fewer widths, or more "
+        f"devices-per-round than {config.devices_per_round}."
+    ]
 
 
 def _smaller(engine: Engine, config: RunConfig, limits: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from tests.client_app.work_orders import (
     digits,
     message,
     payload,
+    report_query,
     weights_of,
     work_order,
 )
@@ -325,8 +326,7 @@ def test_a_model_that_cannot_be_scored_is_told_and_the_others_are_scored(tmp_pat
 
 
 def test_a_query_is_answered_with_the_device_and_its_report():
-    question = message(EvaluationReply(run="", round=0, scores=[]), [], "query")
-    answer, _ = from_records(NodeReport, app(question, context(partition_id=5)).content)
+    answer, _ = from_records(NodeReport, app(report_query(), context(partition_id=5)).content)
     assert answer.device == 5
     assert 0 < answer.report["memory_available_bytes"] <= answer.report["memory_total_bytes"]
 

@@ -17,7 +17,7 @@ from client_app.app import app
 from client_app.worker import MAX_HEADER_BYTES, WorkerError, cause_of_end, oom_kills, receive, send
 from messages.orders import NodeReport, Reply, parse
 from models.resnet import ResNet18
-from tests.client_app.work_orders import answers, batch, context, message, payload, work_order
+from tests.client_app.work_orders import answers, batch, context, message, payload, report_query, work_order
 
 CONFIG = {"partition-id": 1}
 WIDE = ResNet18(input_shape=(1, 8, 8), first_channels=32)
@@ -196,7 +196,7 @@ def test_a_message_of_flower_goes_to_the_worker_and_back(started):
     content = batch(work_order(1), shared_process=False)
     reply = app(message(content, [payload()]), node)
     assert reply.content["weights"]["0"].data == arrays[0]
-    answer = app(message(content, [], "query"), node)
+    answer = app(report_query(), node)
     assert parse(NodeReport, answer.content["wildflower"]["json"]).device == 1
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from client_app.app import app
 from client_app.bench import DeviceBench, Done, Workplace, do_order
 from client_app.state import DeviceState
-from messages.orders import Batch, LocalTraining, Reply, WorkOrder
+from messages.orders import Batch, LocalTraining, NodeReport, Reply, WorkOrder
 from messages.packing import pack
 from messages.parcels import Parcel, digest
 from messages.wire import from_records, to_records
@@ -149,6 +149,13 @@ def message(content: object, arrays: list[bytes], kind: str = "train") -> Messag
     made = Message(to_records(content, arrays), 1, kind)
     made.metadata.__dict__["_message_id"] = "question"
     return made
+
+
+def report_query() -> Message:
+    """The question which device a node carries, and what it can spend."""
+    question = message(NodeReport(device=0, report={}), [], "query")
+    question.content = RecordDict()
+    return question
 
 
 def context(**node_config: Any) -> Context:

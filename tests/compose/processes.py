@@ -205,3 +205,27 @@ def test_a_run_on_flowers_engine_is_interrupted_resumed_and_finished_with_the_bi
     assert [(r.score, r.loss) for r in read_rounds(tmp_path / "two")] == [
         (r.score, r.loss) for r in read_rounds(run_dir)
     ]
+
+
+@pytest.mark.flower
+@pytest.mark.worker
+def test_the_server_sees_sums_only_and_the_model_has_the_same_bits(tmp_path):
+    text = EXPERIMENT.replace('"depthfl"\ndepthfl.alpha = 0.1', '"fedavg"').replace("= 2\n", "= 3\n")
+    assert "devices-per-round = 3" in text
+    (tmp_path / "experiment.toml").write_text(text)
+    deployment = Deployment(tmp_path / "flower")
+    try:
+        deployment.start_superlink()
+        for device in range(3):
+            deployment.start_node(device, of=3)
+        secure = {"secure-aggregation": "true", "secure-minimum": "3", "rounds": "2", "output-dir": str(tmp_path)}
+        settings = [part for key, value in secure.items() for part in ("--set", f"{key}={value}")]
+        process = deployment.run(str(tmp_path / "experiment.toml"), *settings)
+        lines = list(said(process))
+        assert process.wait() == 0, "".join(lines)
+    finally:
+        deployment.close()
+    assert all(device.outcome == "trained" and device.loss is None for device in read_devices(tmp_path / "one"))
+    read = tomllib.loads(text) | {"rounds": 2, "output-dir": str(tmp_path / "plain")}
+    plain = run(connected_grid(3, tmp_path / "grid"), RunConfig.from_run_config(read))
+    assert same_bits(checkpoint.load(tmp_path / "one").state.tensors, checkpoint.load(plain).state.tensors)

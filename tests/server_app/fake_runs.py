@@ -23,6 +23,8 @@ def a_round(number: int, **changes) -> dict:
         "personal_score_by_device": None,
         "personal_devices": None,
         "personal_failed": None,
+        "epsilon": None,
+        "delta": None,
         "devices_sampled": 3,
         "devices_replied": 2,
         "devices_failed": 1,

@@ -190,6 +190,8 @@ def test_summary_of_a_finished_run(tmp_path):
         "score_by_exit": None,
         "personal_score": None,
         "personal_score_by_tier": None,
+        "epsilon": None,
+        "delta": None,
         "bytes_down": 4000,
         "bytes_up": 3600,
         "devices_by_outcome": {"failed": 3, "late": 3, "trained": 4},

@@ -1,0 +1,167 @@
+"""The cryptography of secure aggregation, which devices and server share (Bonawitz et al., CCS 2017, section 4).
+
+Masks are streams of ChaCha20 that are added modulo 2^64. Keys are agreed by X25519, shares of seeds are Shamir's and
+travel under ChaCha20-Poly1305. All keys of a device and a round follow from one root of chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+from messages.error import MessageError
+from messages.orders import Member
+
+ROOT_BYTES, SEED_BYTES = 32, 16
+SEALED_BYTES = 2 * SEED_BYTES + 16  # two shares, and a tag
+MIN_MEMBERS = 3
+MAX_MEMBERS = 32  # of one sum: a device's work grows with the number of members, the server's with its square
+_NONCE = bytes(12)  # every key seals one message only
+
+Words = NDArray[np.uint64]
+
+
+def threshold_of(members: int, minimum: int) -> int:
+    """How many members must answer to the end: more than two thirds, and as many as a sum must have at least.
+
+    With more than two thirds no server can gather both seeds of a device by telling its members different stories.
+    """
+    return max(2 * members // 3 + 1, minimum)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What a device keeps to itself in one round; all of it follows from `root`."""
+
+    root: bytes
+
+    @cached_property
+    def channel(self) -> X25519PrivateKey:
+        """The key under which other devices send it shares."""
+        return X25519PrivateKey.from_private_bytes(_derived(self.root, "channel"))
+
+    @cached_property
+    def mask_seed(self) -> bytes:
+        """The seed of the key that makes the masks it has in common with others; shared among all members."""
+        return _derived(self.root, "mask", SEED_BYTES)
+
+    @cached_property
+    def own_seed(self) -> bytes:
+        """The seed of its own mask; shared among all members."""
+        return _derived(self.root, "own", SEED_BYTES)
+
+    def member(self, device: int) -> Member:
+        """What the others and the server know of it."""
+        return Member(
+            device=device,
+            channel_key=_public(self.channel),
+            mask_key=_public(mask_key(self.mask_seed)),
+            own_seed_hash=hash_of(self.own_seed),
+        )
+
+
+def mask_key(seed: bytes) -> X25519PrivateKey:
+    """The key that stands behind `Member.mask_key`."""
+    return X25519PrivateKey.from_private_bytes(_derived(seed, "mask key"))
+
+
+def is_seed_of_key(seed: bytes, member: Member) -> bool:
+    """Whether a seed is that of a member's mask key."""
+    return _public(mask_key(seed)) == member.mask_key
+
+
+def hash_of(own_seed: bytes) -> str:
+    """What a device tells of its own seed, so that wrong shares of it are found out."""
+    return hashlib.sha256(b"wildflower own seed" + own_seed).hexdigest()
+
+
+def _public(key: X25519PrivateKey) -> str:
+    return key.public_key().public_bytes_raw().hex()
+
+
+def _derived(secret: bytes, purpose: str, length: int = 32) -> bytes:
+    info = f"wildflower secure aggregation: {purpose}".encode()
+    return HKDF(algorithm=hashes.SHA256(), length=length, salt=None, info=info).derive(secret)
+
+
+def _agreed(own: X25519PrivateKey, other: str, purpose: str) -> bytes:
+    try:
+        return _derived(own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other))), purpose)
+    except ValueError as error:
+        raise MessageError(f"a public key that nothing can be agreed with: {error}") from None
+
+
+# Masks ---------------------------------------------------------------------------------------------------------------
+
+
+def stream(key: bytes, count: int) -> Words:
+    """(count,), the words of a mask."""
+    encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8")
+
+
+def own_mask(own_seed: bytes, count: int) -> Words:
+    """The mask of a device alone, which survivors help to take away."""
+    return stream(_derived(own_seed, "own mask"), count)
+
+
+def add_common_masks(into: Words, device: int, key: X25519PrivateKey, others: Mapping[int, Member]) -> None:
+    """Add the masks that a device has in common with others: of two devices the lower adds it, the other takes it away.
+
+    Args:
+        into: changed in place, modulo 2^64.
+        key: of the device.
+        others: by device; itself is passed over.
+    """
+    for other, member in others.items():
+        if other == device:
+            continue
+        mask = stream(_agreed(key, member.mask_key, "common mask"), len(into))
+        if device < other:
+            into += mask
+        else:
+            into -= mask
+
+
+# Shares --------------------------------------------------------------------------------------------------------------
+
+
+def split_seed(seed: bytes, threshold: int, count: int) -> list[bytes]:
+    """Shares of a seed, any `threshold` of which give it."""
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    return [share for _, share in Shamir.split(threshold, count, seed, ssss=False)]
+
+
+def joined_seed(shares: Mapping[int, bytes]) -> bytes:
+    """The seed of shares, by their places from 0 in `split_seed`; as many as its threshold."""
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    return bytes(Shamir.combine([(place + 1, share) for place, share in shares.items()], ssss=False))
+
+
+def seal(key: X25519PrivateKey, sender: int, to: Member, own_share: bytes, mask_share: bytes) -> bytes:
+    """A device's shares of both seeds for another device, which nobody else can read."""
+    secret = _agreed(key, to.channel_key, f"shares of {sender} for {to.device}")
+    return ChaCha20Poly1305(secret).encrypt(_NONCE, own_share + mask_share, None)
+
+
+def unseal(key: X25519PrivateKey, device: int, sender: Member, sealed: bytes) -> tuple[bytes, bytes]:
+    """The shares of another device: of its own seed, and of that of its mask key. MessageError where they are not."""
+    secret = _agreed(key, sender.channel_key, f"shares of {sender.device} for {device}")
+    try:
+        both = ChaCha20Poly1305(secret).decrypt(_NONCE, sealed, None)
+    except InvalidTag:
+        raise MessageError(f"the shares of device {sender.device} for device {device} are not as they were") from None
+    return both[:SEED_BYTES], both[SEED_BYTES:]

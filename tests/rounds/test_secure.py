@@ -1,0 +1,394 @@
+"""Secure aggregation: the server sees sums only, and the model has the same bits as without."""
+
+import json
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+
+from client_app import work, worker
+from client_app.app import app as client
+from client_app.secure import do_step, masked
+from messages.error import MessageError
+from messages.masks import Secrets, joined_seed, split_seed, threshold_of
+from messages.orders import KeyBatch, KeyOrder, KeyReply, Reply
+from messages.records import make_records
+from messages.sums import WeightedSum, disjoined, joined
+from messages.wire import from_records, to_records
+from rounds.flower import FlowerStrategy
+from rounds.secure import SecureRound, parts_of
+from rounds.work import Work
+from server_app.config import ConfigError
+from tests.fuzz.mutations import as_text, changed_json
+from tests.grid import InProcessGrid
+from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
+from wildflower.plan import make_plan
+
+SECURE = {"secure-aggregation": True, "secure-minimum": 3}
+FAST = {"rounds": 2, "evaluate-every": 2, "devices-per-round": 6}
+VIT = {
+    "family": "vit-tiny",
+    "family-arguments": "hidden = 12, depth = 3, heads = 2, mlp = 16",
+    "below-smallest": "smallest",
+}
+
+
+def trained(folder, grid: InProcessGrid, number: int = 2, /, **keys):
+    """The state after some rounds, and the records of the rounds."""
+    folder.mkdir(exist_ok=True)
+    engine, scorer = started(small_config(folder, **{key.replace("_", "-"): value for key, value in keys.items()}))
+    engine.start()
+    results = [engine.run_round(grid, n, scorer) for n in range(1, number + 1)]
+    return engine.state().tensors, results
+
+
+@pytest.mark.parametrize("name", ["all-large", "fedadam", "heterofl", "fedrolex"])
+def test_the_model_has_the_same_bits_as_without(name, tmp_path):
+    """Two devices of every width are one group: with six of a kind for one model, and with two groups of three."""
+    fleet = {} if name in ("all-large", "fedadam") else {"fleet": two_kinds(tmp_path)}
+    keys = METHODS[name] | FAST | fleet | ({} if name in ("all-large", "fedadam") else VIT)
+    plain, before = trained(tmp_path / "plain", simulated_grid(), **keys)
+    secure, after = trained(tmp_path / "secure", simulated_grid(), **keys | SECURE)
+    assert same_bits(plain, secure)
+    assert [r.record["devices_replied"] for r in after] == [r.record["devices_replied"] for r in before] == [6, 6]
+    # Sums of 64-bit integers in place of 32-bit floats, and the keys.
+    ups = [r[0].record["bytes_up"] for r in (before, after)]
+    assert 2 * ups[0] < ups[1] < 2 * ups[0] + 6 * 6000
+    assert all(line["loss"] is None and line["examples"] > 0 for line in after[0].devices)
+
+
+def two_kinds(folder) -> str:
+    path = folder / "two.toml"
+    path.write_text(
+        '[[group]]\nname = "whole"\ncount = 3\nfits_width = 1.0\nlink = "1 Gbit/s"\nspeed = 1.0\n'
+        '[[group]]\nname = "half"\ncount = 3\nfits_width = 0.5\nlink = "1 Gbit/s"\nspeed = 1.0\n'
+    )
+    return str(path)
+
+
+class Lossy:
+    """A ClientApp whose nodes fail at some kinds of messages."""
+
+    def __init__(self, fails: Callable[[Message], bool]) -> None:
+        self.fails, self.masked = fails, []
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if self.fails(message):
+            raise RuntimeError("this node is lost")
+        reply = client(message, context)
+        if kind_of(message) == "train":
+            self.masked.append(from_records(Reply, reply.content)[1])
+        return reply
+
+
+def kind_of(message: Message) -> str:
+    """ "report", "keys", "shares", "train" or "reveal"."""
+    if message.metadata.message_type != "query":
+        return message.metadata.message_type
+    if not len(message.content):
+        return "report"
+    batch, _ = from_records(KeyBatch, message.content)
+    order = batch.orders[0]
+    return "reveal" if order.sealed else "shares" if order.members else "keys"
+
+
+def lossy_grid(fails: Callable[[Message], bool], folder) -> tuple[InProcessGrid, Lossy]:
+    app, grid = Lossy(fails), connected_grid(6, folder)
+    grid.app = app
+    return grid, app
+
+
+ASK = worker.ask
+
+
+@pytest.fixture(autouse=True)
+def _work_is_done_in_this_process(monkeypatch):
+    """Which is faster than in workers of the devices' own."""
+    monkeypatch.setattr(worker, "ask", work.do)
+
+
+@pytest.mark.worker
+def test_workers_of_the_devices_do_it_too(tmp_path, monkeypatch):
+    few = HARDWARE | {"devices": 3, "devices-per-round": 3}
+    plain, _ = trained(tmp_path / "b", connected_grid(3, tmp_path / "b"), 1, **few)
+    monkeypatch.setattr(worker, "ask", ASK)
+    secure, [result] = trained(tmp_path / "a", connected_grid(3, tmp_path / "a"), 1, **few | SECURE)
+    assert same_bits(plain, secure)
+    assert result.record["devices_replied"] == 3
+
+
+HARDWARE = {"strategy": "fedavg", "fleet": "", "devices": 6, "devices-per-round": 6}
+
+
+@pytest.mark.parametrize(
+    ("lost", "at"), [([], ""), ([2], "train"), ([6], "train"), ([4], "keys"), ([4], "shares"), ([5], "reveal")]
+)
+def test_devices_may_be_lost_at_any_step(lost, at, tmp_path):
+    """Over real nodes: the model is that of a run without masks in which the same devices are lost at the training."""
+
+    def fails(message):
+        return message.metadata.dst_node_id in lost and kind_of(message) == at
+
+    def fails_plainly(message):
+        return message.metadata.dst_node_id in lost and at != "reveal" and kind_of(message) == "train"
+
+    keys = HARDWARE | {"secure-minimum": 3}
+    grid, _app = lossy_grid(fails, tmp_path / "a")
+    secure, [result] = trained(tmp_path / "a", grid, 1, **keys | {"secure-aggregation": True})
+    plain, [_expected] = trained(tmp_path / "b", lossy_grid(fails_plainly, tmp_path / "b")[0], 1, **keys)
+    assert same_bits(plain, secure)
+    for line in result.devices:
+        if line["device"] + 1 in lost and at != "reveal":
+            assert line["outcome"].startswith("failed: ")
+
+
+def test_the_server_sees_nothing_of_one_device(tmp_path):
+    """What a device sends is uniform noise; what it sends twice of the same weights has nothing in common."""
+    sent = []
+    for attempt in ("a", "b"):
+        grid, app = lossy_grid(lambda message: False, tmp_path / attempt)
+        trained(tmp_path / attempt, grid, 1, **HARDWARE | SECURE | {"learning-rate": 1e-12})
+        assert len(app.masked) == 6
+        sent.append(np.frombuffer(app.masked[0][0], dtype=np.uint64))
+    for words in (*sent, sent[0] - sent[1]):
+        bits = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1)
+        assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.02
+    assert not (sent[0] == sent[1]).any()
+
+
+def test_too_many_that_are_lost_cost_the_round_and_no_more(tmp_path):
+    grid, _ = lossy_grid(lambda m: m.metadata.dst_node_id in (1, 2) and kind_of(m) == "train", tmp_path)
+    (tmp_path / "before").mkdir()
+    before = started(small_config(tmp_path / "before", **HARDWARE))[0].state().tensors
+    after, [result] = trained(tmp_path, grid, 1, **HARDWARE | SECURE | {"secure-minimum": 5})
+    assert same_bits(before, after)
+    outcomes = [line["outcome"] for line in result.devices]
+    assert sum("could not be unmasked: 4 updates arrived, 5 are needed" in outcome for outcome in outcomes) == 4
+
+
+def test_groups_that_are_too_small_are_left_out(tmp_path):
+    """Two of each width: nobody could hide among two."""
+    keys = METHODS["heterofl"] | FAST | VIT | {"fleet": two_kinds(tmp_path), "evaluate-tiers": False}
+    grid = simulated_grid()
+    _, [result] = trained(tmp_path / "a", grid, 1, **keys | SECURE | {"secure-minimum": 4})
+    outcomes = {line["outcome"] for line in result.devices}
+    assert outcomes == {"skipped: the sum of its group would be of 3 devices, and secure-minimum is 4"}
+    (tmp_path / "b").mkdir()
+    plan = make_plan(small_config(tmp_path / "b", **keys | SECURE | {"secure-minimum": 4}))
+    assert any("secure-minimum" in warning for warning in plan.warnings)
+
+
+def with_reply(grid: InProcessGrid, change: Callable[[dict], None], step: str) -> None:
+    def tamper(reply: Message) -> Message:
+        if not len(reply.content) or reply.has_error():
+            return reply
+        text = reply.content["wildflower"]["json"]
+        value = json.loads(text)
+        if "answers" not in value or not value["answers"][0].get(step):
+            return reply
+        for answer in value["answers"]:
+            change(answer)
+        reply.content = to_records(KeyReply.model_validate_json(json.dumps(value)))
+        return reply
+
+    grid.tamper = tamper
+
+
+def test_a_wrong_share_is_found_out(tmp_path):
+    def change(answer):
+        if answer["device"] == 1:
+            answer["shares"] = ["00" * 16 for _ in answer["shares"]]
+
+    grid = connected_grid(6, tmp_path)
+    with_reply(grid, change, "shares")
+    _, [result] = trained(tmp_path, grid, 1, **HARDWARE | SECURE)
+    assert all("own seed are wrong" in line["outcome"] for line in result.devices)
+
+
+def test_answers_of_a_wrong_form_cost_their_device_its_round(tmp_path):
+    def change(answer):
+        if answer["device"] == 1:
+            answer["sealed"] = answer["sealed"][:2]
+
+    grid = connected_grid(6, tmp_path)
+    with_reply(grid, change, "sealed")
+    _, [result] = trained(tmp_path, grid, 1, **HARDWARE | SECURE)
+    outcomes = {line["device"]: line["outcome"] for line in result.devices}
+    assert outcomes[1] == "failed: it did not share its seeds"
+    assert [outcomes[d] for d in (0, 2, 3, 4, 5)] == ["trained"] * 5
+
+
+# The device, which trusts the server with nothing that shows its update -----------------------------------------------
+
+
+def agreed(tmp_path, count: int = 4, threshold: int = 3):
+    """Devices that have shared their seeds: their folders, members, and what each sealed."""
+    folders = [tmp_path / str(device) for device in range(count)]
+    members = [do_step(KeyOrder(device=d), folder, 1).member for d, folder in enumerate(folders)]
+    order = {"members": members, "threshold": threshold}
+    sealed = [do_step(KeyOrder(device=d, **order), folder, 1).sealed for d, folder in enumerate(folders)]
+    return folders, members, sealed
+
+
+def test_masks_cancel_in_the_sum(tmp_path):
+    """By hand: the masked vectors less the four own masks are the sum modulo 2^64."""
+    folders, _, _ = agreed(tmp_path)
+    values = [torch.tensor([d, -d, 2**61]) for d in range(4)]
+    words = [
+        np.frombuffer(masked(v, d, [0, 1, 2, 3], f, 1), dtype=np.uint64)
+        for d, (v, f) in enumerate(zip(values, folders, strict=True))
+    ]
+    from messages.masks import own_mask
+
+    seeds = [Secrets(bytes.fromhex(json.loads((f / "secure.json").read_text())["root"])).own_seed for f in folders]
+    total = sum(words[1:], words[0]) - sum((own_mask(s, 3) for s in seeds[1:]), own_mask(seeds[0], 3))
+    assert total.view(np.int64).tolist() == [6, -6, -(2**63)]  # four times 2^61 is 2^63, which wraps
+
+
+def test_a_device_masks_once_and_reveals_once(tmp_path):
+    folders, _, sealed = agreed(tmp_path)
+    own = [sealed[sender][0] for sender in range(4)]
+    with pytest.raises(MessageError, match="reveals shares once, after it has masked"):
+        do_step(KeyOrder(device=0, sealed=own, survivors=[0, 1, 2]), folders[0], 1)
+    with pytest.raises(MessageError, match="masked with 3 or more of"):
+        masked(torch.zeros(2, dtype=torch.int64), 0, [0, 1], folders[0], 1)
+    masked(torch.zeros(2, dtype=torch.int64), 0, [0, 1, 2, 3], folders[0], 1)
+    with pytest.raises(MessageError, match="has masked an update"):
+        masked(torch.zeros(2, dtype=torch.int64), 0, [0, 1, 2, 3], folders[0], 1)
+    for survivors in ([0, 1], [1, 2, 3], [0, 1, 9]):
+        with pytest.raises(MessageError, match="a sum has 3 or more of"):
+            do_step(KeyOrder(device=0, sealed=own, survivors=survivors), folders[0], 1)
+    assert len(do_step(KeyOrder(device=0, sealed=own, survivors=[0, 1, 2]), folders[0], 1).shares) == 4
+    with pytest.raises(MessageError, match="reveals shares once"):
+        do_step(KeyOrder(device=0, sealed=own, survivors=[0, 1, 2, 3]), folders[0], 1)
+    with pytest.raises(MessageError, match="keys are of round 1, not of round 2"):
+        do_step(KeyOrder(device=0, sealed=own, survivors=[0, 1, 2]), folders[0], 2)
+
+
+def test_a_device_reveals_one_of_two_seeds_of_each_other(tmp_path):
+    folders, _members, sealed = agreed(tmp_path)
+    for d in range(4):
+        masked(torch.zeros(1, dtype=torch.int64), d, [0, 1, 2, 3], folders[d], 1)
+    revealed = [
+        do_step(KeyOrder(device=d, sealed=[sealed[s][d] for s in range(4)], survivors=[0, 1, 2]), folders[d], 1).shares
+        for d in range(3)
+    ]
+    secrets = [Secrets(bytes.fromhex(json.loads((f / "secure.json").read_text())["root"])) for f in folders]
+    seeds = [joined_seed({d: bytes.fromhex(revealed[d][other]) for d in range(3)}) for other in range(4)]
+    assert seeds == [secrets[0].own_seed, secrets[1].own_seed, secrets[2].own_seed, secrets[3].mask_seed]
+
+
+def test_a_device_shares_with_enough_others_only(tmp_path):
+    folder = tmp_path / "0"
+    own = do_step(KeyOrder(device=0), folder, 1).member
+    others = [do_step(KeyOrder(device=d), tmp_path / str(d), 1).member for d in (1, 2, 3)]
+    for members, threshold, why in (
+        ([own, others[0]], 2, "3 or more different devices"),
+        ([own, others[0], others[0]], 3, "3 or more different devices"),
+        (others, 3, "its own keys are not among"),
+        ([own, *others], 2, "more than two thirds must"),
+        ([own, *others], 5, "more than two thirds must"),
+    ):
+        with pytest.raises(MessageError, match=why):
+            do_step(KeyOrder(device=0, members=members, threshold=threshold), folder, 1)
+    zero = others[0].model_copy(update={"channel_key": "00" * 32})
+    with pytest.raises(MessageError, match="nothing can be agreed with"):
+        do_step(KeyOrder(device=0, members=[own, zero, others[1]], threshold=3), folder, 1)
+    assert (folder / "secure.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_fewer_shares_than_the_threshold_give_nothing():
+    seed = bytes(range(16))
+    shares = dict(enumerate(split_seed(seed, 3, 5)))
+    assert joined_seed({place: shares[place] for place in (4, 0, 2)}) == seed
+    assert joined_seed({place: shares[place] for place in (4, 0)}) != seed
+
+
+def test_sums_go_together_in_one_vector():
+    def a_sum(values, weight, counts=None):
+        return WeightedSum(torch.tensor(values), weight, None if counts is None else torch.tensor(counts))
+
+    vector = joined({"b": a_sum([5, -6], 7), "a": a_sum([1], 4, [4, 0])})
+    assert vector.tolist() == [1, 4, 0, 5, -6]
+    like = {"a": a_sum([0], 0, [0, 0]), "b": a_sum([0, 0], 0)}
+    found = disjoined(vector, like, {"a": 4, "b": 7})
+    assert found["a"].class_weight.tolist() == [4, 0]
+    assert (found["b"].total.tolist(), found["b"].weight, found["b"].largest) == ([5, -6], 7, 6.0)
+    with pytest.raises(MessageError, match="weights of classes"):
+        disjoined(vector, like, {"a": 3, "b": 7})
+
+
+def test_many_devices_are_several_sums():
+    assert [len(part) for part in parts_of(10, 3)] == [10]
+    assert [len(part) for part in parts_of(100, 3)] == [25, 25, 25, 25]
+    assert [len(part) for part in parts_of(70, 40)] == [70]
+    assert [(n, threshold_of(n, 3)) for n in (3, 4, 6, 10)] == [(3, 3), (4, 3), (6, 5), (10, 7)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"aggregation": "median"}, "aggregation = 'median': does not go with secure-aggregation"),
+        ({"norm-bound": 1.0}, "norm-bound = 1.0: does not go with secure-aggregation: the server cannot bound"),
+        ({"both-models": True, "fedavg.use": "affordable"}, "both-models = True"),
+        ({"secure-minimum": 5}, "secure-minimum = 5: with devices-per-round = 4"),
+        ({"dp-epsilon": 1.0, "family-arguments": "norm = 'static'"}, "secure-aggregation = True: does not go with"),
+        ({"personal-every": 1, "test-fraction": 0.2}, "personal-every = 1"),
+    ],
+)
+def test_what_needs_single_updates_is_refused(keys, why, tmp_path):
+    with pytest.raises(ConfigError, match=why):
+        small_config(tmp_path, **{"strategy": "fedavg"} | SECURE | keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("fednova", "every device returns the fact 'effective_steps'"),
+        ("hypemefed", "every device returns the parcel 'weights' by itself"),
+        ("heterofl", "batch norm's statistics"),
+        ("local", "scores of models of their own"),
+    ],
+)
+def test_methods_that_learn_more_than_sums_are_refused(name, why, tmp_path):
+    with pytest.raises(ConfigError, match=why):
+        started(small_config(tmp_path, **METHODS[name] | SECURE))
+
+
+def test_flowers_own_loop_takes_the_masks_off_too(tmp_path):
+    states = []
+    for name, keys in (("plain", {}), ("secure", SECURE)):
+        (folder := tmp_path / name).mkdir()
+        engine, scorer = started(small_config(folder, **METHODS["all-large"] | FAST | keys))
+        strategy = FlowerStrategy(engine, scorer)
+        strategy.start(simulated_grid(), strategy.arrays, num_rounds=2)
+        assert [result.record["devices_replied"] for result in strategy.results] == [6, 6]
+        states.append(engine.state().tensors)
+    assert same_bits(*states)
+
+
+def test_changed_answers_about_keys_crash_nothing(tmp_path):
+    """Seeded changes of honest answers: each is read within the form that was asked for, or its devices are told."""
+    rng = random.Random(1)
+    engine, _ = started(small_config(tmp_path, **HARDWARE | SECURE))
+    nothing = {"payload": dict, "absorb": print, "enough": 0, "simulated": True}
+    of_round = Work(round=1, assignments=[], family=engine.method.family, **nothing)
+    secure = SecureRound(of_round, engine.settings, engine.population)
+    _, members, sealed = agreed(tmp_path)
+    answers = [
+        {"device": 0, "member": members[0].model_dump()},
+        {"device": 0, "sealed": sealed[0]},
+        {"device": 0, "shares": ["00" * 16] * 4},
+    ]
+    reached = 0
+    for attempt in range(600):
+        honest = {"run": engine.settings.run, "round": 1, "answers": [answers[attempt % 3]]}
+        text = as_text(changed_json(rng, honest))
+        message = Message(make_records(text, []), 1, "query")
+        found = secure._read([KeyOrder(device=0)], message)
+        assert set(found) <= {0}
+        reached += any(answer.error is None for answer in found.values())
+    assert 20 < reached < 500
