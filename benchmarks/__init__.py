@@ -1,1 +1,1 @@
-"""One folder per experiment. This file keeps packages of the same name away, such as the one that opacus installs."""
+"""Measurements of Wildflower, with what they found. A package, because another of this name may be installed."""

@@ -139,7 +139,8 @@ class LocalGrid(WaitingGrid):
             return
         message_id, message = one.waiting.popleft()
         kind = KINDS[message.metadata.message_type]
-        text, arrays = ("", []) if kind == "query" else read_records(message.content, f"the {kind} message")
+        # A query for a report has no content.
+        text, arrays = read_records(message.content, f"the {kind} message") if len(message.content) else ("", [])
         for last in (False, True):
             try:
                 worker.send(self._workers[number].link, {"kind": kind, "text": text}, arrays)
