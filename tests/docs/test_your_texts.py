@@ -47,9 +47,9 @@ def test_the_page_is_typed_as_written(tmp_path, monkeypatch):
     run_dir = run(simulated_grid(), place(resolved, Path.cwd(), datetime(2026, 1, 1))[0])
     [*_, record] = read_rounds(run_dir)
     assert record.score is not None
-    assert record.devices_replied == 5
+    assert record.devices_replied == 6
     assert record.distinct_architectures > 1
-    assert read_config(run_dir)["config"]["fleet"] == "digits-demo"
+    assert read_config(run_dir)["config"]["fleet"] == "five-widths"
     shown = CliRunner().invoke(app, ["plan", "questions.toml"], env={"COLUMNS": "100"})
     assert shown.exit_code == 0, shown.output
     out = ["export", str(run_dir), "--format", "safetensors", "--out", str(tmp_path / "model.safetensors")]
