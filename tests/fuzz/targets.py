@@ -15,7 +15,7 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client_app.work import _family
+from client_app.work import family_of
 from devices.budget import Budget
 from devices.fleet import Fleet
 from devices.report import DeviceReport
@@ -146,7 +146,7 @@ def orders() -> Target:
 
     def read(text: str) -> Batch:
         found = parse(Batch, text)
-        family = _family(json.dumps(found.family))
+        family = family_of(json.dumps(found.family))
         for order in found.orders:
             try:
                 family.validate(Architecture.from_json(order.architecture))
