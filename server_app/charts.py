@@ -15,7 +15,7 @@ COLORS = 8  # of lines, as defined in STYLE; more lines than that are told apart
 DASHES = ("", "6 3", "2 3")
 # The drawing's own units: at the usual three charts side by side about one pixel, on a phone a little less.
 WIDTH, HEIGHT = 440, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 34
+LEFT, RIGHT, TOP, BOTTOM = 72, 12, 10, 34
 POINTS_WITH_TEXT = 150
 
 Format = Callable[[float], str]

@@ -54,9 +54,9 @@ def test_time_unit():
 
 
 def test_points_lie_where_their_values_are():
-    # 440 x 240 with the plot from 52 to 428 and from 10 to 206: 0 is at the bottom, 100 at the top.
+    # 440 x 240 with the plot from 72 to 428 and from 10 to 206: 0 is at the bottom, 100 at the top.
     chart = line_chart("t", [Line("a", [1, 2, 3], [0.0, 50.0, 100.0])], x_label="round")
-    assert 'points="52.0,206.0 240.0,108.0 428.0,10.0"' in chart
+    assert 'points="72.0,206.0 250.0,108.0 428.0,10.0"' in chart
 
 
 def test_what_is_not_a_number_is_left_out():
