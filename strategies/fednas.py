@@ -24,7 +24,7 @@ BETAS = (0.5, 0.999)  # of the Adam that learns alpha, as DARTS has it
 
 
 class Searching(Training):
-    """Devices minimize the task's loss in w and alpha by turns, and hold half of their examples back (Section 3.2):
+    """Devices minimize the task's loss in w and alpha by turns, and hold half of their examples back:
 
     w <- w - eta_w grad_w L_train(w, alpha);  alpha <- Adam on grad_alpha (L_train(w, alpha) + lambda L_val(w, alpha)).
 
@@ -80,7 +80,7 @@ class FedNASParams(Params):
 
 
 class FedNAS(OneModel):
-    """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k (Algorithm 1), over the family `darts`."""
+    """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k, over the family `darts`."""
 
     params_type: ClassVar[type[Params]] = FedNASParams
 
