@@ -417,7 +417,7 @@ class RunConfig(Params):
             self.method.tells_means_only(self.params),
             "strategy",
             "with these settings it learns more of devices than the mean of what they return, to which noise is added: "
-            "set dp-epsilon = 0 and dp-noise-multiplier = 0, or take another strategy, such as fedavg or fedprox",
+            "set dp-epsilon = 0 and dp-noise-multiplier = 0, or take a strategy that docs/privacy.md does not refuse",
         )
         need(self.aggregation == "mean", "aggregation", f"{with_it}: one device moves a mean of its kind unboundedly")
         need(not self.norm_bound, "norm-bound", f"{with_it}: dp-clip is the bound")

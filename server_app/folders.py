@@ -1,4 +1,4 @@
-"""Folders that are whole or not there: written beside, and then renamed."""
+"""Files and folders that are whole or not there: written beside, and then renamed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
@@ -27,6 +28,17 @@ def written_whole(final: Path) -> Iterator[Path]:
         final.rename(old)
     new.rename(final)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def file_written_whole(final: Path) -> Iterator[BinaryIO]:
+    """Gives an open file, which takes the place of `final` at the end: at every moment one of the two is there."""
+    new = final.with_name(final.name + ".new")
+    with new.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(final)
 
 
 def newest_whole(final: Path) -> Path | None:

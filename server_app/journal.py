@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from plugins.reference import is_reference
+from server_app.folders import file_written_whole
 from tasks.metrics import Scale, scale_of
 
 if TYPE_CHECKING:
@@ -299,15 +300,11 @@ class Journal:
                 f"the checkpoint in {self.run_dir} is of round {round}, but rounds.jsonl ends with round {len(rounds)}"
             )
         _write_beside(self.run_dir / "rounds.jsonl", "".join(_line(record) for record in rounds))
-        beside = self.run_dir / "devices.jsonl.new"
-        with beside.open("w", encoding="utf-8") as file:
+        with file_written_whole(self.run_dir / "devices.jsonl") as file:
             # One line at a time: a long run's devices do not fit in memory.
             for device in read_devices(self.run_dir):
                 if device.round <= round:
-                    file.write(_line(device))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.run_dir / "devices.jsonl")
+                    file.write(_line(device).encode())
         self.last_round = round
 
     def finish(self, status: Literal["finished", "failed"], error: str | None = None) -> Summary:
@@ -627,12 +624,8 @@ def _append(path: Path, records: Sequence[Record]) -> None:
 
 def _write_beside(path: Path, text: str) -> None:
     """Write a whole file so that at every moment either the old or the new one is there."""
-    beside = path.with_name(path.name + ".new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    with file_written_whole(path) as file:
+        file.write(text.encode())
 
 
 def versions() -> dict[str, str | None]:

@@ -1,6 +1,5 @@
 """report.html: one self-contained page about a run, made from its journal alone."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from server_app.charts import (
     time_unit,
 )
 from server_app.config import RunConfig, description
+from server_app.folders import file_written_whole
 from server_app.journal import (
     DeviceRecord,
     RoundRecord,
@@ -67,12 +67,8 @@ def write_report(run_dir: Path) -> Path:
         ]
     )
     path = run_dir / "report.html"
-    beside = path.with_name("report.html.new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(page(f"{run_dir.resolve().name} - Wildflower", body))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    with file_written_whole(path) as file:
+        file.write(page(f"{run_dir.resolve().name} - Wildflower", body).encode())
     return path
 
 

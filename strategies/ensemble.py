@@ -152,20 +152,6 @@ def distill(
     Raises:
         FloatingPointError: the student diverged.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # the student's dropout
-        return _distill(family, architecture, weights, teachers, public, settings, seed)
-
-
-def _distill(
-    family: Family,
-    architecture: Architecture,
-    weights: Weights,
-    teachers: Tensor,
-    public: PublicData,
-    settings: Ensemble,
-    seed: int,
-) -> Taught:
     generator = torch.Generator().manual_seed(seed)
     device = _device()
     student = with_weights(family, architecture, {n: v.clone() for n, v in weights.items()}).to(device)
@@ -190,21 +176,23 @@ def _distill(
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(adam, settings.steps)
     before = least = look()
     best, best_step, step = copy(), 0, 0
-    for step, picked in enumerate(_batches(learned, settings, generator), start=1):
-        student.train()
-        adam.zero_grad(set_to_none=True)
-        loss_of(picked).backward()
-        adam.step()
-        cosine.step()
-        if step % CHECK_STEPS and step < settings.steps:
-            continue
-        found = look()
-        if not math.isfinite(found):
-            raise FloatingPointError("ensemble distillation diverged: lower ensemble.learning-rate")
-        if found < least or not len(checked):
-            best, best_step, least = copy(), step, found
-        elif step - best_step >= settings.patience:
-            break
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the student's dropout
+        for step, picked in enumerate(_batches(learned, settings, generator), start=1):
+            student.train()
+            adam.zero_grad(set_to_none=True)
+            loss_of(picked).backward()
+            adam.step()
+            cosine.step()
+            if step % CHECK_STEPS and step < settings.steps:
+                continue
+            found = look()
+            if not math.isfinite(found):
+                raise FloatingPointError("ensemble distillation diverged: lower ensemble.learning-rate")
+            if found < least or not len(checked):
+                best, best_step, least = copy(), step, found
+            elif step - best_step >= settings.patience:
+                break
     return Taught(best, step, before, least)
 
 

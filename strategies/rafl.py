@@ -350,8 +350,7 @@ class RaFL(CandidateMethod):
             return None
         seconds = budget.round_seconds
         if seconds is not None:
-            seconds -= knowledge.payload_bytes * budget.seconds_per_byte
-            seconds -= knowledge.training_flops * budget.seconds_per_flop
+            seconds -= budget.seconds(knowledge.payload_bytes, knowledge.training_flops)
             if seconds <= 0:
                 return None
         left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes, round_seconds=seconds)

@@ -12,7 +12,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from devices.budget import Budget
 from messages.error import MessageError
 from messages.orders import Merge
 from messages.packing import Layout
@@ -265,11 +264,6 @@ class Spatl(OneModel):
     def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]]:
         """The round's devices score the new encoder with their own predictors."""
         return self.scorers
-
-    def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """The whole network."""
-        architecture = self.assign(device, budget)
-        return None if architecture is None else (architecture, LEADING)
 
     def state(self) -> State:
         """The encoder and the control variate."""

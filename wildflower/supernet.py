@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from models.family import make_family
 from models.mobilenet import MobileNet, placed
 from models.supernet import Supernet
 from server_app.config import RunConfig, parse_arguments
-from server_app.folders import newest_whole, written_whole
+from server_app.folders import file_written_whole, newest_whole, written_whole
 from strategies.predictor import MIN_PAIRS, fit_predictor
 from strategies.supernet import (
     CALIBRATION_BATCHES,
@@ -224,9 +223,5 @@ def _measured(
 def _written(path: Path, content: bytes) -> None:
     """Write a file that is whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
+    with file_written_whole(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

@@ -20,7 +20,7 @@ from server_app.nodes import read_nodes
 from tests.deployment import Deployment, kill
 from tests.small_run import connected_grid, same_bits
 from tests.wildflower.test_bundle import OWN, run_what_is_ones_own
-from tests.wildflower.test_end_to_end import start, wait_for_round, write_experiment
+from tests.wildflower.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
 from wildflower.flower import connected
 from wildflower.nodes import node_rows
 from wildflower.settings import write_toml
@@ -184,17 +184,7 @@ def test_a_run_on_flowers_engine_is_interrupted_resumed_and_finished_with_the_bi
     interrupted = read_rounds(run_dir)
     assert len(interrupted) >= 2
 
-    rounds = len(interrupted) + 1
-    resumed = start(experiment, "resume=true", f"rounds={rounds}")
-    said = resumed.communicate()[0]
-    assert resumed.returncode == 0, said
-    assert f"Report: {run_dir / 'report.html'}" in said
-    assert f"round {rounds}/{rounds}, accuracy " in said
-    summary = read_summary(run_dir)
-    assert summary is not None
-    assert (summary.status, summary.rounds) == ("finished", rounds)
-    # The last round may be done again; the ones before it are those of the first start.
-    assert read_rounds(run_dir)[: len(interrupted) - 1] == interrupted[:-1]
+    rounds = check_resumed(experiment, run_dir, interrupted)
     assert (run_dir / "report.html").read_text().startswith("<!doctype html>")
 
     own = start(experiment, "engine=local", "workers=2", "run-name=two", f"rounds={rounds}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from server_app.journal import read_rounds, read_summary
+from server_app.journal import RoundRecord, read_rounds, read_summary
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +42,22 @@ def wait_for_round(process: subprocess.Popen[str], number: int) -> None:
     assert before[-1].startswith(f"round {number}/500, accuracy "), "".join(before)
 
 
+def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) -> int:
+    """Resume a run that was stopped behind these rounds, for one round more; its number of rounds."""
+    rounds = len(before) + 1
+    resumed = start(experiment, "resume=true", f"rounds={rounds}")
+    said = resumed.communicate()[0]
+    assert resumed.returncode == 0, said
+    assert f"Report: {run_dir / 'report.html'}" in said
+    assert f"round {rounds}/{rounds}, accuracy " in said
+    summary = read_summary(run_dir)
+    assert summary is not None
+    assert (summary.status, summary.rounds) == ("finished", rounds)
+    # The last round may be done again; the ones before it are those of the first start.
+    assert read_rounds(run_dir)[: len(before) - 1] == before[:-1]
+    return rounds
+
+
 def test_a_run_on_own_workers_is_interrupted_resumed_killed_and_finished(tmp_path):
     experiment, run_dir = write_experiment(tmp_path, "local"), tmp_path / "one"
     process = start(experiment)
@@ -74,16 +90,7 @@ def test_a_run_on_own_workers_is_interrupted_resumed_killed_and_finished(tmp_pat
     killed = read_rounds(run_dir)
     assert killed[: len(interrupted) - 1] == interrupted[:-1]
 
-    rounds = len(killed) + 1
-    resumed = start(experiment, "resume=true", f"rounds={rounds}")
-    said = resumed.communicate()[0]
-    assert resumed.returncode == 0, said
-    assert f"Report: {run_dir / 'report.html'}" in said
-    assert f"round {rounds}/{rounds}, accuracy " in said
-    summary = read_summary(run_dir)
-    assert summary is not None
-    assert (summary.status, summary.rounds) == ("finished", rounds)
-    assert read_rounds(run_dir)[: len(killed) - 1] == killed[:-1]
+    check_resumed(experiment, run_dir, killed)
     assert not (run_dir / "superlink.log").exists()
 
 
