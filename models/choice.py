@@ -52,7 +52,7 @@ class Choice(BlockFamily):
             if family.input_dtype != self.input_dtype:
                 raise ValueError(f"choice: member {member!r} reads tokens, which is not built")
         super().__post_init__()
-        parameters = [_parameters(family) for _, family in self.members]
+        parameters = [family.price(family.full(), batch_size=1, optimizer="sgd").parameters for _, family in self.members]
         for (larger, _), (smaller, _), maximum, count in zip(
             self.members, self.members[1:], parameters, parameters[1:], strict=False
         ):
@@ -169,12 +169,6 @@ class Choice(BlockFamily):
             for member, _ in self.members
             for name, value in self.build(self.of(member)).state_dict().items()
         }
-
-
-def _parameters(family: BlockFamily) -> int:
-    """How many parameters the whole network of a family has, its buffers apart."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in family.build(family.full()).parameters())
 
 
 def _renamed(block: Block, member: str, groups: Collection[str]) -> Block:

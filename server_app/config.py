@@ -680,10 +680,10 @@ def unread(values: Mapping[str, Any]) -> list[str]:
     return [key for key in values if "." in key and key.partition(".")[0] not in read]
 
 
-def description(key: str, strategy: str = "") -> str:
-    """What a key is, in a sentence; "" for a key of another version, or of a method that is not imported here."""
-    field = all_settings(strategy if _loaded(strategy) else "").get(key)
-    return (field.description or "") if field else ""
+def descriptions(strategy: str = "") -> dict[str, str]:
+    """What every key is, in a sentence each; those of a `strategy` from outside where it is imported already."""
+    fields = all_settings(strategy if _loaded(strategy) else "")
+    return {key: field.description or "" for key, field in fields.items()}
 
 
 def _loaded(strategy: str) -> type[Method] | None:

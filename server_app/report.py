@@ -21,7 +21,7 @@ from server_app.charts import (
     table,
     time_unit,
 )
-from server_app.config import RunConfig, description
+from server_app.config import RunConfig, descriptions
 from server_app.folders import file_written_whole
 from server_app.journal import (
     DeviceRecord,
@@ -448,11 +448,13 @@ def _device_table(activity: Activity) -> str:
 
 def _configuration(content: dict[str, Any]) -> str:
     config, defaults = content["config"], RunConfig().to_dict()
+    # A key of another version, or of a method that is not imported here, has no description.
+    meanings = descriptions(str(config.get("strategy")))
     changed = [key for key in config if key not in defaults or config[key] != defaults[key]]
     own, others = (
         table(
             ["key", "value", "meaning"],
-            [(key, str(config[key]), description(key, str(config.get("strategy")))) for key in keys],
+            [(key, str(config[key]), meanings.get(key, "")) for key in keys],
             text_columns=3,
         )
         for keys in (changed, [key for key in config if key not in changed])

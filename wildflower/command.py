@@ -186,7 +186,7 @@ def config(
     """Print every key of the run configuration with its value, where the value comes from, and what it means."""
     from rich.console import Console
 
-    from server_app.config import defaults, description
+    from server_app.config import defaults, descriptions
     from wildflower.settings import SettingsError, beside, resolve
 
     with beside(experiment):
@@ -195,8 +195,9 @@ def config(
         except SettingsError as error:
             raise _stop(str(error)) from None
         usual = defaults(settings.config.strategy)
+        meanings = descriptions(settings.config.strategy)
         rows = [
-            [key, repr(value), Path(settings.sources[key]).name, description(key, settings.config.strategy)]
+            [key, repr(value), Path(settings.sources[key]).name, meanings[key]]
             for key, value in settings.config.to_dict().items()
             if not changed or value != usual[key]
         ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from client_app import worker
 from client_app.app import app
@@ -305,14 +306,43 @@ def test_the_kernel_is_to_end_the_child_first(started):
     child.wait(timeout=120)
 
 
-def test_a_worker_ends_with_the_process_it_belongs_to(tmp_path, monkeypatch):
+@pytest.fixture
+def forked(monkeypatch):
+    """Workers forked from this process, which has loaded what they need; those that are left at the end are killed."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)  # imports what every worker would import by itself
+    real, workers = os.getppid, []
+
+    def start(path):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(8)
+            parent, number = os.getppid(), os.fork()
+            if number == 0:
+                try:
+                    os.getppid = real  # tests pretend that workers belong to another process
+                    worker.serve(listener, parent)
+                finally:
+                    os._exit(0)
+        workers.append(psutil.Process(number))
+
+    monkeypatch.setattr(worker, "_start", start)
+    yield workers
+    for process in workers:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+        with suppress(ChildProcessError):
+            os.waitpid(process.pid, 0)
+
+
+def test_a_worker_ends_with_the_process_it_belongs_to(tmp_path, monkeypatch, forked):
     parent = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     monkeypatch.setattr(worker.os, "getppid", lambda: parent.pid)
     config = CONFIG | {"state-dir": str(tmp_path / ("x" * 100) / "state")}  # too long for the name of a socket
     reply, _ = worker.ask("query", "", [], config)
     assert parse(NodeReport, reply).device == 1
-    [process] = workers_of(parent.pid)
-    parent.communicate()
+    [process] = forked
+    parent.kill()
+    parent.wait()
     _, left = psutil.wait_procs([process], timeout=120)
     assert left == []
 
@@ -387,28 +417,23 @@ def test_a_worker_that_memory_took_is_work_that_outgrew_its_budget(monkeypatch, 
                 worker.ask(kind, order(), [b"old"], CONFIG)
 
 
-def test_a_worker_of_another_version_takes_the_place_of_the_one_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker.os, "getppid", os.getpid)
+def test_a_worker_of_another_version_takes_the_place_of_the_one_before(tmp_path, forked):
     config = CONFIG | {"state-dir": str(tmp_path)}
-    before = set(workers_of(os.getpid()))
     worker.ask("query", "", [], config)
-    [first], [old] = set(workers_of(os.getpid())) - before, (tmp_path / "worker").iterdir()
+    [old] = (tmp_path / "worker").iterdir()
     worker.ask("query", "", [], config | {"partition-id": 2})
-    [second] = set(workers_of(os.getpid())) - before - {first}
     old.rename(old.with_name(f"{old.name.split('-')[0]}-another.sock"))
     worker.ask("query", "", [], config)
+    first, second, third = forked
     first.wait(timeout=120)
     assert second.is_running()  # another node's
+    assert third.is_running()
     assert len(list((tmp_path / "worker").iterdir())) == 2
-    for process in set(workers_of(os.getpid())) - before:
-        process.kill()
 
 
-def test_a_child_ends_with_its_worker(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker.os, "getppid", os.getpid)
-    before = set(workers_of(os.getpid()))
+def test_a_child_ends_with_its_worker(tmp_path, forked):
     worker.ask("query", "", [], CONFIG | {"state-dir": str(tmp_path)})
-    [process] = set(workers_of(os.getpid())) - before
+    [process] = forked
     link, child = begun(tmp_path, process)
     path = f"/proc/{child.pid}/oom_score_adj"  # set at the same moment
     while Path(path).read_text().strip() != "1000":
@@ -418,18 +443,15 @@ def test_a_child_ends_with_its_worker(tmp_path, monkeypatch):
         child.wait(timeout=120)
 
 
-def test_a_killed_worker_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker.os, "getppid", os.getpid)
+def test_a_killed_worker_is_replaced(tmp_path, forked):
     config = CONFIG | {"state-dir": str(tmp_path)}
-    before = set(workers_of(os.getpid()))
     worker.ask("query", "", [], config)
-    [process] = set(workers_of(os.getpid())) - before
+    [process] = forked
     process.kill()
     process.wait(timeout=120)
     reply, _ = worker.ask("query", "", [], config)
     assert parse(NodeReport, reply).device == 1
-    for process in set(workers_of(os.getpid())) - before:
-        process.kill()
+    assert len(forked) == 2
 
 
 def test_a_worker_that_nobody_asks_ends(tmp_path, monkeypatch):

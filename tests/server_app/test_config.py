@@ -16,7 +16,7 @@ from server_app.config import (
     ConfigError,
     RunConfig,
     all_settings,
-    description,
+    descriptions,
     sampled_devices,
 )
 from server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
@@ -44,9 +44,9 @@ def test_the_block_of_pyproject_is_made_from_the_settings():
     assert with_block(PYPROJECT.read_text(), block_of_settings()) == PYPROJECT.read_text(), (
         "run `python -m server_app.keys`"
     )
-    lines = block_of_settings().splitlines()
+    lines, meanings = block_of_settings().splitlines(), descriptions()
     for key, value in RunConfig().to_dict().items():
-        assert f"{key} = {keys_of_pyproject.to_toml(value)}  # {description(key)}" in lines
+        assert f"{key} = {keys_of_pyproject.to_toml(value)}  # {meanings[key]}" in lines
 
 
 def test_the_keys_and_defaults_of_pyproject_are_those_of_the_model():
@@ -107,17 +107,14 @@ def test_the_settings_of_every_method_are_those_of_its_parameters():
         assert {name: type(params) for name, params in config.shared.items()} == dict(kind.shared_params)
 
 
-@pytest.mark.parametrize("key", RunConfig().to_dict())
-def test_every_setting_says_what_it_is(key):
-    text = description(key)
-    assert text[0].isupper(), text
-    assert not text.endswith("."), text
-    assert "\n" not in text
-    assert text == all_settings()[key].description
-
-
-def test_a_key_of_another_version_has_no_description():
-    assert description("fedavg.damping") == ""
+def test_every_setting_says_what_it_is():
+    fields, meanings = all_settings(), descriptions()
+    assert meanings.keys() == RunConfig().to_dict().keys()
+    for key, text in meanings.items():
+        assert text[0].isupper(), (key, text)
+        assert not text.endswith("."), (key, text)
+        assert "\n" not in text, (key, text)
+        assert text == fields[key].description
 
 
 class MineParams(Params):
@@ -155,7 +152,7 @@ def test_the_settings_of_a_new_method_stand_in_its_own_file_alone(monkeypatch):
     assert config.params == MineParams(damping=1.0, widths=(1.0, 0.5))
     assert config.shared == {"my-part": MineShared()}
     assert config.to_dict()["my-own.widths"] == "1, 0.5"
-    assert description("my-own.the-rule") == "How updates are put together"
+    assert descriptions()["my-own.the-rule"] == "How updates are put together"
     assert "my-own.damping = 0.5  # Share of the step that is taken" in block_of_settings().splitlines()
     assert list(RunConfig(strategy="fedavg", groups=config.groups).ignored()) == ["my-own.damping", "my-own.widths"]
     for key, value, words in (
@@ -358,11 +355,13 @@ def beyond_bounds():
             yield key, "none of these"
 
 
-@pytest.mark.parametrize(("key", "value"), list(beyond_bounds()))
-def test_every_bound_is_kept(key, value):
-    with pytest.raises(ConfigError) as error:
-        RunConfig.from_run_config({key: value})
-    assert str(error.value).startswith(f"{key} = {value!r}: ")
+def test_every_bound_is_kept():
+    beyond = list(beyond_bounds())
+    assert len(beyond) > 300
+    for key, value in beyond:
+        with pytest.raises(ConfigError) as error:
+            RunConfig.from_run_config({key: value})
+        assert str(error.value).startswith(f"{key} = {value!r}: ")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from plugins.reference import PluginError
 from rounds.rehearsal import RehearsalError
 from server_app import checkpoint
 from server_app.app import build, run, start
-from server_app.config import ConfigError, RunConfig, all_settings, defaults, description, unread
+from server_app.config import ConfigError, RunConfig, all_settings, defaults, descriptions, unread
 from server_app.journal import Journal, JournalError, check_resumable, read_config, read_rounds, read_summary
 from strategies.fedprox import FedProx
 from tasks.task import TaskSpec, load_task
@@ -219,7 +219,7 @@ def test_settings_of_a_method_from_outside_are_keys_like_all_others(beside, tmp_
     assert RunConfig.from_run_config(config.to_dict()) == config
     assert defaults(strategy)[f"{key}.damping"] == 0.5
     assert all_settings(strategy).keys() == config.to_dict().keys()
-    assert description(f"{key}.damping", strategy) == "The part of the way that is gone"
+    assert descriptions(strategy)[f"{key}.damping"] == "The part of the way that is gone"
     assert f"{key}.damping" not in unread(config.to_dict())
     assert "fedprox.mu" in unread(config.to_dict())
     assert not config.ignored()
@@ -281,8 +281,8 @@ def test_parts_that_a_method_from_outside_shares_and_brings(beside, tmp_path):
 
 def test_a_run_is_read_where_its_method_is_not_imported():
     values = RunConfig().to_dict() | {"strategy": "nowhere_at_all:Mine", "nowhere-at-all.damping": 0.3}
-    assert description("nowhere-at-all.damping", values["strategy"]) == ""
-    assert description("rounds", values["strategy"])
+    assert "nowhere-at-all.damping" not in descriptions(values["strategy"])
+    assert descriptions(values["strategy"])["rounds"]
     assert "fedprox.mu" in unread(values)
     assert not {"nowhere-at-all.damping", "distillation.steps", "rounds"} & set(unread(values))
 

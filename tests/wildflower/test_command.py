@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from server_app.config import RunConfig, description
+from server_app.config import RunConfig, descriptions
 from server_app.journal import Journal
 from wildflower.command import app
 
@@ -144,7 +144,7 @@ def test_config_shows_every_key_with_what_it_is(monkeypatch):
     shown = CliRunner().invoke(app, ["config"], env={"COLUMNS": "400"})
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
     told = {key: meaning for key, _, _, meaning in rows}
-    assert told == {key: description(key) for key in RunConfig().to_dict()}
+    assert told == descriptions()
     assert told["alpha"] == "Concentration of the Dirichlet partition: smaller is more unequal"
     assert told["distillation.batch-size"] == "Noise inputs per step of distillation"
 
