@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from models.architecture import Architecture
@@ -52,7 +51,9 @@ class Choice(BlockFamily):
             if family.input_dtype != self.input_dtype:
                 raise ValueError(f"choice: member {member!r} reads tokens, which is not built")
         super().__post_init__()
-        parameters = [family.price(family.full(), batch_size=1, optimizer="sgd").parameters for _, family in self.members]
+        parameters = [
+            family.price(family.full(), batch_size=1, optimizer="sgd").parameters for _, family in self.members
+        ]
         for (larger, _), (smaller, _), maximum, count in zip(
             self.members, self.members[1:], parameters, parameters[1:], strict=False
         ):

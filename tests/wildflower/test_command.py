@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from server_app.config import RunConfig, descriptions
+from server_app.config import descriptions
 from server_app.journal import Journal
 from wildflower.command import app
 
