@@ -108,7 +108,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             # The journal first: a checkpoint without its journal lines could not be resumed.
             journal.write_round(result.record, result.devices)
             if engine.scored and result.record["score"] is not None:
-                _save_scored(run_dir, engine, result.record)
+                _save_scored(run_dir, engine)
             if reports := engine.population.newest_reports():
                 write_nodes(run_dir, reports, engine.population.quarantined())
             state = checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state())
@@ -186,9 +186,9 @@ def _naming(key: str, name: str) -> Iterator[None]:
         raise ConfigError(f"{key} = {name!r}: {one_sentence(error)}") from error
 
 
-def _save_scored(run_dir: Path, engine: Engine, record: dict[str, Any]) -> None:
+def _save_scored(run_dir: Path, engine: Engine) -> None:
     task = load_task(TaskSpec.from_json(engine.settings.task))  # at hand since `build`
-    save_models(run_dir, engine, task, score=record["score"], by_tier=record["score_by_tier"])
+    save_models(run_dir, engine, task)
 
 
 def named(config: RunConfig) -> RunConfig:
@@ -295,6 +295,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         aggregation=Aggregation(config.aggregation, config.aggregation_trim),
         metric=task.metric,
         label_sets=task.label_sets is not None,
+        score_without_model=task.metric.without_model(task.test.labels),
     )
 
     setup = Setup(

@@ -94,6 +94,12 @@ class RoundRecord(ScoreRecord):
     loss: float | None
     score_by_tier: dict[str, float] | None
     score_by_exit: list[float] | None  # from the shallowest on; None too where the family has one exit only
+    # Of what devices would be given now. None too with evaluate-tiers = false; earlier versions do not have these five.
+    delivered_score: float | None = None
+    delivered_score_by_tier: dict[str, float] | None = None
+    delivered_devices: Count | None = None
+    devices_without_model: Count | None = None
+    devices_beyond_budget: Count | None = None
     personal_score: float | None  # these four are None in a round without personal evaluation
     personal_score_by_tier: dict[str, float] | None
     personal_devices: Count | None

@@ -45,6 +45,7 @@ class RoundSettings:
     aggregation: Aggregation = MEAN
     metric: Metric = ACCURACY
     label_sets: bool = False  # whether devices have classes of their own
+    score_without_model: float = 0.0  # what a device counts as that is given no model
 
     replaced_devices: int = 0  # that come in place of others in the course of the run
 
