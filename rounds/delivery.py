@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TypeVar
-
-import numpy as np
 
 from devices.budget import Budget
 from models.architecture import Architecture
@@ -163,8 +162,8 @@ def _means(tiers: Mapping[int, str], of_device: Mapping[int, float], without: in
     for device, value in of_device.items():
         by_tier[tiers[device]].append(value)
     return Delivered(
-        float(np.mean(list(of_device.values()))),
-        {tier: float(np.mean(values)) for tier, values in by_tier.items()},
+        fmean(of_device.values()),
+        {tier: fmean(values) for tier, values in by_tier.items()},
         len(of_device),
         without,
         beyond,
