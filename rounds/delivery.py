@@ -12,6 +12,7 @@ from devices.budget import Budget
 from models.architecture import Architecture
 from models.cost import Cost
 from strategies.method import fits
+from tasks.metrics import Scale
 
 MAX_ASKED = 500  # devices that are looked at in one evaluation; of more there are, so many evenly spread ones
 MAX_MODELS = 8  # that are scored for devices alone, beside those of the tiers and those that a method lists
@@ -88,6 +89,28 @@ def represented(
         if len(chosen) <= len(known) + MAX_MODELS:
             break
     return given
+
+
+def best_that_fit(
+    recipients: Sequence[Recipient],
+    given: Mapping[int, Architecture | None],
+    held_out: Mapping[Architecture, float],
+    scale: Scale,
+    cost_of: Callable[[Architecture], Cost],
+) -> dict[int, Architecture | None]:
+    """Of the models that fit each device the one that scores best on held-out examples; of equal ones the largest.
+
+    Args:
+        given: what devices would be given else, which is always among the models to choose from.
+        held_out: the scores of the models.
+    """
+    ranked = sorted(held_out, key=lambda a: (scale.rank(held_out[a]), cost_of(a).parameters), reverse=True)
+    chosen: dict[int, Architecture | None] = {}
+    for r in recipients:
+        own, budget = given[r.device], r.budget
+        fitting = (a for a in ranked if budget is not None and (a == own or fits(cost_of(a), budget)))
+        chosen[r.device] = None if own is None else next(fitting, own)
+    return chosen
 
 
 def most_common_by_tier(

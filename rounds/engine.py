@@ -7,6 +7,7 @@ becomes of what it returns is the method's business (`strategies.method`), of wh
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import Counter, deque
@@ -31,6 +32,7 @@ from rounds.budgets import beside_message, budget_in_round
 from rounds.delivery import (
     Delivered,
     Recipient,
+    best_that_fit,
     delivered_models,
     delivered_on_devices,
     evenly_spread,
@@ -65,11 +67,16 @@ from strategies.statistics import TakeStatistics
 
 
 class Scores(NamedTuple):
-    """Value of the task's metric and mean loss of a model; where its family has several exits, the value of each."""
+    """Value of the task's metric and mean loss of a model; where its family has several exits, the value of each.
+
+    held_out, rest: the values on the two parts of the test set, where the best models are delivered; else None.
+    """
 
     score: float
     loss: float
     by_exit: tuple[float, ...] = ()
+    held_out: float | None = None
+    rest: float | None = None
 
 
 Scorer = Callable[[Model], Scores]
@@ -506,22 +513,31 @@ class Engine:
             return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
         if scorer is None:
             return None
-        known = dict.fromkeys([scored, *self.scored_tiers.values(), *self.method.deliverable])
-        given = represented(recipients, known, self.method.cost)
-        self.delivered_tiers = most_common_by_tier(recipients, given)
-        self.scored = models = self._models(grid, given.values())
+        candidates = dict.fromkeys([scored, *self.scored_tiers.values(), *self.method.deliverable])
+        given = represented(recipients, candidates, self.method.cost)
+        best = self.settings.deliver == "best"
+        self.scored = models = self._models(grid, [*given.values(), *(candidates if best and recipients else [])])
         if scored not in models:
             return None
         whole = scorer(models[scored])
-        values = {scored: whole.score}
+        if best and whole.held_out is None:
+            raise ValueError("deliver = 'best' needs a scorer that also scores held-out examples (server_app.scoring)")
+        found: dict[Architecture, Scores] = {}
         family = self.method.family
-        if scored == family.full() and models[scored].family == family and models[scored].exits == "deepest":
+        as_whole = scored == family.full() and models[scored].family == family and models[scored].exits == "deepest"
+        if as_whole and not best:
             # The networks up to each exit are in the global model: one pass scores them all.
-            values |= {family.up_to(exit): value for exit, value in enumerate(whole.by_exit, start=1)}
-        values |= {a: scorer(model).score for a, model in models.items() if a not in values}
-        self.model_scores = {a: values[a] for a in models}
-        tiers = {tier: values[a] for tier, a in self.scored_tiers.items() if a in models}
-        delivered = delivered_models(recipients, given, self.model_scores, self.settings.score_without_model)
+            found = {family.up_to(exit): Scores(value, math.nan) for exit, value in enumerate(whole.by_exit, start=1)}
+        found[scored] = whole
+        found |= {a: scorer(model) for a, model in models.items() if a not in found}
+        self.model_scores = {a: found[a].score for a in models}
+        values = self.model_scores
+        if best:
+            held_out, values = ({a: getattr(found[a], part) for a in models} for part in ("held_out", "rest"))
+            given = best_that_fit(recipients, given, held_out, self.settings.metric.scale, self.method.cost)
+        self.delivered_tiers = most_common_by_tier(recipients, given)
+        tiers = {tier: found[a].score for tier, a in self.scored_tiers.items() if a in models}
+        delivered = delivered_models(recipients, given, values, self.settings.score_without_model)
         return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
 
     def _recipients(self, grid: Grid) -> list[Recipient]:

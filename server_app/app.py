@@ -42,6 +42,7 @@ from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
 from strategies.settings import RoundSettings
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
+from tasks.scoring import HELD_OUT
 from tasks.task import Task, TaskSpec, load_task
 
 SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
@@ -285,6 +286,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         round_seconds=config.round_seconds or None,
         evaluate_every=config.evaluate_every,
         evaluate_tiers=config.evaluate_tiers,
+        deliver=config.deliver,
         personal_every=config.personal_every,
         personal_epochs=config.personal_epochs,
         personal_from=config.personal_from,
@@ -319,7 +321,12 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
             f"{config.task!r} are {task.label_kind}"
         )
-    return Engine(method, _population(config, method, task)), scorer(task)
+    if config.deliver == "best" and len(task.test) < HELD_OUT:
+        raise ConfigError(
+            f"deliver = 'best': a fifth of the test set is held out to choose by, and {config.task!r} has "
+            f"{len(task.test)} test examples: set deliver = 'largest'"
+        )
+    return Engine(method, _population(config, method, task)), scorer(task, held_out=config.deliver == "best")
 
 
 def _privacy(config: RunConfig) -> Privacy | None:

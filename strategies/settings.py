@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class RoundSettings:
     round_seconds: float | None = None
     evaluate_every: int = 1
     evaluate_tiers: bool = True
+    deliver: Literal["largest", "best"] = "largest"
     personal_every: int = 0
     personal_epochs: int = 1
     personal_from: int = 1

@@ -1,5 +1,7 @@
 """What devices would be given now, and what that is worth, on fleets and scores worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,11 +11,14 @@ from models.cost import Cost
 from rounds import delivery
 from rounds.delivery import Recipient, delivered_models, delivered_on_devices, evenly_spread, represented
 from rounds.engine import Scores
+from server_app.scoring import scorer as server_scorer
 from strategies.fedavg import FedAvg, FedAvgParams
 from strategies.heterofl import HeteroFL, HeteroFLParams
 from strategies.local import LocalOnly
 from strategies.params import Params
 from tasks.metrics import ACCURACY, MeanAbsoluteError, Pearson
+from tasks.scoring import test_part as part_of_test
+from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import OneHidden, engine_of, setup
@@ -205,3 +210,65 @@ def test_a_model_that_could_not_be_scored_counts_for_nobody():
     found = delivered_models(devices, {0: model(10), 1: model(5)}, {model(5): 0.5}, 0.0)
     assert (found.score, found.devices) == (0.5, 1)
     assert delivered_models(devices, {0: model(10), 1: model(5)}, {}, 0.0) is None
+
+
+# The best that fits -----------------------------------------------------------------------------------------------
+
+
+def by_parts(held_out, rest):
+    """A scorer by hidden channels: on held-out examples, and on the others."""
+
+    def scorer(model):
+        hidden = model.weights["all.fc.weight"].shape[0]
+        return Scores(0.5, 1.0, held_out=held_out[hidden], rest=rest[hidden])
+
+    return scorer
+
+
+def test_a_device_gets_the_best_that_fits_and_counts_with_what_it_was_not_chosen_by(tmp_path):
+    """By the held-out examples the middle one is best, and second the smallest, which alone fits the last device.
+
+    On the others they score 0.6 and 0.4: (0.6 + 0.6 + 0.4) / 3.
+    """
+    engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
+    found = engine.evaluate(GRID, by_parts({4: 0.2, 2: 0.9, 1: 0.8}, {4: 0.7, 2: 0.6, 1: 0.4})).delivered
+    assert found.score_by_tier == {"whole": 0.6, "half": 0.6, "quarter": 0.4}
+    assert found.score == pytest.approx(1.6 / 3)
+    half, quarter = OneHidden().width(0.5), OneHidden().width(0.25)
+    assert engine.models_of_tiers == {"whole": half, "half": half, "quarter": quarter}
+
+
+def test_of_equally_good_models_a_device_gets_the_largest(tmp_path):
+    engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
+    same = dict.fromkeys((4, 2, 1), 0.5)
+    engine.evaluate(GRID, by_parts(same, same))
+    assert engine.models_of_tiers["whole"] == OneHidden().full()
+
+
+@pytest.mark.parametrize(("both", "score"), [(False, 0.7), (True, 0.9)])
+def test_the_smallest_model_that_is_trained_beside_may_be_the_best(both, score, tmp_path):
+    """Only the first of three devices affords the whole model of "exclusive"; the others are given nothing."""
+    made = replace(setup(tmp_path, OneHidden(), deliver="best"), both_models=both)
+    engine = engine_of(FedAvg(made, FedAvgParams(use="exclusive")), tmp_path)
+    parts = {4: 0.7, 1: 0.9}
+    found = engine.evaluate(GRID, by_parts(parts, parts)).delivered
+    assert (found.score_by_tier["whole"], found.without) == (score, 2)
+
+
+def test_a_scorer_without_held_out_examples_is_refused(tmp_path):
+    engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
+    with pytest.raises(ValueError, match="deliver = 'best' needs a scorer"):
+        engine.evaluate(GRID, by_width)
+
+
+def test_the_parts_of_the_test_set_are_a_fifth_and_the_others(tmp_path):
+    engine, scorer = started(small_config(tmp_path, deliver="best", **METHODS["all-large"]))
+    task = load_task(TaskSpec.from_json(engine.settings.task))
+    parts = [part_of_test(task, part)[1] for part in ("held out", "rest")]
+    assert [len(labels) for labels in parts] == [len(task.test) // 5, len(task.test) - len(task.test) // 5]
+    assert torch.equal(torch.cat(parts).sort().values, task.test.labels.sort().values)
+    model = engine.method.models([engine.method.scored_architecture])[engine.method.scored_architecture]
+    found = scorer(model)
+    right = [value * len(labels) for value, labels in zip((found.held_out, found.rest), parts, strict=True)]
+    assert found.score * len(task.test) == pytest.approx(sum(right))
+    assert found.score == pytest.approx(server_scorer(task)(model).score)

@@ -113,7 +113,7 @@ def test_compare_prints_tables_and_writes_a_page(tmp_path):
     shown = invoke("compare", *runs, "--html", tmp_path / "page.html", "--target", "0.6", columns=80)
     assert shown.exit_code == 0
     assert "60.0 ± 14.1" in shown.stdout
-    assert "to 60 %" in shown.stdout
+    assert "60 %" in shown.stdout
     tables = shown.stdout.partition("Plots: ")[0]
     assert max(map(len, tables.splitlines())) <= 80
     assert (tmp_path / "page.csv").read_text().startswith("run,method,seed,round,")
