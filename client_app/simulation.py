@@ -27,7 +27,7 @@ from client_app import work, worker
 from devices.validation import one_line
 from models.architecture import Architecture
 from models.base import with_weights
-from tasks.scoring import score_batches, score_exit_batches
+from tasks.scoring import TestPart, score_batches, score_exit_batches, test_part
 from tasks.task import TaskSpec, load_task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -41,6 +41,7 @@ forking = multiprocessing.get_context("fork")
 class ToScore(BaseModel):
     """Which part of the task's test set a model is scored on; its weights come beside it, as safetensors.
 
+    part, first, last: of the test set or a part of it, the examples from one to another.
     exits: all exits are scored, and what they say together.
     """
 
@@ -48,6 +49,7 @@ class ToScore(BaseModel):
     family: dict[str, Any]
     architecture: dict[str, Any]
     exits: bool
+    part: TestPart
     first: int
     last: int
     batch_size: int
@@ -140,7 +142,7 @@ def score(text: str, arrays: list[bytes]) -> str:
     task, family = load_task(TaskSpec.from_json(asked.task)), work.family_of(json.dumps(asked.family))
     weights = safetensors.torch.load(arrays[0])
     module = with_weights(family, Architecture.from_json(asked.architecture), weights)
-    inputs, labels = task.test.inputs[asked.first : asked.last], task.test.labels[asked.first : asked.last]
+    inputs, labels = (tensor[asked.first : asked.last] for tensor in test_part(task, asked.part))
     scored = score_exit_batches if asked.exits else score_batches
     return BatchScores(
         batches=scored(module, task, inputs, labels, batch_size=asked.batch_size, device=work.compute_device())

@@ -7,10 +7,12 @@ becomes of what it returns is the method's business (`strategies.method`), of wh
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from logging import WARNING
 from typing import Any, NamedTuple
 
@@ -27,6 +29,16 @@ from messages.parcels import STATISTICS, Parcels, Weights, frozen_layout
 from models.architecture import Architecture
 from models.placement import whole
 from rounds.budgets import beside_message, budget_in_round
+from rounds.delivery import (
+    Delivered,
+    Recipient,
+    best_that_fit,
+    delivered_models,
+    delivered_on_devices,
+    evenly_spread,
+    most_common_by_tier,
+    represented,
+)
 from rounds.exchange import Failure, exchange
 from rounds.frozen import Frozen
 from rounds.lateness import drop_late, simulated_seconds
@@ -55,11 +67,16 @@ from strategies.statistics import TakeStatistics
 
 
 class Scores(NamedTuple):
-    """Value of the task's metric and mean loss of a model; where its family has several exits, the value of each."""
+    """Value of the task's metric and mean loss of a model; where its family has several exits, the value of each.
+
+    held_out, rest: the values on the two parts of the test set, where the best models are delivered; else None.
+    """
 
     score: float
     loss: float
     by_exit: tuple[float, ...] = ()
+    held_out: float | None = None
+    rest: float | None = None
 
 
 Scorer = Callable[[Model], Scores]
@@ -72,6 +89,8 @@ class Engine:
         assignments: the orders of the round that runs, or ran last.
         tier_architectures: the newest architecture of every tier.
         scored: the models of the last evaluation, exactly as they were scored.
+        model_scores: the score of each of them.
+        delivered_tiers: by that evaluation, the architecture that most devices of each tier would be given.
     """
 
     def __init__(self, method: Method, population: Population) -> None:
@@ -79,6 +98,9 @@ class Engine:
         self.assignments: list[Assignment] = []
         self.tier_architectures: dict[str, Architecture] = {}
         self.scored: dict[Architecture, Model] = {}
+        self.model_scores: dict[Architecture, float] = {}
+        self.delivered_tiers: dict[str, Architecture] = {}
+        self._own_by_tier: dict[str, float] = {}  # the newest scores of models that devices have of their own
         self._keepers: set[int] = set()  # devices that have kept something
         self._introduced: set[int] = set()  # devices that have answered the method's first question
         self._bytes: Counter[str] = Counter()
@@ -98,6 +120,7 @@ class Engine:
             "keepers": sorted(self._keepers),
             "introduced": sorted(self._introduced),
             **({"frozen": self._frozen.state()} if self._frozen.held else {}),
+            **({"own_by_tier": dict(self._own_by_tier)} if self._own_by_tier else {}),
             **self.population.state_dict(),
         }
         if both := own.values.keys() & engine.keys():
@@ -110,6 +133,7 @@ class Engine:
         self.tier_architectures = {t: Architecture.from_json(a) for t, a in values["tiers"].items()}
         # Checkpoints of earlier versions have no keepers, and nobody introduced.
         self._keepers, self._introduced = set(values.get("keepers", [])), set(values.get("introduced", []))
+        self._own_by_tier = {tier: float(score) for tier, score in values.get("own_by_tier", {}).items()}
         self.population.load_state_dict(values)
         self.method.load(state)
         self._frozen = Frozen(self.method.family, self.method.frozen_weights())
@@ -474,29 +498,67 @@ class Engine:
         their own beside the global one, those are the tiers'.
         """
         on_devices = self.method.scored_on_devices()
-        models = {} if scorer is None else self._models(grid)
         scored = self.method.scored_architecture
+        recipients = self._recipients(grid) if self.settings.evaluate_tiers else []
         if on_devices is not None:
+            models = {} if scorer is None else self._models(grid)
             own = self._scored_there(grid, on_devices) if self.settings.evaluate_tiers or not models else None
+            delivered = self._delivered_there(recipients, own)
             if scorer is None or scored not in models:
-                return own
+                return own and replace(own, delivered=delivered)
             self.scored = models
             whole = scorer(models[scored])
-            return Evaluation(whole.score, whole.loss, own.score_by_tier if own else {}, list(whole.by_exit) or None)
+            self.model_scores = {scored: whole.score}
+            tiers = own.score_by_tier if own else {}
+            return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
         if scorer is None:
             return None
-        self.scored = models
+        candidates = dict.fromkeys([scored, *self.scored_tiers.values(), *self.method.deliverable])
+        given = represented(recipients, candidates, self.method.cost)
+        best = self.settings.deliver == "best"
+        self.scored = models = self._models(grid, [*given.values(), *(candidates if best and recipients else [])])
         if scored not in models:
             return None
         whole = scorer(models[scored])
-        values = {scored: whole.score}
+        if best and whole.held_out is None:
+            raise ValueError("deliver = 'best' needs a scorer that also scores held-out examples (server_app.scoring)")
+        found: dict[Architecture, Scores] = {}
         family = self.method.family
-        if scored == family.full() and models[scored].family == family and models[scored].exits == "deepest":
+        as_whole = scored == family.full() and models[scored].family == family and models[scored].exits == "deepest"
+        if as_whole and not best:
             # The networks up to each exit are in the global model: one pass scores them all.
-            values |= {family.up_to(exit): value for exit, value in enumerate(whole.by_exit, start=1)}
-        values |= {a: scorer(model).score for a, model in models.items() if a not in values}
-        tiers = {tier: values[a] for tier, a in self.scored_tiers.items() if a in models}
-        return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None)
+            found = {family.up_to(exit): Scores(value, math.nan) for exit, value in enumerate(whole.by_exit, start=1)}
+        found[scored] = whole
+        found |= {a: scorer(model) for a, model in models.items() if a not in found}
+        self.model_scores = {a: found[a].score for a in models}
+        values = self.model_scores
+        if best:
+            held_out, values = ({a: getattr(found[a], part) for a in models} for part in ("held_out", "rest"))
+            given = best_that_fit(recipients, given, held_out, self.settings.metric.scale, self.method.cost)
+        self.delivered_tiers = most_common_by_tier(recipients, given)
+        tiers = {tier: found[a].score for tier, a in self.scored_tiers.items() if a in models}
+        delivered = delivered_models(recipients, given, values, self.settings.score_without_model)
+        return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
+
+    def _recipients(self, grid: Grid) -> list[Recipient]:
+        """What the method would give now to every device that is there, or to some of very many."""
+        found = []
+        for device in evenly_spread(self.population.present(grid)):
+            tier = self.population.tier(device)
+            orders = self._order_to_score(device)
+            a = orders[0] if orders else None
+            found.append(
+                Recipient(device, tier)
+                if a is None
+                else Recipient(device, tier, a.task.architecture, a.budget, fits(a.task.cost, a.budget))
+            )
+        return found
+
+    def _delivered_there(self, recipients: Sequence[Recipient], own: Evaluation | None) -> Delivered | None:
+        """What is delivered where devices have models of their own, of which some have just been scored."""
+        self._own_by_tier |= own.score_by_tier if own else {}
+        nothing = self.settings.score_without_model
+        return delivered_on_devices(recipients, self._own_by_tier, self.method.has_model, nothing)
 
     def _scored_there(self, grid: Grid, wanted: Sequence[tuple[int, Architecture, Selection]]) -> Evaluation | None:
         """The means over devices of what their own models score on the task's test set."""
@@ -513,6 +575,11 @@ class Engine:
         here = self.settings.evaluate_tiers and self.method.scored_on_devices() is None
         return self.tier_architectures if here else {}
 
+    @property
+    def models_of_tiers(self) -> dict[str, Architecture]:
+        """What each tier would be given, or where that is nothing now, what it was given last."""
+        return self.scored_tiers | self.delivered_tiers
+
     def _to_score(self, device: int, architecture: Architecture, selection: Selection) -> Assignment:
         order = Order(device, architecture)
         return self.ask(order, selection, self._budget_of(order))
@@ -521,10 +588,13 @@ class Engine:
         """What a device may spend on one order that is given to it whatever its budget."""
         return self.budget(order.device, lambda _: [order])
 
-    def _models(self, grid: Grid) -> dict[Architecture, Model]:
-        """The models to score, with batch norm statistics that devices take where they have none."""
-        wanted = list(dict.fromkeys([self.method.scored_architecture, *self.scored_tiers.values()]))
-        models = dict(self.method.models(wanted))
+    def _models(self, grid: Grid, given: Collection[Architecture | None] = ()) -> dict[Architecture, Model]:
+        """The models to score, with batch norm statistics that devices take where they have none.
+
+        given: architectures to score beside the global one and the tiers'.
+        """
+        wanted = dict.fromkeys([self.method.scored_architecture, *self.scored_tiers.values(), *given])
+        models = dict(self.method.models([architecture for architecture in wanted if architecture is not None]))
         missing = {a: names for a, model in models.items() if (names := _missing_statistics(model))}
         if not missing:
             return models

@@ -72,6 +72,10 @@ class Population(ABC):
         """All devices that can be asked now."""
 
     @abstractmethod
+    def present(self, grid: Grid) -> list[int]:
+        """All devices that are there now, without asking them: also those that are at work, by their last reports."""
+
+    @abstractmethod
     def report(self, device: int) -> DeviceReport:
         """The device's newest report."""
 
@@ -215,6 +219,10 @@ class SimulatedDevices(Population):
     def everyone(self, grid: Grid) -> list[int]:
         """The whole fleet as it is now."""
         return sorted(map(int, self._present)) if self.fleet.replaced else list(range(self.fleet.size))
+
+    def present(self, grid: Grid) -> list[int]:
+        """The whole fleet as it is now."""
+        return self.everyone(grid)
 
     def report(self, device: int) -> DeviceReport:
         """What the fleet file says of the device at this simulated second."""
@@ -371,9 +379,14 @@ class ConnectedDevices(Population):
             time.sleep(self.poll_seconds)
             self._look_after_busy(grid, set(grid.get_node_ids()) - self._quarantine.held.keys())
 
+    def present(self, grid: Grid) -> list[int]:
+        """The devices whose nodes are connected and have said what they can spend."""
+        online = set(grid.get_node_ids()) - self._quarantine.held.keys()
+        return sorted(device for device, said in self._said.items() if said.node in online)
+
     def report(self, device: int) -> DeviceReport:
         """The device's newest report."""
-        return self._known[device].report
+        return (self._known.get(device) or self._said[device]).report
 
     def newest_reports(self) -> list[NodeState]:
         """What every node said last, by device, also that of nodes which are busy or gone."""

@@ -50,6 +50,7 @@ def round_record(
     Devices are counted, not orders: one counts as trained that did any of its orders, else by its first. Of the orders
     that a device did, the largest memory and the sum of the payloads count.
     """
+    delivered = evaluation.delivered if evaluation else None
     trained = by_device(a for a in work.assignments if a.outcome == "trained")
     first = [orders[0] for orders in by_device(work.assignments).values()]
     outcomes = Counter(a.outcome.split(":")[0] for a in first if a.device not in trained)
@@ -73,6 +74,11 @@ def round_record(
         "loss": evaluation.loss if evaluation else None,
         "score_by_tier": evaluation.score_by_tier if evaluation else None,
         "score_by_exit": evaluation.score_by_exit if evaluation else None,
+        "delivered_score": delivered.score if delivered else None,
+        "delivered_score_by_tier": delivered.score_by_tier if delivered else None,
+        "delivered_devices": delivered.devices if delivered else None,
+        "devices_without_model": delivered.without if delivered else None,
+        "devices_beyond_budget": delivered.beyond if delivered else None,
         "personal_score": personal.score if personal else None,
         "personal_score_by_tier": personal.score_by_tier if personal else None,
         "personal_score_by_device": personal.score_by_device if personal else None,

@@ -19,6 +19,7 @@ from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, L
 from messages.packing import MessageError
 from messages.parcels import digest
 from messages.wire import evaluation_limits, from_records, to_records
+from rounds.delivery import Delivered
 from rounds.exchange import Failure, exchange
 from rounds.population import Population
 from rounds.work import Assignment, Orders
@@ -33,13 +34,14 @@ Examples = Literal["shard", "test set"]  # a device's own test shard, or the tas
 class Evaluation:
     """The scores of a round: of the global model on the task's test set, of every tier's sub-model, of every exit.
 
-    Scores are values of the task's metric.
+    Scores are values of the task's metric. delivered: of what devices would be given now.
     """
 
     score: float
     loss: float
     score_by_tier: dict[str, float]
     score_by_exit: list[float] | None = None
+    delivered: Delivered | None = None
 
 
 @dataclass(frozen=True)

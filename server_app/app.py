@@ -42,6 +42,7 @@ from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
 from strategies.settings import RoundSettings
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
+from tasks.scoring import HELD_OUT
 from tasks.task import Task, TaskSpec, load_task
 
 SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
@@ -108,7 +109,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             # The journal first: a checkpoint without its journal lines could not be resumed.
             journal.write_round(result.record, result.devices)
             if engine.scored and result.record["score"] is not None:
-                _save_scored(run_dir, engine, result.record)
+                _save_scored(run_dir, engine)
             if reports := engine.population.newest_reports():
                 write_nodes(run_dir, reports, engine.population.quarantined())
             state = checkpoint.Checkpoint(number, engine.population.now_seconds, engine.state())
@@ -186,9 +187,9 @@ def _naming(key: str, name: str) -> Iterator[None]:
         raise ConfigError(f"{key} = {name!r}: {one_sentence(error)}") from error
 
 
-def _save_scored(run_dir: Path, engine: Engine, record: dict[str, Any]) -> None:
+def _save_scored(run_dir: Path, engine: Engine) -> None:
     task = load_task(TaskSpec.from_json(engine.settings.task))  # at hand since `build`
-    save_models(run_dir, engine, task, score=record["score"], by_tier=record["score_by_tier"])
+    save_models(run_dir, engine, task)
 
 
 def named(config: RunConfig) -> RunConfig:
@@ -285,6 +286,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         round_seconds=config.round_seconds or None,
         evaluate_every=config.evaluate_every,
         evaluate_tiers=config.evaluate_tiers,
+        deliver=config.deliver,
         personal_every=config.personal_every,
         personal_epochs=config.personal_epochs,
         personal_from=config.personal_from,
@@ -295,6 +297,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         aggregation=Aggregation(config.aggregation, config.aggregation_trim),
         metric=task.metric,
         label_sets=task.label_sets is not None,
+        score_without_model=task.metric.without_model(task.test.labels),
     )
 
     setup = Setup(
@@ -318,7 +321,12 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
             f"{config.task!r} are {task.label_kind}"
         )
-    return Engine(method, _population(config, method, task)), scorer(task)
+    if config.deliver == "best" and len(task.test) < HELD_OUT:
+        raise ConfigError(
+            f"deliver = 'best': a fifth of the test set is held out to choose by, and {config.task!r} has "
+            f"{len(task.test)} test examples: set deliver = 'largest'"
+        )
+    return Engine(method, _population(config, method, task)), scorer(task, held_out=config.deliver == "best")
 
 
 def _privacy(config: RunConfig) -> Privacy | None:

@@ -1,9 +1,12 @@
-"""Several runs side by side: figures, and how far they are after the same rounds, simulated time and bytes."""
+"""Several runs side by side: what each method delivers to this fleet, how sure that is, and what it took."""
 
+import csv
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
@@ -15,12 +18,13 @@ from server_app.charts import (
     line_chart,
     page,
     percent,
+    plain,
     score_format,
     seconds_text,
     table,
     time_unit,
 )
-from server_app.config import unread
+from server_app.config import defaults, unread
 from server_app.journal import (
     JournalError,
     RoundRecord,
@@ -35,9 +39,13 @@ from tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
-    {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers"}
+    {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
     | {"resume", "resume-from", "keep-checkpoints"}
 )
+# Keys that make another question: methods are recommended among runs that have them in common.
+THE_QUESTION = ("task", "task-arguments", "data-dir", "partition", "alpha", "fleet-sha256", "devices", "max-examples")
+MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -57,18 +65,53 @@ class Run:
             same -= {"data-dir"}
         return {key: value for key, value in self.config.items() if key not in same}
 
+    @property
+    def seed(self) -> int:
+        """Which replicate of its experiment it is."""
+        seed = self.config["seed"]
+        assert isinstance(seed, int)
+        return seed
+
+    @property
+    def figure(self) -> float | None:
+        """What it is ranked by: the delivered score, which runs of earlier versions do not have, or the final one."""
+        return self.summary.final_score if self.summary.delivered_score is None else self.summary.delivered_score
+
     def first_at(self, target: float) -> RoundRecord | None:
-        """The first round whose score is at least as good as `target`."""
+        """The first round that delivers a score at least as good as `target`."""
         rank = self.summary.scale.rank
-        return next((r for r in self.rounds if r.score is not None and rank(r.score) >= rank(target)), None)
+        reached = ((r, r.score if self.summary.delivered_score is None else r.delivered_score) for r in self.rounds)
+        return next((r for r, score in reached if score is not None and rank(score) >= rank(target)), None)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed."""
+    """Runs that differ only in their seed, one of each seed."""
 
     name: str
     runs: list[Run]
+
+    @property
+    def by_seed(self) -> dict[int, Run]:
+        """The run of each seed."""
+        return {run.seed: run for run in self.runs}
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over seeds of what the runs are ranked by."""
+        known = [run.figure for run in self.runs if run.figure is not None]
+        return fmean(known) if known else None
+
+    @property
+    def seeds(self) -> str:
+        """The seeds as text, such as "1-3, 7"."""
+        spans: list[list[int]] = []
+        for seed in sorted(run.seed for run in self.runs):
+            if spans and seed == spans[-1][1] + 1:
+                spans[-1][1] = seed
+            else:
+                spans.append([seed, seed])
+        return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 @dataclass(frozen=True)
@@ -83,52 +126,84 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome: the target score, tables of texts, and a whole HTML page with these tables and plots."""
+    """The outcome.
+
+    Attributes:
+        target: the score that the runs are timed to reach.
+        advice: sentences about which method to take, how sure that is, and what is not counted.
+        tables: of texts.
+        html: a whole page with all this, and plots.
+        csv: every evaluation of every run that is compared, one per line.
+    """
 
     target: float | None
+    advice: list[str]
     tables: list[TextTable]
     html: str
+    csv: str
 
 
 def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison:
-    """Compare the runs in `run_dirs`, in their order.
+    """Compare the finished runs in `run_dirs`, those that deliver most first; the others are listed as left out.
 
-    `target` is a score, of metrics that are shares one between 0 and 1, by default the worst final score of all, which
-    every run reached or may have reached. Runs whose configurations are equal but for the seed share a row, with mean
-    and standard deviation. Raises JournalError when a folder does not hold a run, when the runs are not scored by one
+    Runs whose configurations are equal but for the seed share a row, with mean and standard deviation over the seeds.
+    `target` is a score, of metrics that are shares one between 0 and 1, by default the worst that a run delivers.
+    Raises JournalError when a folder does not hold a run, when no run is finished, when the runs are not scored by one
     metric, and when the target is no score of it.
     """
-    runs = [_load(run_dir) for run_dir in run_dirs]
+    runs, left_out = _replicates([_load(run_dir) for run_dir in run_dirs])
+    if not runs:
+        raise JournalError(f"none of the runs is finished: {'; '.join(f'{name} is {why}' for name, why in left_out)}")
     scale = _scale_of_all(runs)
     if target is None:
-        finals = [run.summary.final_score for run in runs]
-        target = min((f for f in finals if f is not None and not math.isnan(f)), key=scale.rank, default=None)
+        figures = [run.figure for run in runs]
+        target = min((f for f in figures if f is not None and not math.isnan(f)), key=scale.rank, default=None)
     elif scale.is_share and not 0 <= target <= 1:
         raise JournalError(f"a target of {target:g} is no {scale.label}, which is between 0 and 1")
-    groups = _group(runs)
+    groups = sorted(_group(runs), key=lambda group: scale.rank(group.mean), reverse=True)
     tables = [
         _score_table(groups, scale),
+        _last_table(groups, scale),
         _cost_table(groups, scale, target),
         *_part_tables(groups, scale),
         *_settings_table(groups),
+        *([TextTable("Left out", ["run", "why"], [list(pair) for pair in left_out], 2)] if left_out else []),
     ]
+    advice = _advice(groups, scale)
     sections = [f"<h2>{t.title}</h2>{table(t.headers, t.rows, text_columns=t.text_columns)}" for t in tables]
     title = f"{len(runs)} runs side by side"
     several = any(len(group.runs) > 1 for group in groups)
-    lead = (
-        "Runs that differ only in their seed: a strong line is their mean, faint lines are the runs." if several else ""
-    )
+    lead = "".join(f'<p class="lead">{escape(sentence)}</p>' for sentence in advice)
+    if several:
+        lead += '<p class="lead">A strong line is the mean over seeds, faint lines are the runs.</p>'
     plots = f'<div class="charts">{"".join(_plots(groups, scale))}</div>'
-    body = f'<h1>{title}</h1><p class="lead">{lead}</p>{plots}{"".join(sections)}'
-    return Comparison(target, tables, page(f"{title} - Wildflower", body))
+    body = f"<h1>{title}</h1>{lead}{sections[0]}{plots}{''.join(sections[1:])}"
+    return Comparison(target, advice, tables, page(f"{title} - Wildflower", body), _csv(groups))
 
 
 def _load(run_dir: Path) -> Run:
     content = read_config(run_dir)
     # What a fleet file held is part of the experiment, whatever the file is called.
-    config = content["config"] | {"fleet-sha256": content["fleet-sha256"][:12]}
-    summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
+    config = content["config"] | {"fleet-sha256": content["fleet-sha256"][:12], "seed": content["seed"]}
+    written = read_summary(run_dir)
+    # Summaries of earlier versions have other final figures: all are made anew from the rounds.
+    summary = summarize(run_dir, written.status if written else "unfinished", None)
     return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary)
+
+
+def _replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
+    """The finished runs, one of each experiment and seed; and of the others the names, and why they are left out."""
+    found: dict[tuple[str, int], Run] = {}
+    left_out = []
+    for run in runs:
+        key = json.dumps(run.experiment, sort_keys=True), run.seed
+        if run.summary.status != "finished":
+            left_out.append((run.name, f"{run.summary.status} after {run.summary.rounds} rounds"))
+        elif key in found:
+            left_out.append((run.name, f"of the same settings and seed as {found[key].name}"))
+        else:
+            found[key] = run
+    return list(found.values()), left_out
 
 
 def _scale_of_all(runs: Sequence[Run]) -> Scale:
@@ -143,11 +218,138 @@ def _group(runs: Sequence[Run]) -> list[Group]:
     by_experiment: dict[str, list[Run]] = {}
     for run in runs:
         by_experiment.setdefault(json.dumps(run.experiment, sort_keys=True), []).append(run)
-    groups = []
-    for members in by_experiment.values():
-        names = members[0].name if len(members) == 1 else f"{members[0].name} (+{len(members) - 1} seeds)"
-        groups.append(Group(names, members))
-    return groups
+    experiments = list(by_experiment.values())
+    names = _names([members[0].experiment for members in experiments])
+    return [Group(name, members) for name, members in zip(names, experiments, strict=True)]
+
+
+def _names(experiments: Sequence[dict[str, object]]) -> list[str]:
+    """What rows are called: the method, and the settings in which it differs from others of the same method."""
+    names: list[str] = []
+    for experiment in experiments:
+        method = str(experiment["strategy"])
+        alike = [other for other in experiments if other["strategy"] == experiment["strategy"]]
+        keys = [key for key in _differing(alike) if key in experiment]
+        settings = (f"{key.removeprefix(f'{method}.')}={_shortened(experiment[key])}" for key in keys)
+        name = " ".join([method, *settings])
+        again = sum(earlier == name or earlier.startswith(f"{name} (") for earlier in names)
+        names.append(f"{name} ({again + 1})" if again else name)
+    return names
+
+
+def _differing(experiments: Sequence[dict[str, object]]) -> list[str]:
+    """The keys in which experiments differ."""
+    keys = sorted({key for experiment in experiments for key in experiment})
+    return [key for key in keys if len({json.dumps(e.get(key), sort_keys=True) for e in experiments}) > 1]
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= MAX_VALUE_LETTERS else f"{text[: MAX_VALUE_LETTERS - 1]}…"
+
+
+# In words -------------------------------------------------------------------------------------------------------------
+
+
+def _advice(groups: Sequence[Group], scale: Scale) -> list[str]:
+    """Which method to take for this fleet and how sure that is, and which methods are not counted."""
+    told = [*_without_model(groups), *_beyond(groups)]
+    if len(groups) < 2:
+        return told
+    questions = [{key: group.runs[0].experiment.get(key) for key in THE_QUESTION} for group in groups]
+    if other := _differing(questions):
+        return [f"The runs differ in {', '.join(other)}, so that none of the methods is recommended.", *told]
+    if any(run.summary.delivered_score is None for group in groups for run in group.runs):
+        text = "Some of the runs do not say what devices are given (earlier versions, or evaluate-tiers = false)"
+        return [f"{text}, so that no method is recommended.", *told]
+    able = [g for g in groups if not _is_beyond(g) and g.mean is not None and math.isfinite(g.mean)]
+    if len(able) < 2:
+        return told
+    best, second, *others = able
+    assert best.mean is not None
+    take = f"Take {best.name}: over all devices of this fleet it delivers {score_format(scale)(best.mean)}."
+    gap = _gap(best, second, scale)
+    unsure = [other.name for other in others if not _gap(best, other, scale).is_sure]
+    also = [f"Nor is it sure that it is better than {', '.join(unsure)}."] if unsure else []
+    return [take, _how_sure(second.name, gap, scale), *also, *told]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """By how much one method is ahead of another, by runs of the same seeds.
+
+    Attributes:
+        wins, seeds: with how many seeds, of how many.
+        mean: None without a seed in common.
+        low, high: the interval of Student's t around it; None with fewer than two seeds.
+    """
+
+    wins: int
+    seeds: int
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the whole interval is above 0."""
+        return self.low is not None and self.low > 0
+
+
+def _gap(best: Group, other: Group, scale: Scale) -> Gap:
+    """Paired by seeds, which the partition, the first weights and the sampled devices of a run follow from."""
+    mine, theirs = best.by_seed, other.by_seed
+    seeds = sorted(mine.keys() & theirs.keys())
+    gaps = [scale.rank(mine[seed].figure) - scale.rank(theirs[seed].figure) for seed in seeds]
+    wins = sum(gap > 0 for gap in gaps)
+    if len(gaps) < 2:
+        return Gap(wins, len(gaps), *gaps)
+    from scipy.stats import t  # takes half a second
+
+    mean = fmean(gaps)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(gaps) - 1)) * stdev(gaps) / math.sqrt(len(gaps))
+    return Gap(wins, len(gaps), mean, mean - half, mean + half)
+
+
+def _how_sure(other: str, gap: Gap, scale: Scale) -> str:
+    """By how much a method is ahead of the next one, and whether that is sure."""
+    text = _points(scale)
+    if gap.mean is None:
+        return f"That it is better than {other} is a guess: they have no seed in common."
+    if gap.low is None or gap.high is None:
+        return f"That it is better than {other}, by {text(gap.mean)}, is a guess: they have one seed in common."
+    interval = f"{100 * CONFIDENCE:.0f} % interval {text(gap.low)} to {text(gap.high)}"
+    sure = "is sure" if gap.is_sure else "is not sure, and more seeds would tell"
+    ahead = f"{text(gap.mean)} on average, with {gap.wins} of {gap.seeds} seeds ({interval})"
+    return f"That it is better than {other} {sure}: by {ahead}."
+
+
+def _points(scale: Scale) -> Format:
+    """How differences of scores are shown."""
+    return (lambda value: f"{100 * value:.1f} points") if scale.is_share else plain
+
+
+def _is_beyond(group: Group) -> bool:
+    return any(run.summary.devices_beyond_budget for run in group.runs)
+
+
+def _beyond(groups: Sequence[Group]) -> list[str]:
+    names = [group.name for group in groups if _is_beyond(group)]
+    return [f"Not counted, since it gives devices more than they afford: {', '.join(names)}."] if names else []
+
+
+def _without_model(groups: Sequence[Group]) -> list[str]:
+    """How many devices get nothing, and count with the score of who has no model."""
+    told = []
+    for group in groups:
+        none = [run.summary.devices_without_model or 0 for run in group.runs]
+        if any(none):
+            devices = max(run.summary.delivered_devices or 0 for run in group.runs)
+            told.append(f"Under {group.name} {_number(fmean(none))} of {devices} devices get no model.")
+    return told
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
 
 
 def _spread(values: Sequence[float | None], form: Callable[[float], str], missing: str = "none") -> str:
@@ -161,29 +363,59 @@ def _spread(values: Sequence[float | None], form: Callable[[float], str], missin
     return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)})"
 
 
+def _mean(values: Sequence[float | None], form: Format, missing: str = "none") -> str:
+    """The mean of what there is, and how many of the runs lack it."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return missing
+    return form(fmean(known)) if len(known) == len(values) else f"{form(fmean(known))} ({len(known)} of {len(values)})"
+
+
+def _short(scale: Scale) -> tuple[Format, str]:
+    """How scores stand in narrow columns, and what then stands in their headers: percent without the sign."""
+    return ((lambda value: f"{100 * value:.1f}"), ", %") if scale.is_share else (plain, "")
+
+
 def _score_table(groups: Sequence[Group], scale: Scale) -> TextTable:
-    headers = ["run", "status", "runs", "rounds", f"final {scale.label}", f"best {scale.label}", "time here"]
-    text = score_format(scale)
+    text, unit = _short(scale)
+    headers = ["method", "seeds", f"delivered{unit}", f"worst tier{unit}", f"whole model{unit}"]
     rows = []
     for group in groups:
         summaries = [run.summary for run in group.runs]
         rows.append(
             [
                 group.name,
-                ", ".join(sorted({summary.status for summary in summaries})),
-                str(len(group.runs)),
-                _spread([summary.rounds for summary in summaries], _number),
+                group.seeds,
+                _spread([summary.delivered_score for summary in summaries], text),
+                _spread([summary.worst_tier_score for summary in summaries], text),
                 _spread([summary.final_score for summary in summaries], text),
-                _spread([summary.best_score for summary in summaries], text),
-                _spread([summary.wall_seconds for summary in summaries], seconds_text),
             ]
         )
-    return TextTable(scale.title, headers, rows, text_columns=2)
+    return TextTable(f"{scale.title}, mean of the last fifth of the evaluations", headers, rows, text_columns=2)
+
+
+def _last_table(groups: Sequence[Group], scale: Scale) -> TextTable:
+    text, unit = _short(scale)
+    headers = ["method", "rounds", f"delivered{unit}", f"whole model{unit}", f"its best{unit}", "time here"]
+    rows = []
+    for group in groups:
+        summaries = [run.summary for run in group.runs]
+        rows.append(
+            [
+                group.name,
+                _mean([summary.rounds for summary in summaries], _number),
+                _spread([summary.last_delivered_score for summary in summaries], text),
+                _spread([summary.last_score for summary in summaries], text),
+                _spread([summary.best_score for summary in summaries], text),
+                _mean([summary.wall_seconds for summary in summaries], seconds_text),
+            ]
+        )
+    return TextTable(f"{scale.title} of the last evaluation", headers, rows)
 
 
 def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None) -> TextTable:
-    goal = "reach the target" if target is None else f"reach {score_format(scale)(target)}"
-    headers = ["run", f"rounds to {goal}", "simulated time", "bytes", "bytes down in all", "bytes up in all"]
+    goal = "to the target" if target is None else f"to {score_format(scale)(target)}"
+    headers = ["method", f"rounds {goal}", "simulated time", "bytes", "down in all", "up in all"]
     rows = []
     for group in groups:
         reached = [None if target is None else run.first_at(target) for run in group.runs]
@@ -194,11 +426,11 @@ def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None) -> 
         rows.append(
             [
                 group.name,
-                _spread([at.round if at else None for at in reached], _number, "never"),
-                _spread([at.simulated_seconds if at else None for at in reached], seconds_text, "never"),
-                _spread(bytes_then, bytes_text, "never"),
-                _spread([run.summary.bytes_down for run in group.runs], bytes_text),
-                _spread([run.summary.bytes_up for run in group.runs], bytes_text),
+                _mean([at.round if at else None for at in reached], _number, "never"),
+                _mean([at.simulated_seconds if at else None for at in reached], seconds_text, "never"),
+                _mean(bytes_then, bytes_text, "never"),
+                _mean([run.summary.bytes_down for run in group.runs], bytes_text),
+                _mean([run.summary.bytes_up for run in group.runs], bytes_text),
             ]
         )
     return TextTable("What it took", headers, rows)
@@ -212,7 +444,7 @@ def _part_tables(groups: Sequence[Group], scale: Scale) -> list[TextTable]:
     """Scores by tier and by exit, and personal ones: each where one of the runs has them."""
 
     def tiers(summary: Summary) -> dict[str, float]:
-        return summary.score_by_tier or {}
+        return summary.delivered_score_by_tier or summary.score_by_tier or {}
 
     def exits(summary: Summary) -> dict[str, float]:
         return {f"exit {number}": score for number, score in enumerate(summary.score_by_exit or [], start=1)}
@@ -221,11 +453,11 @@ def _part_tables(groups: Sequence[Group], scale: Scale) -> list[TextTable]:
         everyone = {} if summary.personal_score is None else {"all devices": summary.personal_score}
         return everyone | (summary.personal_score_by_tier or {})
 
-    label, text = scale.label, score_format(scale)
+    text, unit = _short(scale)
     tables = [
-        _part_table(f"Final {label} by tier", groups, tiers, text),
-        _part_table(f"Final {label} by exit", groups, exits, text),
-        _part_table(f"Personal {label}, mean over the last fifth of the rounds", groups, personal, text),
+        _part_table(f"{scale.title} by tier{unit}", groups, tiers, text),
+        _part_table(f"{scale.title} of the whole model by exit{unit}", groups, exits, text),
+        _part_table(f"Personal {scale.label}, mean over the last fifth of the rounds{unit}", groups, personal, text),
     ]
     return [table for table in tables if len(table.headers) > 1]
 
@@ -239,21 +471,49 @@ def _part_table(
         [group.name] + [_spread([parts_of(run.summary).get(name) for run in group.runs], text) for name in names]
         for group in groups
     ]
-    return TextTable(title, ["run", *names], rows)
+    return TextTable(title, ["method", *names], rows)
 
 
 def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
-    """The keys in which the experiments differ. What the method of one does not read is left empty there."""
-    configs = [group.runs[0].config for group in groups]
-    read = [group.runs[0].experiment for group in groups]
-    keys = sorted({key for config in read for key in config} - NOT_THE_EXPERIMENT)
-    differing = [key for key in keys if len({json.dumps(config.get(key)) for config in configs}) > 1]
-    if not differing:
+    """The settings in which the experiments differ; those that a method does not read are not its own."""
+    experiments = [group.runs[0].experiment for group in groups]
+    usual, rows = defaults(), []
+    for group, experiment in zip(groups, experiments, strict=True):
+        own = [
+            key
+            for key in _differing(experiments)
+            if key in experiment
+            and key != "strategy"
+            and (experiment[key] != usual.get(key) or len({str(e[key]) for e in experiments if key in e}) > 1)
+        ]
+        rows.append([group.name, ", ".join(f"{key} = {experiment[key]}" for key in own)])
+    if not any(settings for _, settings in rows):
         return []
-    rows = [[key, *(str(config.get(key, "")) for config in read)] for key in differing]
-    return [
-        TextTable("Settings that differ", ["key", *(group.name for group in groups)], rows, text_columns=len(rows[0]))
-    ]
+    return [TextTable("Settings that differ", ["method", "settings"], rows, text_columns=2)]
+
+
+def _csv(groups: Sequence[Group]) -> str:
+    """Every evaluation as a line, with the scores of tiers in columns of their own."""
+    runs = [(group, run) for group in groups for run in group.runs]
+    tiers = list(dict.fromkeys(tier for _, run in runs for r in run.rounds for tier in r.delivered_score_by_tier or {}))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["run", "method", "seed", "round", "simulated_seconds", "bytes_down", "bytes_up", "metric", "delivered_score"]
+        + ["score", "loss", "delivered_devices", "devices_without_model", "devices_beyond_budget"]
+        + [f"delivered_score {tier}" for tier in tiers]
+    )
+    for group, run in runs:
+        down = accumulate(r.bytes_down for r in run.rounds)
+        up = accumulate(r.bytes_up for r in run.rounds)
+        for r, bytes_down, bytes_up in zip(run.rounds, down, up, strict=True):
+            if r.score is not None:
+                cost = [r.round, r.simulated_seconds, bytes_down, bytes_up]
+                scores = [r.metric, r.delivered_score, r.score, r.loss]
+                devices = [r.delivered_devices, r.devices_without_model, r.devices_beyond_budget]
+                by_tier = [(r.delivered_score_by_tier or {}).get(tier) for tier in tiers]
+                writer.writerow([run.name, group.name, run.seed, *cost, *scores, *devices, *by_tier])
+    return out.getvalue()
 
 
 def _plots(groups: Sequence[Group], scale: Scale) -> list[str]:
@@ -268,10 +528,21 @@ def _plots(groups: Sequence[Group], scale: Scale) -> list[str]:
     def traffic(run: Run) -> list[float]:
         return [float(total) for total in accumulate(r.bytes_down + r.bytes_up for r in run.rounds)]
 
-    def score(r: RoundRecord) -> float | None:
-        return r.score
+    # Where one of the runs does not say what it delivers, all are drawn by their whole models.
+    known = all(run.summary.delivered_score is not None for group in groups for run in group.runs)
 
-    title, text = scale.title, score_format(scale)
+    def score(r: RoundRecord) -> float | None:
+        return r.delivered_score if known else r.score
+
+    title, text = f"Delivered {scale.label}" if known else scale.title, score_format(scale)
+    whole = [
+        line_chart(
+            f"{scale.title} of the whole model",
+            _lines(groups, rounds, lambda r: r.score),
+            x_label="round",
+            y_format=text,
+        )
+    ]
     return [
         line_chart(f"{title} over rounds", _lines(groups, rounds, score), x_label="round", y_format=text),
         line_chart(f"{title} over simulated time", _lines(groups, clock, score), x_label=unit, y_format=text),
@@ -282,6 +553,7 @@ def _plots(groups: Sequence[Group], scale: Scale) -> list[str]:
             y_format=text,
             x_format=bytes_text,
         ),
+        *(whole if known else []),
         line_chart("Loss", _lines(groups, rounds, lambda r: r.loss), x_label="round"),
         line_chart(
             "Memory budget used",

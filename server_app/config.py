@@ -332,6 +332,10 @@ class RunConfig(Params):
     evaluate_tiers: bool = Field(
         True, description="Whether the newest sub-model of every tier is scored too, not the global model alone"
     )
+    deliver: Literal["largest", "best"] = Field(
+        "largest",
+        description="What a device is given: the model of its assignment, or the best that fits by held-out examples",
+    )
     personal_every: CountOrZero = Field(
         0, description="Rounds between evaluations of every device on its own test shard; 0: never"
     )

@@ -94,6 +94,12 @@ class RoundRecord(ScoreRecord):
     loss: float | None
     score_by_tier: dict[str, float] | None
     score_by_exit: list[float] | None  # from the shallowest on; None too where the family has one exit only
+    # Of what devices would be given now. None too with evaluate-tiers = false; earlier versions do not have these five.
+    delivered_score: float | None = None
+    delivered_score_by_tier: dict[str, float] | None = None
+    delivered_devices: Count | None = None
+    devices_without_model: Count | None = None
+    devices_beyond_budget: Count | None = None
     personal_score: float | None  # these four are None in a round without personal evaluation
     personal_score_by_tier: dict[str, float] | None
     personal_devices: Count | None
@@ -185,11 +191,22 @@ class Summary(ScoreRecord):
     rounds: Count
     metric: str | None  # None where no round was finished
     higher_is_better: bool
+    # Final scores are means over the last fifth of the evaluations; summaries of earlier versions have the last one.
     final_score: float | None
     best_score: float | None
     best_round: int | None
     score_by_tier: dict[str, float] | None
     score_by_exit: list[float] | None
+    delivered_score: float | None = None  # earlier versions do not have these ten
+    delivered_score_by_tier: dict[str, float] | None = None
+    worst_tier: str | None = None
+    worst_tier_score: float | None = None
+    last_score: float | None = None  # of the last evaluation alone
+    last_delivered_score: float | None = None
+    delivered_devices: Count | None = None  # these three of the last evaluation
+    devices_without_model: Count | None = None
+    devices_beyond_budget: Count | None = None
+    final_evaluations: Count | None = None  # how many the means are over
     personal_score: float | None  # means over the personal evaluations in the last fifth of the rounds
     personal_score_by_tier: dict[str, float] | None
     epsilon: float | None = None  # of the whole run; these two are None without differential privacy
@@ -327,6 +344,7 @@ class Journal:
             # purge_step hides what an interrupted run had written of this round and later ones.
             self._writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=record.round)
         scalars: dict[str, float | None] = {
+            f"delivered_{record.metric}": record.delivered_score,
             record.metric: record.score,
             "loss": record.loss,
             "epsilon": record.epsilon,
@@ -349,6 +367,8 @@ class Journal:
         }
         metric, by_tier, by_exit = record.metric, record.score_by_tier or {}, record.score_by_exit or []
         scalars |= {f"{metric}_by_tier/{tier}": value for tier, value in by_tier.items()}
+        delivered = record.delivered_score_by_tier or {}
+        scalars |= {f"delivered_{metric}_by_tier/{tier}": value for tier, value in delivered.items()}
         scalars |= {f"{metric}_by_exit/{number}": value for number, value in enumerate(by_exit, start=1)}
         personal = record.personal_score_by_tier or {}
         scalars |= {f"personal_{metric}_by_tier/{tier}": value for tier, value in personal.items()}
@@ -542,6 +562,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
     evaluated = [record for record in rounds if record.score is not None]
     # The first of equals.
     best = max(evaluated, key=lambda record: record.scale.rank(record.score), default=None)
+    last, final = (evaluated[-1] if evaluated else None), last_fifth(evaluated)
     # RecipFL's paper takes the mean over the last 20 % of its rounds.
     personal = [r for r in rounds[-max(1, round(len(rounds) / 5)) :] if r.personal_score is not None]
     outcomes: Counter[str] = Counter()
@@ -551,26 +572,31 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
             outcomes[device.outcome_word] += 1
             if device.tier is not None:
                 tier_of[device.device] = device.tier
-    tiers = in_fleet_order((tier for r in personal for tier in r.personal_score_by_tier or {}), tier_of)
-    by_tier = evaluated[-1].score_by_tier if evaluated else None
+    delivered = _means_by_tier([r.delivered_score_by_tier for r in final], tier_of)
+    worst = min(delivered or {}, key=lambda tier: rounds[-1].scale.rank((delivered or {})[tier]), default=None)
+    exits = [r.score_by_exit for r in final if r.score_by_exit is not None]
     return Summary(
         status=status,
         rounds=len(rounds),
         metric=rounds[-1].metric if rounds else None,
         higher_is_better=rounds[-1].higher_is_better if rounds else True,
-        final_score=evaluated[-1].score if evaluated else None,
+        final_score=_mean(r.score for r in final),
         best_score=best.score if best else None,
         best_round=best.round if best else None,
-        score_by_tier=by_tier and {tier: by_tier[tier] for tier in in_fleet_order(by_tier, tier_of)},
-        score_by_exit=evaluated[-1].score_by_exit if evaluated else None,
+        score_by_tier=_means_by_tier([r.score_by_tier for r in final], tier_of),
+        score_by_exit=[sum(scores) / len(scores) for scores in zip(*exits, strict=True)] if exits else None,
+        delivered_score=_mean(r.delivered_score for r in final),
+        delivered_score_by_tier=delivered,
+        worst_tier=worst,
+        worst_tier_score=None if worst is None or delivered is None else delivered[worst],
+        last_score=last.score if last else None,
+        last_delivered_score=last.delivered_score if last else None,
+        delivered_devices=last.delivered_devices if last else None,
+        devices_without_model=last.devices_without_model if last else None,
+        devices_beyond_budget=last.devices_beyond_budget if last else None,
+        final_evaluations=len(final),
         personal_score=_mean(r.personal_score for r in personal),
-        personal_score_by_tier={
-            tier: score
-            for tier in tiers
-            if (score := _mean((r.personal_score_by_tier or {}).get(tier) for r in personal)) is not None
-        }
-        if personal
-        else None,
+        personal_score_by_tier=_means_by_tier([r.personal_score_by_tier for r in personal], tier_of),
         epsilon=rounds[-1].epsilon if rounds else None,
         delta=rounds[-1].delta if rounds else None,
         bytes_down=sum(record.bytes_down for record in rounds),
@@ -580,6 +606,21 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         wall_seconds=sum(record.wall_seconds for record in rounds),
         error=error,
     )
+
+
+def last_fifth(evaluated: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
+    """The last fifth of the evaluations, at least one: single evaluations swing, and their mean is a run's figure."""
+    return evaluated[-max(1, round(len(evaluated) / 5)) :]
+
+
+def _means_by_tier(
+    of_rounds: Sequence[Mapping[str, float] | None], tier_of: Mapping[int, str]
+) -> dict[str, float] | None:
+    """The means by tier, each over the rounds that have one, in the order of the fleet; None where no round has any."""
+    there = [by_tier for by_tier in of_rounds if by_tier is not None]
+    names = in_fleet_order((tier for by_tier in there for tier in by_tier), tier_of)
+    means = {tier: _mean(by_tier.get(tier) for by_tier in there) for tier in names}
+    return {tier: mean for tier, mean in means.items() if mean is not None} if there else None
 
 
 def in_fleet_order(tiers: Iterable[str], tier_of: Mapping[int, str]) -> list[str]:

@@ -22,11 +22,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from client_app import worker
 from client_app.simulation import SCORE, BatchScores, Nursery, ToScore
 from messages.records import make_records, read_records, release
-from rounds.engine import Scorer, Scores
+from rounds.engine import Scorer
 from rounds.exchange import WaitingGrid
-from server_app.scoring import SCORED_TOGETHER, has_exits, scores
+from server_app.scoring import SCORED_TOGETHER, has_exits, scorer_of
 from strategies.method import Model
-from tasks.scoring import Scored, add_up
+from tasks.scoring import Scored, TestPart, add_up, test_part
 from tasks.task import TaskSpec, load_task
 
 SCORE_TYPE = f"{MessageType.EVALUATE}.{SCORE}"
@@ -169,16 +169,18 @@ def local_grid(workers: int) -> Iterator[LocalGrid]:
         yield grid
 
 
-def scorer_on(grid: LocalGrid, spec: TaskSpec) -> Scorer:
+def scorer_on(grid: LocalGrid, spec: TaskSpec, *, held_out: bool = False) -> Scorer:
     """Scores a model on all workers at once, each on its part of the test set; the bits are those of one process.
+
+    With `held_out` also on both parts of `tasks.scoring.test_part`.
 
     Raises RuntimeError where a worker cannot score the model, or several in a row are killed over it.
     """
     task, nodes = load_task(spec), list(grid.get_node_ids())
-    batches = -(-len(task.test) // SCORED_TOGETHER)
-    edges = [SCORED_TOGETHER * (batches * part // len(nodes)) for part in range(len(nodes) + 1)]
 
-    def score_model(model: Model) -> Scores:
+    def score_part(model: Model, of_test: TestPart) -> list[Scored]:
+        batches = -(-len(test_part(task, of_test)[1]) // SCORED_TOGETHER)
+        edges = [SCORED_TOGETHER * (batches * part // len(nodes)) for part in range(len(nodes) + 1)]
         weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.weights.items()}
         data = safetensors.torch.save(weights)
         texts = [
@@ -187,6 +189,7 @@ def scorer_on(grid: LocalGrid, spec: TaskSpec) -> Scorer:
                 family=model.family.spec(),
                 architecture=model.architecture.to_json(),
                 exits=has_exits(model),
+                part=of_test,
                 first=first,
                 last=last,
                 batch_size=SCORED_TOGETHER,
@@ -207,10 +210,10 @@ def scorer_on(grid: LocalGrid, spec: TaskSpec) -> Scorer:
                     raise RuntimeError(f"a worker cannot score {model.architecture}: {reply.error.reason}")
             if not todo:
                 by_exit = zip(*(batch for part in found for batch in part), strict=True)
-                return scores(model, task, [add_up(task, batches) for batches in by_exit])
+                return [add_up(task, batches) for batches in by_exit]
         raise RuntimeError(f"{MAX_TRIES} workers in a row were killed while they scored {model.architecture}")
 
-    return score_model
+    return scorer_of(task, score_part, held_out=held_out)
 
 
 def _error(message: Message, code: int, why: str) -> Message:

@@ -46,7 +46,8 @@ class SavedModel(_Read):
         family: from which `models.family.make_family` makes the family.
         architecture: as of `Architecture.to_json`.
         is_global: whether this is the global model.
-        tiers: the tiers whose devices were given this architecture last.
+        tiers: the tiers most of whose devices would be given this model, and those whose devices would be given none
+            now and were given this architecture last.
         exits: what a model with several exits says: what its "deepest" says, or the "mean" of the exits' logits.
         score: the value of the task's metric on its test set.
     """
@@ -109,7 +110,7 @@ class ModelInfo(Evaluated):
         return (inputs.float() - mean).div_(std)
 
 
-def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_tier: dict[str, float]) -> None:
+def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
     """Write the models that the engine has just scored, with their scores.
 
     They become the best where the global model is better than that of all evaluations before. A crash at any moment
@@ -121,7 +122,7 @@ def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_t
     with written_whole(newest) as folder:
         found = []
         for number, (architecture, model) in enumerate(engine.scored.items()):
-            tiers = [tier for tier, theirs in engine.scored_tiers.items() if theirs == architecture]
+            tiers = [tier for tier, theirs in engine.models_of_tiers.items() if theirs == architecture]
             data = safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in model.weights.items()})
             saved = SavedModel(
                 file="global.safetensors" if architecture == scored else f"sub-model-{number}.safetensors",
@@ -131,7 +132,7 @@ def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_t
                 is_global=architecture == scored,
                 tiers=tiers,
                 exits=model.exits,
-                score=score if architecture == scored else by_tier[tiers[0]],
+                score=engine.model_scores[architecture],
             )
             (folder / saved.file).write_bytes(data)
             found.append(saved)
@@ -149,6 +150,7 @@ def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_t
             models=found,
         )
         (folder / FACTS).write_text(contents.model_dump_json(indent=2) + "\n")
+    score = engine.model_scores[scored]
     before, rank = _score(best), task.metric.scale.rank
     if before is None or rank(score) > rank(before):
         with written_whole(best) as folder:

@@ -175,12 +175,32 @@ def _heading(run_dir: Path, status: str, config: dict[str, Any]) -> str:
     return f'<h1>{name} <span class="badge {status}">{status}</span></h1><p class="lead">{escape(what)}</p>'
 
 
+def delivered_note(summary: Summary) -> str:
+    """What must be known beside the delivered score: over how many evaluations it is, the last, and who is left out."""
+    parts, text = [], score_format(summary.scale)
+    if (summary.final_evaluations or 0) > 1 and summary.last_delivered_score is not None:
+        last = text(summary.last_delivered_score)
+        parts.append(f"mean of the last {summary.final_evaluations} evaluations, the last {last}")
+    devices = summary.delivered_devices or 0
+    if summary.devices_without_model:
+        parts.append(f"{summary.devices_without_model} of {devices} devices get none")
+    if summary.devices_beyond_budget:
+        parts.append(f"{summary.devices_beyond_budget} of {devices} devices get more than they afford")
+    return "; ".join(parts)
+
+
 def _headline(summary: Summary, activity: Activity) -> str:
     outcomes = summary.devices_by_outcome
     missed = ", ".join(f"{outcomes[word]:,} {word}" for word in MISSED if outcomes.get(word))
     mean = activity.models.mean_parameters
     label, text = summary.scale.label, score_format(summary.scale)
     best = f"best {text(summary.best_score)} in round {summary.best_round}" if summary.best_score is not None else ""
+    delivered = []
+    if summary.delivered_score is not None:
+        delivered.append((f"Delivered {label}", text(summary.delivered_score), delivered_note(summary)))
+    if summary.worst_tier is not None and summary.worst_tier_score is not None:
+        delivered.append(("Worst tier", text(summary.worst_tier_score), summary.worst_tier))
+    whole = f"{summary.scale.title} of the whole model" if delivered else f"Final {label}"
     tiers = ", ".join(f"{tier} {text(score)}" for tier, score in (summary.personal_score_by_tier or {}).items())
     personal = (
         []
@@ -192,7 +212,8 @@ def _headline(summary: Summary, activity: Activity) -> str:
     )
     return cards(
         [
-            (f"Final {label}", "none" if summary.final_score is None else text(summary.final_score), best),
+            *delivered,
+            (whole, "none" if summary.final_score is None else text(summary.final_score), best),
             *personal,
             *private,
             ("Rounds", f"{summary.rounds:,}", f"{seconds_text(summary.wall_seconds)} on this machine"),
@@ -213,8 +234,15 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     scale = rounds[-1].scale
     text = score_format(scale)
     scores = [record.score for record in rounds]
-    tiers = in_fleet_order((tier for record in rounds for tier in record.score_by_tier or {}), tier_of)
-    by_tier = [Line(tier, numbers, [(record.score_by_tier or {}).get(tier) for record in rounds]) for tier in tiers]
+    # Of earlier versions' runs only what tiers were given last is known.
+    delivered = [record.delivered_score for record in rounds]
+    known = any(score is not None for score in delivered)
+    scores_of = [(r.delivered_score_by_tier if known else r.score_by_tier) or {} for r in rounds]
+    tiers = in_fleet_order((tier for of_round in scores_of for tier in of_round), tier_of)
+    by_tier = [Line(tier, numbers, [of_round.get(tier) for of_round in scores_of]) for tier in tiers]
+    tier_title = f"{scale.title} delivered by tier" if known else f"{scale.title} by tier"
+    delivered_lines = [Line("delivered", numbers, delivered)] if known else []
+    delivered_clock = [Line("delivered", clock, delivered)] if known else []
     parts = [record.server_seconds for record in rounds]
     server = [sum(seconds.values()) for seconds in parts]
     own_figures = sorted({name for record in rounds for name, y in record.metrics.items() if y is not None})
@@ -232,12 +260,18 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     bandwidth = [record.bandwidth_utilisation for record in rounds]
     figures = [
         line_chart(
-            f"{scale.title} over rounds", [Line("global model", numbers, scores)], x_label="round", y_format=text
+            f"{scale.title} over rounds",
+            [*delivered_lines, Line("whole model", numbers, scores)],
+            x_label="round",
+            y_format=text,
         ),
         line_chart(
-            f"{scale.title} over simulated time", [Line("global model", clock, scores)], x_label=unit, y_format=text
+            f"{scale.title} over simulated time",
+            [*delivered_clock, Line("whole model", clock, scores)],
+            x_label=unit,
+            y_format=text,
         ),
-        *([line_chart(f"{scale.title} by tier", by_tier, x_label="round", y_format=text)] if by_tier else []),
+        *([line_chart(tier_title, by_tier, x_label="round", y_format=text)] if by_tier else []),
         line_chart("Loss", [Line("global model", numbers, [record.loss for record in rounds])], x_label="round"),
         line_chart(
             "Budget used by what was assigned",

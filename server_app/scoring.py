@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from models.base import with_weights
 from rounds.engine import Scorer, Scores
 from strategies.method import Model
-from tasks.scoring import Scored, score, score_exits
+from tasks.scoring import Scored, TestPart, add_up, score, score_exits, test_part
 from tasks.task import Task
 
 SCORED_TOGETHER = 256  # examples of the test set; devices score as many as they train
 
 
-def scorer(task: Task) -> Scorer:
-    """Scores a model in this process."""
+def scorer(task: Task, *, held_out: bool = False) -> Scorer:
+    """Scores a model in this process; with `held_out` also on both parts of `tasks.scoring.test_part`."""
 
-    def score_model(model: Model) -> Scores:
+    def score_part(model: Model, part: TestPart) -> list[Scored]:
         # Not before: a process that has used CUDA cannot fork workers that do.
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         module = with_weights(model.family, model.architecture, model.weights)
-        inputs, labels = task.test.inputs, task.test.labels
+        inputs, labels = test_part(task, part)
         if has_exits(model):
-            found = score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
-        else:
-            found = [score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)]
-        return scores(model, task, found)
+            return score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)
+        return [score(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)]
+
+    return scorer_of(task, score_part, held_out=held_out)
+
+
+def scorer_of(task: Task, score_part: Callable[[Model, TestPart], list[Scored]], *, held_out: bool) -> Scorer:
+    """A scorer from a function that scores a model on a part of the test set: its one exit, or as `scores` says."""
+
+    def score_model(model: Model) -> Scores:
+        if not held_out:
+            return scores(model, task, score_part(model, "all"))
+        by_part = score_part(model, "held out"), score_part(model, "rest")
+        whole = scores(model, task, [add_up(task, parts) for parts in zip(*by_part, strict=True)])
+        chosen_by, rest = (scores(model, task, found).score for found in by_part)
+        return whole._replace(held_out=chosen_by, rest=rest)
 
     return score_model
 

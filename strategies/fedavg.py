@@ -70,6 +70,11 @@ class OneModel(SubModelMethod):
         """The one architecture."""
         return self.architecture
 
+    @property
+    def deliverable(self) -> list[Architecture]:
+        """The one architecture, and with `both_models` the smallest: the others are not trained."""
+        return list(dict.fromkeys([self.architecture, *(self.candidates[-1:] if self.both_models else [])]))
+
     def local(self, order: Order) -> Local:
         """Plain training, averaged by examples."""
         return Training()

@@ -231,6 +231,10 @@ class FlexiFed(CandidateMethod):
             return None
         return [(device, self.candidates[places[-1]], LEADING) for device, places in sorted(self.begun.items())]
 
+    def has_model(self, device: int) -> bool:
+        """With "basic" whoever has trained: the layers behind the shared ones are on the devices."""
+        return self.sharing != "basic" or device in self.begun
+
     def state(self) -> State:
         """What is held, and who keeps layers of which types."""
         tensors = {f"weights/{key}": value for key, value in self.weights.items()}

@@ -93,6 +93,10 @@ class LocalOnly(CandidateMethod):
         """All that have trained score their own models."""
         return [(device, architecture, LEADING) for device, architecture in sorted(self.trained.items())]
 
+    def has_model(self, device: int) -> bool:
+        """Whoever has trained."""
+        return device in self.trained
+
     def state(self) -> State:
         """Who has trained which architecture."""
         return State({}, {"trained": [[device, a.to_json()] for device, a in sorted(self.trained.items())]})

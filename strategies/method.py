@@ -603,6 +603,21 @@ class Method(ABC):
         """The models of some architectures, to be scored on the server; {} where models live on devices only."""
 
     @property
+    def deliverable(self) -> list[Architecture]:
+        """The architectures that any device may be given which affords them, where a run delivers the best that fits.
+
+        By default the smallest, and the one that is scored. Those that devices trained last come beside them.
+        """
+        return list(dict.fromkeys([self.scored_architecture, self.smallest_architecture]))
+
+    def has_model(self, device: int) -> bool:
+        """Whether a device has a model that it could use now; by default whoever would be assigned one has.
+
+        A method that leaves models on devices says here who has not trained one yet.
+        """
+        return True
+
+    @property
     def statistics_devices(self) -> int:
         """How many devices take the batch norm statistics of a model without any; 0: as many as a round has."""
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class RoundSettings:
     round_seconds: float | None = None
     evaluate_every: int = 1
     evaluate_tiers: bool = True
+    deliver: Literal["largest", "best"] = "largest"
     personal_every: int = 0
     personal_epochs: int = 1
     personal_from: int = 1
@@ -45,6 +46,7 @@ class RoundSettings:
     aggregation: Aggregation = MEAN
     metric: Metric = ACCURACY
     label_sets: bool = False  # whether devices have classes of their own
+    score_without_model: float = 0.0  # what a device counts as that is given no model
 
     replaced_devices: int = 0  # that come in place of others in the course of the run
 

@@ -73,6 +73,11 @@ class CandidateMethod(Method):
         """The largest candidate."""
         return self.candidates[0]
 
+    @property
+    def deliverable(self) -> list[Architecture]:
+        """All candidates."""
+        return self.candidates
+
 
 class SubModelMethod(CandidateMethod):
     """A global model, candidates cut out of it, and the running mean over the coordinates that devices return.

@@ -78,6 +78,13 @@ class Metric(ABC):
             raise ValueError(f"a sum of {self.scale.label} is not finite")
         self._check(sums, examples)
 
+    def without_model(self, labels: Tensor) -> float:
+        """What a device counts as that has no model, by the labels of the test set.
+
+        Shares and correlations: 0. Of an error 0 would be the best: a metric of one says its own, or it is no number.
+        """
+        return 0.0 if self.scale.higher_is_better else math.nan
+
     @abstractmethod
     def _check(self, sums: Sequence[float], examples: int) -> None:
         """`check` of as many finite numbers as there should be."""
@@ -318,6 +325,10 @@ class MeanAbsoluteError(Metric):
     def value(self, sums: Sequence[float], examples: int) -> float:
         """The distance per example."""
         return sums[0] / examples
+
+    def without_model(self, labels: Tensor) -> float:
+        """The error of who always answers the median label: no constant has a smaller one."""
+        return float((labels.double() - labels.double().median()).abs().mean())
 
     def _check(self, sums: Sequence[float], examples: int) -> None:
         if sums[0] < 0:

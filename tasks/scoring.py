@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,24 @@ def score(
     """Score `model` in evaluation mode on inputs as stored, (n, *input shape), and labels (n, ...)."""
     found = score_batches(model, task, inputs, labels, batch_size=batch_size, device=device)
     return add_up(task, (batch for (batch,) in found))
+
+
+TestPart = Literal["all", "held out", "rest"]
+HELD_OUT = 5  # one of so many examples of the test set is held out, to choose by
+
+
+def test_part(task: Task, part: TestPart) -> tuple[Tensor, Tensor]:
+    """Inputs as stored and labels of the test set, or of the fifth of it by which models are chosen, or of the others.
+
+    The fifth is drawn once for all seeds and runs: from the number of examples alone.
+    """
+    inputs, labels = task.test.inputs, task.test.labels
+    if part == "all":
+        return inputs, labels
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    count = len(labels) // HELD_OUT
+    picked = (order[:count] if part == "held out" else order[count:]).sort().values
+    return inputs[picked], labels[picked]
 
 
 class WithExits(Protocol):

@@ -103,7 +103,9 @@ def sweep(
     folder: Annotated[
         Path | None, typer.Option(help="Where the runs lie; default: runs/NAME-sweep, by the experiment's name.")
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here, and a CSV file beside.")
+    ] = None,
 ) -> None:
     """Run an experiment with several seeds and values, as far as runs are missing, and lay them side by side.
 
@@ -150,13 +152,18 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
 @app.command()
 def compare(
     run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here, and a CSV file beside.")
+    ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="Score to reach, such as an accuracy of 0.9; default: the worst final score of the runs."),
+        typer.Option(help="Score to deliver, such as an accuracy of 0.9; default: the worst of the runs'."),
     ] = None,
 ) -> None:
-    """Lay runs side by side; runs that differ only in their seed are one row, with mean and spread."""
+    """Lay finished runs side by side, and say which method to take for this fleet.
+
+    Runs that differ only in their seed are one row, with mean and spread.
+    """
     from rich.console import Console
 
     from server_app.compare import compare as compare_runs
@@ -169,12 +176,16 @@ def compare(
     console = Console()
     for table in comparison.tables:
         console.print(_as_rich(table.title, table.headers, table.rows))
+    for sentence in comparison.advice:
+        console.print(sentence, markup=False, highlight=False)
     if html is not None:
-        try:
-            html.write_text(comparison.html, encoding="utf-8")
-        except OSError as error:
-            raise _stop(f"cannot write {html}: {error.strerror}") from None
-        console.print(f"Plots: {html}", markup=False, highlight=False, soft_wrap=True)
+        data = html.with_suffix(".csv")
+        for path, text in ((html, comparison.html), (data, comparison.csv)):
+            try:
+                path.write_text(text, encoding="utf-8")
+            except OSError as error:
+                raise _stop(f"cannot write {path}: {error.strerror}") from None
+        console.print(f"Plots: {html}, data: {data}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

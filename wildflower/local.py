@@ -106,8 +106,9 @@ def _serve(
         # PyTorch's own optimizers import its compiler, which takes 1 to 2 seconds: here once for all workers.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     engine, _ = built
+    spec, held_out = TaskSpec.from_json(engine.settings.task), config.deliver == "best"
     with local_grid(config.workers) as grid:
-        run(grid, config, (engine, scorer_on(grid, TaskSpec.from_json(engine.settings.task))))
+        run(grid, config, (engine, scorer_on(grid, spec, held_out=held_out)))
 
 
 def _print_to(log: Path) -> None:

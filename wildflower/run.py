@@ -34,6 +34,7 @@ from server_app.journal import (
     read_rounds,
     read_summary,
 )
+from server_app.report import delivered_note
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
 from wildflower.local import local_server, prepare_to_fork, told_later
@@ -498,11 +499,18 @@ def summary_table(summary: Summary) -> Table:
     row("status", summary.status)
     row("rounds", str(summary.rounds))
     label, text = escape(summary.scale.label), score_format(summary.scale)
+    if summary.delivered_score is not None:
+        row(f"delivered {label}", text(summary.delivered_score))
+        if note := delivered_note(summary):
+            row("", note)
+    for tier, score in (summary.delivered_score_by_tier or {}).items():
+        row(f"  tier {escape(tier)}", f"{text(score)}{' (worst)' if tier == summary.worst_tier else ''}")
     if summary.final_score is not None and summary.best_score is not None:
-        row(f"final {label}", text(summary.final_score))
-        row(f"best {label}", f"{text(summary.best_score)} in round {summary.best_round}")
-    for tier, score in (summary.score_by_tier or {}).items():
-        row(f"  tier {escape(tier)}", text(score))
+        row("whole model", text(summary.final_score))
+        row("  best", f"{text(summary.best_score)} in round {summary.best_round}")
+    if summary.delivered_score is None:
+        for tier, score in (summary.score_by_tier or {}).items():
+            row(f"  tier {escape(tier)}", text(score))
     if summary.personal_score is not None:
         row(f"personal {label}", text(summary.personal_score))
     for tier, score in (summary.personal_score_by_tier or {}).items():

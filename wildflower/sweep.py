@@ -226,8 +226,11 @@ def _figures(run: Planned) -> str:
     summary: Summary | None = read_summary(run.run_dir)
     if summary is None or summary.final_score is None:
         return "finished"
-    score = score_format(summary.scale)(summary.final_score)
-    return f"final {summary.scale.label} {score} in {seconds_text(summary.wall_seconds)}"
+    text, label = score_format(summary.scale), summary.scale.label
+    score = f"whole model {text(summary.final_score)}"
+    if summary.delivered_score is not None:
+        score = f"delivered {label} {text(summary.delivered_score)}, {score}"
+    return f"{score} in {seconds_text(summary.wall_seconds)}"
 
 
 def _tell(console: Console, text: str) -> None:

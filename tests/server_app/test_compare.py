@@ -1,3 +1,5 @@
+import csv
+import io
 from pathlib import Path
 
 import pytest
@@ -7,13 +9,19 @@ from server_app.compare import compare
 from server_app.journal import Journal, JournalError
 
 
-def a_run(run_dir: Path, accuracies: list[float | None], **config) -> Path:
+def a_run(run_dir: Path, scores: list[float | None], *, finished: bool = True, **config) -> Path:
+    """A run that delivers these scores; the whole model has half of them, the worst tier a quarter."""
+    more = {key: config.pop(key) for key in ("devices_without_model", "devices_beyond_budget") if key in config}
     config = CONFIG | {"run-name": run_dir.name} | config
     journal = Journal.open(run_dir, config, resume=False)
-    for number, accuracy in enumerate(accuracies, start=1):
-        tiers = None if accuracy is None else {"small": accuracy / 2}
-        journal.write_round(a_round(number, score=accuracy, score_by_tier=tiers), [])
-    journal.finish("finished")
+    for number, score in enumerate(scores, start=1):
+        given = {"score": None, "score_by_tier": None, "delivered_score": None, "delivered_score_by_tier": None}
+        if score is not None:
+            tiers = {"large": score, "small": score / 4}
+            given = {"score": score / 2, "delivered_score": score, "delivered_score_by_tier": tiers}
+        journal.write_round(a_round(number, **given | more), [])
+    if finished:
+        journal.finish("finished")
     return run_dir
 
 
@@ -22,90 +30,244 @@ def rows_of(comparison, title: str) -> list[dict[str, str]]:
     return [dict(zip(table.headers, row, strict=True)) for row in table.rows]
 
 
-def test_two_experiments_side_by_side(tmp_path):
+ACCURACY = "Accuracy, mean of the last fifth of the evaluations"
+
+
+def test_methods_side_by_side_with_what_they_deliver_first(tmp_path):
     # A round takes 60 simulated seconds and 1,000 bytes down and 900 up.
     slow = a_run(tmp_path / "slow", [0.1, None, 0.4])
-    fast = a_run(tmp_path / "fast", [0.5, 0.8, 0.7], strategy="fedrolex", alpha=0.3)
+    fast = a_run(tmp_path / "fast", [0.5, 0.8, 0.7], strategy="fedrolex")
     comparison = compare([slow, fast])
     assert comparison.target == pytest.approx(0.4)
-    accuracy = rows_of(comparison, "Accuracy")
-    assert [row["run"] for row in accuracy] == ["slow", "fast"]
-    assert [row["final accuracy"] for row in accuracy] == ["40 %", "70 %"]
-    assert [row["best accuracy"] for row in accuracy] == ["40 %", "80 %"]
-    cost = rows_of(comparison, "What it took")
-    assert [row["rounds to reach 40 %"] for row in cost] == ["3", "1"]
-    assert [row["simulated time"] for row in cost] == ["3 min", "1 min"]
-    assert [row["bytes"] for row in cost] == ["5.7 kB", "1.9 kB"]
-    assert [row["small"] for row in rows_of(comparison, "Final accuracy by tier")] == ["20 %", "35 %"]
-    assert rows_of(comparison, "Settings that differ") == [
-        {"key": "alpha", "slow": "", "fast": "0.3"},
-        {"key": "strategy", "slow": "heterofl", "fast": "fedrolex"},
+    assert comparison.tables[0].title == ACCURACY
+    assert rows_of(comparison, ACCURACY) == [
+        {
+            "method": "fedrolex",
+            "seeds": "7",
+            "delivered, %": "70.0",
+            "worst tier, %": "17.5",
+            "whole model, %": "35.0",
+        },
+        {
+            "method": "heterofl",
+            "seeds": "7",
+            "delivered, %": "40.0",
+            "worst tier, %": "10.0",
+            "whole model, %": "20.0",
+        },
     ]
+    last = rows_of(comparison, "Accuracy of the last evaluation")
+    assert [row["its best, %"] for row in last] == ["40.0", "20.0"]
+    cost = rows_of(comparison, "What it took")
+    assert [row["rounds to 40 %"] for row in cost] == ["1", "3"]
+    assert [row["simulated time"] for row in cost] == ["1 min", "3 min"]
+    assert [row["bytes"] for row in cost] == ["1.9 kB", "5.7 kB"]
+    assert [row["small"] for row in rows_of(comparison, "Accuracy by tier, %")] == ["17.5", "10.0"]
+
+
+def test_the_figure_is_the_mean_of_the_last_fifth_and_the_last_stands_beside(tmp_path):
+    """Of ten evaluations the last two count: (0.6 + 0.2) / 2 = 0.4."""
+    comparison = compare([a_run(tmp_path / "one", [0.1] * 8 + [0.6, 0.2])])
+    assert rows_of(comparison, ACCURACY)[0]["delivered, %"] == "40.0"
+    assert rows_of(comparison, "Accuracy of the last evaluation")[0]["delivered, %"] == "20.0"
 
 
 def test_seeds_of_one_experiment_are_one_row_with_mean_and_spread(tmp_path):
     finals = {1: 0.5, 2: 0.6, 3: 0.7}
     runs = [a_run(tmp_path / f"s{seed}", [0.1, final], seed=seed) for seed, final in finals.items()]
     comparison = compare(runs, target=0.55)
-    (row,) = rows_of(comparison, "Accuracy")
-    assert (row["run"], row["runs"]) == ("s1 (+2 seeds)", "3")
+    (row,) = rows_of(comparison, ACCURACY)
     # Standard deviation of a sample: sqrt((0.01 + 0 + 0.01) / 2) = 0.1
-    assert row["final accuracy"] == "60 % ± 10 %"
+    assert (row["method"], row["seeds"], row["delivered, %"]) == ("heterofl", "1-3", "60.0 ± 10.0")
     (cost,) = rows_of(comparison, "What it took")
-    assert cost["rounds to reach 55 %"] == "2 ± 0 (2 of 3)"
-    assert comparison.html.count("line c0 faint") == 3 * 5  # plots, the one of bandwidth being empty
+    assert cost["rounds to 55 %"] == "2 (2 of 3)"
+    assert comparison.advice == []  # there is nothing to choose
+    assert comparison.html.count("line c0 faint") == 3 * 6  # plots, the one of bandwidth being empty
+
+
+def test_what_is_not_finished_or_there_twice_is_left_out_and_said(tmp_path):
+    runs = [
+        a_run(tmp_path / "one", [0.2, 0.4], seed=1),
+        a_run(tmp_path / "again", [0.8, 0.8], seed=1),
+        a_run(tmp_path / "stopped", [0.9], seed=2, finished=False),
+    ]
+    comparison = compare(runs)
+    (row,) = rows_of(comparison, ACCURACY)
+    assert (row["seeds"], row["delivered, %"]) == ("1", "40.0")
+    assert rows_of(comparison, "Left out") == [
+        {"run": "again", "why": "of the same settings and seed as one"},
+        {"run": "stopped", "why": "unfinished after 1 rounds"},
+    ]
+    with pytest.raises(JournalError, match="none of the runs is finished: stopped is unfinished after 1 rounds"):
+        compare([tmp_path / "stopped"])
+
+
+def test_rows_are_called_after_the_method_and_what_differs_in_it(tmp_path):
+    fedavg = {"strategy": "fedavg"}
+    runs = [
+        a_run(tmp_path / "a", [0.4], **fedavg, **{"fedavg.use": "all-small", "batch-size": 8}),
+        a_run(tmp_path / "b", [0.3], **fedavg, **{"fedavg.use": "all-large", "batch-size": 8}),
+        a_run(tmp_path / "c", [0.2], **{"batch-size": 16}),
+    ]
+    comparison = compare(runs)
+    names = ["fedavg use=all-small", "fedavg use=all-large", "heterofl"]
+    assert [row["method"] for row in rows_of(comparison, ACCURACY)] == names
+    assert [row["settings"] for row in rows_of(comparison, "Settings that differ")] == [
+        "batch-size = 8, fedavg.use = all-small",
+        "batch-size = 8, fedavg.use = all-large",
+        "batch-size = 16",
+    ]
 
 
 def test_what_a_method_does_not_read_makes_no_other_experiment(tmp_path):
     plain = {"fedprox.mu": 0.01, "distillation.steps": 0, "distillation.batch-size": 64}
     one = a_run(tmp_path / "one", [0.4], **plain)
     two = a_run(tmp_path / "two", [0.5], **plain | {"fedprox.mu": 1.5, "distillation.batch-size": 8}, seed=8)
-    (row,) = rows_of(compare([one, two]), "Accuracy")
-    assert (row["run"], row["runs"]) == ("one (+1 seeds)", "2")
-    three = a_run(tmp_path / "three", [0.5], **plain | {"distillation.steps": 1, "distillation.batch-size": 8})
-    four = a_run(tmp_path / "four", [0.5], **plain | {"fedprox.mu": 1.5, "strategy": "fedprox"})
+    (row,) = rows_of(compare([one, two]), ACCURACY)
+    assert (row["method"], row["seeds"]) == ("heterofl", "7-8")
+    three = a_run(tmp_path / "three", [0.3], **plain | {"distillation.steps": 1, "distillation.batch-size": 8})
+    four = a_run(tmp_path / "four", [0.2], **plain | {"fedprox.mu": 1.5, "strategy": "fedprox"})
     assert rows_of(compare([two, three, four]), "Settings that differ") == [
-        {"key": "distillation.batch-size", "two": "", "three": "8", "four": ""},
-        {"key": "distillation.steps", "two": "", "three": "1", "four": ""},
-        {"key": "fedprox.mu", "two": "", "three": "", "four": "1.5"},
-        {"key": "strategy", "two": "heterofl", "three": "heterofl", "four": "fedprox"},
+        {"method": "heterofl", "settings": ""},
+        {
+            "method": "heterofl distillation.batch-size=8 distillation.steps=1",
+            "settings": "distillation.batch-size = 8, distillation.steps = 1",
+        },
+        {"method": "fedprox", "settings": "fedprox.mu = 1.5"},
     ]
+
+
+# Which method to take ---------------------------------------------------------------------------------------------
+
+
+def seeds_of(folder: Path, strategy: str, finals: list[float], first: int = 1, **more) -> list[Path]:
+    return [
+        a_run(folder / f"{strategy}{seed}", [final], strategy=strategy, seed=seed, **more)
+        for seed, final in enumerate(finals, start=first)
+    ]
+
+
+def test_a_method_that_is_ahead_with_every_seed_is_surely_better(tmp_path):
+    """Gaps 0.10, 0.11, 0.12: mean 0.11, deviation 0.01; 4.303 x 0.01 / sqrt(3) = 0.0248."""
+    better = seeds_of(tmp_path, "heterofl", [0.7, 0.81, 0.62])
+    comparison = compare([*seeds_of(tmp_path, "fedrolex", [0.6, 0.7, 0.5]), *better])
+    assert comparison.advice == [
+        "Take heterofl: over all devices of this fleet it delivers 71 %.",
+        "That it is better than fedrolex is sure: by 11.0 points on average, with 3 of 3 seeds (95 % interval 8.5 "
+        "points to 13.5 points).",
+    ]
+    assert "Take heterofl" in comparison.html
+
+
+def test_a_method_that_is_ahead_by_chance_is_not(tmp_path):
+    """Gaps 0.1, -0.05: mean 0.025, and two seeds tell nearly nothing."""
+    better = seeds_of(tmp_path, "heterofl", [0.7, 0.55])
+    told = compare([*better, *seeds_of(tmp_path, "fedrolex", [0.6, 0.6])]).advice
+    assert told[1].startswith("That it is better than fedrolex is not sure, and more seeds would tell: by 2.5 points")
+    assert "with 1 of 2 seeds" in told[1]
+
+
+def test_every_other_method_that_may_be_as_good_is_named(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7, 0.7, 0.7]) + seeds_of(tmp_path, "fedrolex", [0.6, 0.61, 0.6])
+    runs += seeds_of(tmp_path, "fjord", [0.1, 0.7, 0.7]) + seeds_of(tmp_path, "depthfl", [0.1, 0.11, 0.1])
+    told = compare(runs).advice
+    assert told[1].startswith("That it is better than fedrolex is sure")
+    assert told[2:] == ["Nor is it sure that it is better than fjord."]
+
+
+@pytest.mark.parametrize(("first", "words"), [(1, "one seed in common"), (5, "no seed in common")])
+def test_without_seeds_in_common_it_is_a_guess(first, words, tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7]) + seeds_of(tmp_path, "fedrolex", [0.6], first)
+    assert words in compare(runs).advice[1]
+
+
+def test_who_does_not_keep_to_the_budgets_is_not_recommended(tmp_path):
+    runs = seeds_of(tmp_path, "fedavg", [0.9, 0.9], devices_beyond_budget=3)
+    runs += seeds_of(tmp_path, "heterofl", [0.7, 0.7]) + seeds_of(
+        tmp_path, "fedrolex", [0.6, 0.6], devices_without_model=2
+    )
+    told = compare(runs).advice
+    assert told[0].startswith("Take heterofl")
+    assert told[-2:] == [
+        "Under fedrolex 2 of 5 devices get no model.",
+        "Not counted, since it gives devices more than they afford: fedavg.",
+    ]
+
+
+def test_of_different_questions_there_is_no_answer(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7], alpha=0.1) + seeds_of(tmp_path, "fedrolex", [0.6], alpha=0.5)
+    assert compare(runs).advice == ["The runs differ in alpha, so that none of the methods is recommended."]
+
+
+def test_runs_from_before_delivery_are_compared_by_their_whole_models(tmp_path):
+    for name, score in (("fedrolex", 0.5), ("heterofl", 0.6)):
+        journal = Journal.open(tmp_path / name, CONFIG | {"strategy": name}, resume=False)
+        gone = {"delivered_score": None, "delivered_score_by_tier": None, "devices_beyond_budget": None}
+        journal.write_round(a_round(1, score=score, **gone), [])
+        journal.finish("finished")
+    comparison = compare([tmp_path / "fedrolex", tmp_path / "heterofl"])
+    rows = rows_of(comparison, ACCURACY)
+    assert [(r["method"], r["delivered, %"], r["whole model, %"]) for r in rows] == [
+        ("heterofl", "none", "60.0"),
+        ("fedrolex", "none", "50.0"),
+    ]
+    assert "no method is recommended" in comparison.advice[0]
+    assert comparison.target == 0.5
+
+
+def test_every_evaluation_is_a_line_of_the_data(tmp_path):
+    runs = [a_run(tmp_path / "a", [0.2, None, 0.4], seed=1), a_run(tmp_path / "b", [0.1], seed=2)]
+    lines = list(csv.DictReader(io.StringIO(compare(runs).csv)))
+    assert [(line["run"], line["method"], line["seed"], line["round"]) for line in lines] == [
+        ("a", "heterofl", "1", "1"),
+        ("a", "heterofl", "1", "3"),
+        ("b", "heterofl", "2", "1"),
+    ]
+    assert [float(line["delivered_score"]) for line in lines] == [0.2, 0.4, 0.1]
+    assert [float(line["score"]) for line in lines] == [0.1, 0.2, 0.05]
+    assert [float(line["delivered_score small"]) for line in lines] == [0.05, 0.1, 0.025]
+    assert [int(line["bytes_down"]) for line in lines] == [1000, 3000, 1000]
+
+
+# Figures that may be missing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("task", "experiments"), [("digits", 1), ("idx", 2), ("npz", 2)])
 def test_runs_on_two_folders_are_two_experiments_where_the_folder_is_the_data_set(task, experiments, tmp_path):
     runs = [a_run(tmp_path / name, [0.4], **{"task": task, "data-dir": name}) for name in ("here", "there")]
-    assert len(rows_of(compare(runs), "Accuracy")) == experiments
+    assert len(rows_of(compare(runs), ACCURACY)) == experiments
 
 
 def test_exits_and_personal_accuracies_side_by_side(tmp_path):
     for name, exits, tiers in (("a", [0.2, 0.4], {"weak": 0.5}), ("b", None, {"weak": 0.7, "strong": 0.9})):
-        journal = Journal.open(tmp_path / name, CONFIG | {"strategy": name}, resume=False)
+        journal = Journal.open(tmp_path / name, CONFIG | {"strategy": "heterofl" if name == "a" else "fedrolex"}, False)
         personal = {"personal_score": 0.6, "personal_score_by_tier": tiers, "personal_devices": 4}
         journal.write_round(a_round(1, score_by_exit=exits, personal_failed=1, **personal), [])
         journal.finish("finished")
     comparison = compare([tmp_path / "a", tmp_path / "b"])
-    assert rows_of(comparison, "Final accuracy by exit") == [
-        {"run": "a", "exit 1": "20 %", "exit 2": "40 %"},
-        {"run": "b", "exit 1": "none", "exit 2": "none"},
+    assert rows_of(comparison, "Accuracy of the whole model by exit, %") == [
+        {"method": "heterofl", "exit 1": "20.0", "exit 2": "40.0"},
+        {"method": "fedrolex", "exit 1": "none", "exit 2": "none"},
     ]
-    assert rows_of(comparison, "Personal accuracy, mean over the last fifth of the rounds") == [
-        {"run": "a", "all devices": "60 %", "weak": "50 %", "strong": "none"},
-        {"run": "b", "all devices": "60 %", "weak": "70 %", "strong": "90 %"},
+    assert rows_of(comparison, "Personal accuracy, mean over the last fifth of the rounds, %") == [
+        {"method": "heterofl", "all devices": "60.0", "weak": "50.0", "strong": "none"},
+        {"method": "fedrolex", "all devices": "60.0", "weak": "70.0", "strong": "90.0"},
     ]
 
 
 def test_a_target_that_none_reached(tmp_path):
     (cost,) = rows_of(compare([a_run(tmp_path / "one", [0.2])], target=0.9), "What it took")
-    assert cost["rounds to reach 90 %"] == "never"
+    assert cost["rounds to 90 %"] == "never"
     assert cost["bytes"] == "never"
 
 
-def test_a_run_that_ends_in_nan_sets_no_target(tmp_path):
-    runs = [a_run(tmp_path / "lost", [0.2, float("nan")]), a_run(tmp_path / "good", [0.4, 0.7], rounds=2)]
+def test_a_run_that_ends_in_nan_sets_no_target_and_comes_last(tmp_path):
+    runs = [a_run(tmp_path / "lost", [0.2, float("nan")]), a_run(tmp_path / "good", [0.4, 0.7], strategy="fedrolex")]
     comparison = compare(runs)
     assert comparison.target == 0.7
-    assert [row["rounds to reach 70 %"] for row in rows_of(comparison, "What it took")] == ["never", "2"]
+    cost = rows_of(comparison, "What it took")
+    assert [(row["method"], row["rounds to 70 %"]) for row in cost] == [("fedrolex", "2"), ("heterofl", "never")]
+    assert comparison.advice == []
 
 
 @pytest.mark.parametrize("target", [-0.1, 90])
@@ -117,11 +279,13 @@ def test_a_target_that_is_no_accuracy_is_refused(target, tmp_path):
 def test_runs_without_any_accuracy(tmp_path):
     comparison = compare([a_run(tmp_path / "one", [None]), a_run(tmp_path / "two", [], alpha=1.0)])
     assert comparison.target is None
-    assert [row["final accuracy"] for row in rows_of(comparison, "Accuracy")] == ["none", "none"]
+    assert [row["delivered, %"] for row in rows_of(comparison, ACCURACY)] == ["none", "none"]
+    assert comparison.csv.count("\n") == 1
 
 
 def test_the_page_escapes_names(tmp_path):
-    comparison = compare([a_run(tmp_path / "<b>&", [0.2], note="<i>"), a_run(tmp_path / "two", [0.3], note="x")])
+    runs = [a_run(tmp_path / "one", [0.2], note="<i>"), a_run(tmp_path / "two", [0.3], note="x")]
+    comparison = compare([*runs, a_run(tmp_path / "<b>&", [0.3], finished=False)])
     assert "<b>&" not in comparison.html
     assert "&lt;b&gt;&amp;" in comparison.html
     assert "&lt;i&gt;" in comparison.html

@@ -15,6 +15,7 @@ from server_app.journal import (
     read_rounds,
     read_summary,
 )
+from server_app.report import write_report
 from tasks.metrics import Scale
 
 
@@ -188,6 +189,16 @@ def test_summary_of_a_finished_run(tmp_path):
         "best_round": 3,
         "score_by_tier": {"small": pytest.approx(0.15), "large": pytest.approx(0.3)},
         "score_by_exit": None,
+        "delivered_score": pytest.approx(0.24),
+        "delivered_score_by_tier": {"small": pytest.approx(0.15), "large": pytest.approx(0.3)},
+        "worst_tier": "small",
+        "worst_tier_score": pytest.approx(0.15),
+        "last_score": pytest.approx(0.3),
+        "last_delivered_score": pytest.approx(0.24),
+        "delivered_devices": 5,
+        "devices_without_model": 0,
+        "devices_beyond_budget": 0,
+        "final_evaluations": 1,
         "personal_score": None,
         "personal_score_by_tier": None,
         "epsilon": None,
@@ -220,7 +231,45 @@ def test_personal_accuracy_is_the_mean_over_the_last_fifth_of_the_rounds(tmp_pat
     summary = journal.finish("finished")  # of 10 rounds the last two count
     assert summary.personal_score == pytest.approx(0.6)
     assert summary.personal_score_by_tier == pytest.approx({"small": 0.6, "large": 0.6})
-    assert summary.score_by_exit == pytest.approx([1.0, 2.0])
+    assert summary.score_by_exit == pytest.approx([0.95, 1.9])  # of the rounds 9 and 10
+
+
+def test_final_figures_are_means_of_the_last_fifth_of_the_evaluations(tmp_path):
+    """Ten evaluations in twenty rounds: the last two count, 0.18 and 0.2, and not rounds in which nothing is scored."""
+    journal = Journal.open(tmp_path, CONFIG | {"rounds": 20}, resume=False)
+    nothing = {"score": None, "score_by_tier": None, "delivered_score": None, "delivered_score_by_tier": None}
+    for number in range(1, 21):
+        of_round = {"score": number / 100, "score_by_tier": {"a": number / 50}} | {
+            "delivered_score": number / 200,
+            "delivered_score_by_tier": {"a": number / 100, "b": 0.1 if number == 20 else 0.5},
+        }
+        journal.write_round(a_round(number, **(nothing if number % 2 else of_round)), [])
+    summary = journal.finish("finished")
+    assert summary.final_evaluations == 2
+    assert (summary.final_score, summary.last_score) == (pytest.approx(0.19), 0.2)
+    assert (summary.delivered_score, summary.last_delivered_score) == (pytest.approx(0.095), 0.1)
+    assert summary.score_by_tier == pytest.approx({"a": 0.38})
+    assert summary.delivered_score_by_tier == pytest.approx({"a": 0.19, "b": 0.3})
+    assert (summary.worst_tier, summary.worst_tier_score) == ("a", pytest.approx(0.19))
+    page = (tmp_path / "report.html").read_text()
+    for text in ("Delivered accuracy", "9.5 %", "mean of the last 2 evaluations, the last 10 %", "Worst tier"):
+        assert text in page
+
+
+def test_runs_from_before_delivery_are_read_and_shown(tmp_path):
+    new = ("delivered_score", "delivered_score_by_tier", "delivered_devices")
+    new += ("devices_without_model", "devices_beyond_budget")
+    summary = three_rounds(tmp_path).finish("finished")
+    old = [{k: v for k, v in a_round(number).items() if k not in new} for number in (1, 2, 3)]
+    (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    gone = {*new, "worst_tier", "worst_tier_score", "last_score", "last_delivered_score", "final_evaluations"}
+    (tmp_path / "summary.json").write_text(summary.model_dump_json(exclude=gone))
+    assert read_rounds(tmp_path)[2].delivered_score is None
+    assert read_summary(tmp_path).delivered_score is None
+    page = write_report(tmp_path).read_text()
+    assert "Final accuracy" in page
+    assert "Accuracy by tier" in page
+    assert "elivered" not in page
 
 
 def test_personal_accuracy_of_rounds_that_lack_it_is_none(tmp_path):
@@ -329,9 +378,15 @@ def test_a_metric_that_is_not_known_here_keeps_its_name_and_its_direction(tmp_pa
         journal.write_round(a_round(number, **error, **personal), [])
     summary = journal.finish("finished")
     assert (summary.best_score, summary.best_round, summary.final_score) == (1.5, 2, 2.0)
+    assert (summary.worst_tier, summary.worst_tier_score) == ("large", pytest.approx(0.3))  # the larger error
     assert read_summary(tmp_path).scale == Scale("hinge distance", higher_is_better=False)
     report = (tmp_path / "report.html").read_text()
-    for text in ("Final hinge distance", "best 1.5 in round 2", "Hinge distance by tier", "Personal hinge distance"):
+    for text in (
+        "Delivered hinge distance",
+        "best 1.5 in round 2",
+        "Hinge distance delivered by tier",
+        "Personal hinge distance",
+    ):
         assert text in report
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()

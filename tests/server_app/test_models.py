@@ -206,8 +206,8 @@ def write(run_dir, trained, number):
     for model in engine.scored.values():
         for value in model.weights.values():
             value.fill_(number)
-    by_tier = dict.fromkeys(engine.scored_tiers, number / 10)
-    save_models(run_dir, engine, task, score=number / 10, by_tier=by_tier)
+    engine.model_scores = dict.fromkeys(engine.scored, number / 10)
+    save_models(run_dir, engine, task)
 
 
 def rounds_in(run_dir):

@@ -86,10 +86,10 @@ def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
     tiers = {"exit 10": 0.4, "exit 2": 0.3}
     devices = [a_device(1, 7, tier="exit 10"), a_device(1, 3, tier="exit 2")]
     personal = {"personal_score": 0.5, "personal_score_by_tier": tiers, "personal_devices": 4}
-    journal.write_round(a_round(1, score_by_tier=tiers, personal_failed=0, **personal), devices)
+    journal.write_round(a_round(1, delivered_score_by_tier=tiers, personal_failed=0, **personal), devices)
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
-    for title in ("Accuracy by tier", "Personal accuracy, on devices&#x27; own test shards"):
+    for title in ("Accuracy delivered by tier", "Personal accuracy, on devices&#x27; own test shards"):
         names = re.findall(r"</svg>([a-z 0-9]+) <b>", chart(page, title))
         assert [name for name in names if name.startswith("exit")] == ["exit 2", "exit 10"]
     assert list(gather_activity(read_devices(tmp_path), rounds=1).rows) == ["exit 2", "exit 10"]

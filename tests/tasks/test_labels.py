@@ -167,12 +167,12 @@ def test_a_run_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (summary.metric, summary.final_score) == ("pearson", evaluated[-1].score)
     assert summary.best_score == max(record.score for record in evaluated)  # type: ignore[type-var]
     report = (folder / "report.html").read_text()
-    assert "Final Pearson correlation" in report
+    assert "Delivered Pearson correlation" in report
     assert "Pearson correlation over rounds" in report
     assert f"{evaluated[-1].score:.4g}" in report
     assert "ccuracy" not in report.split("<h2>Configuration</h2>")[0]
     comparison = compare([folder])
-    assert comparison.tables[0].title == "Pearson correlation"
+    assert comparison.tables[0].title == "Pearson correlation, mean of the last fifth of the evaluations"
     assert comparison.tables[0].rows[0][4] == f"{evaluated[-1].score:.4g}"
 
 
@@ -186,10 +186,10 @@ def test_of_errors_the_lowest_is_best(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (summary.metric, summary.higher_is_better) == ("mean_absolute_error", False)
     again = run(simulated_grid(), _config(tmp_path, run_name="shorter", rounds=2))
     comparison = compare([folder, again])
-    finals = [s.final_score for s in (read_summary(folder), read_summary(again)) if s is not None]
+    finals = [s.delivered_score for s in (read_summary(folder), read_summary(again)) if s is not None]
     assert comparison.target == max(score for score in finals if score is not None)
-    assert comparison.tables[1].rows[0][1] != "never"
-    assert compare([folder], target=0.0).tables[1].rows[0][1] == "never"
+    assert comparison.tables[2].rows[0][1] != "never"
+    assert compare([folder], target=0.0).tables[2].rows[0][1] == "never"
 
 
 def test_runs_of_different_metrics_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

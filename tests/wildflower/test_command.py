@@ -13,11 +13,11 @@ from wildflower.command import app
 ROOT = Path(__file__).parents[2]
 
 
-def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+def invoke(*arguments: str | Path, columns: int = 200) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": str(columns)})
 
 
-def a_run(run_dir: Path, accuracy: float, seed: int = 1) -> Path:
+def a_run(run_dir: Path, accuracy: float, seed: int = 1, *, finished: bool = False) -> Path:
     config = {"strategy": "heterofl", "task": "digits", "seed": seed, "run-name": run_dir.name}
     journal = Journal.open(run_dir, config, resume=False)
     journal.write_round(
@@ -61,6 +61,8 @@ def a_run(run_dir: Path, accuracy: float, seed: int = 1) -> Path:
         },
         [],
     )
+    if finished:
+        journal.finish("finished")
     return run_dir
 
 
@@ -107,12 +109,14 @@ def test_a_folder_without_a_run_is_named(tmp_path, command):
 
 
 def test_compare_prints_tables_and_writes_a_page(tmp_path):
-    runs = [a_run(tmp_path / name, accuracy, seed) for name, accuracy, seed in [("a", 0.5, 1), ("b", 0.7, 2)]]
-    shown = invoke("compare", *runs, "--html", tmp_path / "page.html", "--target", "0.6")
+    runs = [a_run(tmp_path / name, score, seed, finished=True) for name, score, seed in [("a", 0.5, 1), ("b", 0.7, 2)]]
+    shown = invoke("compare", *runs, "--html", tmp_path / "page.html", "--target", "0.6", columns=80)
     assert shown.exit_code == 0
-    assert "a (+1 seeds)" in shown.stdout
-    assert "60 % ± 14.14 %" in shown.stdout
-    assert "reach 60 %" in shown.stdout
+    assert "60.0 ± 14.1" in shown.stdout
+    assert "60 %" in shown.stdout
+    tables = shown.stdout.partition("Plots: ")[0]
+    assert max(map(len, tables.splitlines())) <= 80
+    assert (tmp_path / "page.csv").read_text().startswith("run,method,seed,round,")
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 

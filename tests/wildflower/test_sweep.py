@@ -1,6 +1,7 @@
 """Sweeps, with a stand-in for the processes of `wildflower run` that writes a run's journal at once."""
 
 import json
+import re
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -40,7 +41,8 @@ class Runs:
         journal = Journal.open(run_dir, config.to_dict(), resume=config.resume)
         if self.waits:
             return Process(None)
-        journal.write_round(self.line | {"strategy": config.strategy, "score": 0.5 + 0.1 * config.seed}, [])
+        scores = {"score": 0.5 + 0.1 * config.seed, "delivered_score": 0.4 + 0.1 * config.seed}
+        journal.write_round(self.line | {"strategy": config.strategy} | scores, [])
         journal.finish("finished")
         return Process(0)
 
@@ -135,9 +137,9 @@ def test_every_value_is_run_with_every_seed_and_laid_side_by_side(folder, runs):
     assert asked == [(s, seed, "7") for s in ("heterofl", "fedrolex") for seed in ("1", "2")]
     run_dir = folder / "out" / "strategy=fedrolex,seed=2"
     assert read_config(run_dir)["config"]["strategy"] == "fedrolex"
-    assert f"4/4 {run_dir.name}: final accuracy 70 %" in done.output
-    # Two rows of two seeds each, 60 % and 70 %.
-    assert done.output.count("65 % ± ") >= 2
+    assert f"4/4 {run_dir.name}: delivered accuracy 60 %, whole model 70 % in" in done.output
+    # Two rows of two seeds each, which deliver 50 % and 60 %; the whole models have 60 % and 70 %.
+    assert len(re.findall(r"1-2 .* 55\.0 ± 7\.1 .* 65\.0 ± 7\.1 ", done.output)) == 2
 
 
 def test_what_is_finished_is_not_run_again(folder, runs):
@@ -155,7 +157,7 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(folder, run
     assert done.exit_code == 1
     assert "seed=2: failed; see" in done.output
     assert "no data are here" in done.output
-    assert "seed=3: final accuracy 80 %" in done.output
+    assert "seed=3: delivered accuracy 70 %, whole model 80 %" in done.output
     runs.fails = ""
     assert swept(folder, "--seeds", "1-3").exit_code == 0
     assert [call["seed"] for call in runs.asked] == ["1", "2", "3", "2"]
