@@ -11,7 +11,6 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -53,7 +52,6 @@ from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from models.family import Family, make_family
 from models.layers import Network
 from strategies.method import local_half
-from tasks.own import OwnDataError
 from tasks.task import Task, TaskSpec, load_task
 
 NodeConfig = Mapping[str, object]
@@ -97,13 +95,7 @@ _Sums = dict[tuple[int, str], _Sum]  # by group and parcel
 
 def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:
     """Do the work orders of a batch; one device's failure is told in its update and leaves the others alone."""
-    try:
-        task, family, device = _prepare(batch, config)
-    except OwnDataError as error:  # which are this device's own affair: it is told, and the others go on
-        log.error("This device's data cannot be used: %s", error)
-        why, now = f"refused: {one_line(str(error))}", time.perf_counter()
-        refused = [_no(order, why, now) for order in batch.orders]
-        return Reply(run=batch.run, round=batch.round, updates=refused, sums=[]).model_dump_json(), []
+    task, family, device = _prepare(batch, config)
     updates: list[Update] = []
     out: list[bytes] = []
     sums: _Sums = {}
@@ -302,11 +294,7 @@ def _no(order: WorkOrder, outcome: str, started: float, *, overrun: bool = False
 
 def _evaluate(batch: EvaluationBatch, arrays: list[bytes], config: NodeConfig) -> tuple[str, list[bytes]]:
     """Score the models of a batch, each on its device's shard or on the task's test set."""
-    try:
-        task, family, device = _prepare(batch, config)
-    except OwnDataError as error:
-        failed = [Score(device=order.device, error=one_line(str(error))) for order in batch.orders]
-        return EvaluationReply(run=batch.run, round=batch.round, scores=failed).model_dump_json(), []
+    task, family, device = _prepare(batch, config)
     scores = [_score(order, batch, arrays, task, family, device, config) for order in batch.orders]
     return EvaluationReply(run=batch.run, round=batch.round, scores=scores).model_dump_json(), []
 
@@ -363,8 +351,7 @@ def preload(kind: str, text: str, config: NodeConfig) -> None:
     """Load the data and family of a message, so that processes forked from this one have them."""
     if kind != "query":
         batch = parse(Batch, text) if kind == "train" else parse(EvaluationBatch, text)
-        with suppress(OwnDataError):  # which the work itself tells
-            load_task(_task(batch, config))
+        load_task(_task(batch, config))
         family_of(json.dumps(batch.family))
         for order in batch.orders:
             local_half(order.local)
@@ -394,8 +381,6 @@ def compute_device() -> torch.device:
 def _task(batch: Batch | EvaluationBatch, config: NodeConfig) -> TaskSpec:
     """The task of a batch. A node may hold its data elsewhere than the server: `data-dir` in its node config."""
     own = config.get("data-dir")
-    if batch.task.get("agreed") is not None and not own:
-        raise OwnDataError("this node's configuration has no data-dir, and devices train on their own data")
     return TaskSpec.from_json({**batch.task, "data_dir": str(own)} if own else batch.task)
 
 

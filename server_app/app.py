@@ -7,7 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -232,12 +232,8 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
         strong_share=config.strong_share,
         strong_test=config.strong_test,
         arguments=config.own_task_arguments(),
-        max_examples=config.max_examples,
     )
     task = load_task(spec)
-    if config.partition == "own" and not config.fleet:
-        # Nodes have folders of their own, and are told what all data look like.
-        spec = replace(spec, agreed=task.agreed)
     if task.vocabulary is not None and task.vocabulary.cut_texts:
         log(
             WARNING,

@@ -171,13 +171,8 @@ class RunConfig(Params):
         "",
         description="What names in that file are called in the family, such as \"'features' = 'stem', 'fc' = false\"",
     )
-    partition: Literal["iid", "dirichlet", "natural", "strong-and-weak", "own"] = Field(
-        "dirichlet",
-        description="How examples are dealt out to devices: iid, dirichlet, natural, strong-and-weak; own: all have "
-        "their own (docs/your-devices.md)",
-    )
-    max_examples: Annotated[int, Field(ge=1, lt=2**31)] = Field(
-        100_000, description="Under partition = 'own' the most training examples that a device may have"
+    partition: Literal["iid", "dirichlet", "natural", "strong-and-weak"] = Field(
+        "dirichlet", description="How examples are dealt out to devices: iid, dirichlet, natural, strong-and-weak"
     )
     alpha: PositiveRate = Field(0.5, description="Concentration of the Dirichlet partition: smaller is more unequal")
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -582,16 +577,6 @@ class RunConfig(Params):
             not parted or (not self.test_fraction and not self.examples_per_device),
             "partition",
             "deals out all examples, and the test set too: test-fraction and examples-per-device do not go with it",
-        )
-        need(
-            self.partition != "own" or self.examples_per_device == 0,
-            "examples-per-device",
-            "under partition = 'own' devices train on what they have: set it to 0",
-        )
-        need(
-            self.partition != "own" or bool(self.data_dir),
-            "data-dir",
-            "partition = 'own' needs the server's folder, which says what the devices' data look like",
         )
         need(
             self.examples_per_device == 0 or self.partition != "natural",

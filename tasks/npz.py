@@ -36,19 +36,6 @@ def load(data_dir: str) -> DataSet:
     )
 
 
-def load_own(data_dir: str) -> DataSet:
-    """A device's own arrays: `train.npz`, and `test.npz` where it has one. What they have in common is not counted."""
-    folder = hub.existing_folder("npz", data_dir)
-    train, test = _find(folder, "train.npz"), folder / "test.npz"
-    files = [train, *([test] if test.is_file() else [])]
-    parts = []
-    for file in files:
-        arrays = _read(file)
-        parts.append(Data(_inputs(file, arrays), _labels(file, arrays)))
-    nothing = Data(parts[0].inputs[:0], parts[0].labels[:0])
-    return DataSet(parts[0], parts[1] if len(parts) > 1 else nothing, 1 + int(parts[0].labels.max()))
-
-
 def _find(folder: Path, name: str) -> Path:
     if (folder / name).is_file():
         return folder / name

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,16 +33,15 @@ from tasks import (
     unimib,
 )
 from tasks.arguments import TaskArguments, read_arguments
-from tasks.data import Data, DataSet, Vocabulary, describe_files
+from tasks.data import Data, DataSet, Vocabulary
 from tasks.labels import LabelKind
 from tasks.losses import TaskLoss, usual_loss
 from tasks.metrics import METRICS, Metric, usual_metric
-from tasks.own import FOLDERS, Agreed, Own, OwnDataError, device_folder, joined
 from tasks.tokens import TextArguments
 
 __all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
-PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak", "own")
+PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak")
 BY_CLASS = ("dirichlet", "strong-and-weak")  # which need to know the class of every example
 STRONG_TESTS = ("share", "whole")
 
@@ -56,8 +53,7 @@ class Kind:
     `in_time`: the examples of each natural id lie in order of time. `loss` and `metric`: what is minimized and what is
     scored; they go with what the labels are, and None are the usual ones of such labels. `arguments`: the class of the
     task's own arguments; `load` then gets them after the data folder, and `metric` may be a function of them and the
-    data set. `label_names`: of the classes, in their order; empty where numbers are all there is. `load_own`: loads
-    what one device has under the partition own, which may come without a test set; None is `load`.
+    data set. `label_names`: of the classes, in their order; empty where numbers are all there is.
     """
 
     load: Callable[..., DataSet]
@@ -69,7 +65,6 @@ class Kind:
     metric: Metric | Callable[[Any, DataSet], Metric] | None = None
     arguments: type[TaskArguments] | None = None
     label_names: tuple[str, ...] = ()
-    load_own: Callable[..., DataSet] | None = None
 
 
 DIGITS = tuple("0123456789")
@@ -81,7 +76,7 @@ TASKS: dict[str, Kind] = {
     "mnist": Kind(partial(idx.load, "mnist"), "lenet5", label_names=DIGITS),
     "fashion-mnist": Kind(partial(idx.load, "fashion-mnist"), "lenet5", label_names=CLOTHES),
     "idx": Kind(idx.load_any, "lenet5"),
-    "npz": Kind(npz.load, "cnn3", load_own=npz.load_own),
+    "npz": Kind(npz.load, "cnn3"),
     "cifar10": Kind(partial(hub.load, "cifar10"), "resnet18", crop_padding=4, flip=True, label_names=CIFAR10),
     "cifar100": Kind(partial(hub.load, "cifar100"), "resnet18", crop_padding=4, flip=True),
     # A mirrored house number is another number or none.
@@ -123,9 +118,7 @@ class TaskSpec:
     `strong_devices`, `strong_share`: of the partition strong-and-weak, in which the first so many devices hold that
     part of the training examples, and devices test on parts of the test set. `strong_test`: what a strong device tests
     on, its "share" like all others, or the "whole" test set, whose mix of classes is its own. `arguments`: the task's
-    own, by name; of the class that its kind names. `max_examples`: of the partition own, the most examples that a
-    device may say it has. `agreed`: of that partition, what the server's data say all data look like; a spec that has
-    it is a node's, and `data_dir` the folder of its one device.
+    own, by name; of the class that its kind names.
     """
 
     name: str
@@ -140,8 +133,6 @@ class TaskSpec:
     strong_share: float = 0.5
     strong_test: str = "share"
     arguments: TaskArguments | None = None
-    max_examples: int = 100_000
-    agreed: Agreed | None = None
 
     def __post_init__(self) -> None:
         kind = kind_of(self.name).arguments
@@ -151,11 +142,6 @@ class TaskSpec:
         _one_of("partition", self.partition, PARTITIONS)
         if not isinstance(self.data_dir, str):
             raise ValueError(f"data_dir must be a text, got {self.data_dir!r}")
-        _whole("max_examples", self.max_examples, 1)
-        if self.partition == "own" and not self.data_dir:
-            raise ValueError("partition 'own' needs data_dir: the server's folder, or the device's")
-        if self.partition == "own" and self.examples_per_device is not None:
-            raise ValueError("examples_per_device does not go with partition 'own': devices train on what they have")
         _whole("devices", self.devices, 1)
         _whole("seed", self.seed, 0)
         if not _is_number(self.alpha) or not 0 < self.alpha < math.inf:
@@ -185,8 +171,7 @@ class TaskSpec:
     def to_json(self) -> dict[str, Any]:
         """The fields by name; `from_json` gives an equal spec."""
         arguments = None if self.arguments is None else self.arguments.model_dump(mode="json")
-        agreed = None if self.agreed is None else self.agreed.model_dump(mode="json")
-        return {**asdict(replace(self, agreed=None)), "arguments": arguments, "agreed": agreed}
+        return {**asdict(self), "arguments": arguments}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskSpec:
@@ -203,8 +188,7 @@ class TaskSpec:
         if not isinstance(given, Mapping):
             raise ValueError(f"the arguments of a task are an object with named fields, got {given!r}")
         arguments = read_arguments(value["name"], kind_of(value["name"]).arguments, given)
-        agreed = None if value.get("agreed") is None else Agreed.model_validate_json(json.dumps(value["agreed"]))
-        return cls(**{**value, "arguments": arguments, "agreed": agreed})
+        return cls(**{**value, "arguments": arguments})
 
 
 def _one_of(what: str, name: object, valid: Iterable[str]) -> None:
@@ -258,12 +242,11 @@ class Task:
     of texts, which a model's embeddings must match.
     """
 
-    def __init__(self, spec: TaskSpec, data: DataSet, own: Own | None = None) -> None:
+    def __init__(self, spec: TaskSpec, data: DataSet) -> None:
         kind = kind_of(spec.name)
         self.spec = spec
-        self.train = data.train if own is None else own.train
+        self.train = data.train
         self.test = data.test
-        self._data, self._own = data, own
         self.classes = data.classes
         self.label_kind: LabelKind = data.train.label_kind
         self.label_names = data.label_names or kind.label_names
@@ -297,8 +280,6 @@ class Task:
                 devices=spec.devices,
                 seed=spec.seed,
             )
-        elif spec.partition == "own":
-            pass  # who has what was loaded so
         elif spec.examples_per_device is None:
             self._index = partition.divide(
                 spec.partition,
@@ -331,8 +312,6 @@ class Task:
         """
         spec = self.spec
         self._check(device)
-        if spec.partition == "own":
-            return self._own_shard(device)
         if spec.examples_per_device is None:
             examples = self._index[device]
         else:
@@ -352,44 +331,12 @@ class Task:
         for_test = len(examples) - training
         return Shard(train=shuffled[for_test:], test=shuffled[:for_test])
 
-    def _own_shard(self, device: int) -> Shard:
-        """The same on the device's node and in a simulation, but for where its examples begin in `train`.
-
-        A server without the devices' data has its own examples for all of them.
-        """
-        start, stop = self._own_range(device)
-        order = np.random.default_rng([self.spec.seed, device, 1]).permutation(stop - start)
-        shuffled = torch.from_numpy(order) + start
-        for_test = 0 if self._brought_test(device) else len(order) - self._for_training(len(order))
-        return Shard(train=shuffled[for_test:], test=shuffled[:for_test])
-
-    @property
-    def agreed(self) -> Agreed:
-        """What the data of all devices must look like under the partition own: as this task's."""
-        return Agreed.of(self._data)
-
-    def _own_range(self, device: int) -> tuple[int, int]:
-        if self._own is None:
-            return 0, len(self.train)
-        place = 0 if self.spec.agreed else device
-        return self._own.starts[place], self._own.starts[place + 1]
-
-    def _brought_test(self, device: int) -> tuple[int, int] | None:
-        """Which of the devices' test examples are this one's; None where it brought none."""
-        if self._own is None:
-            return None
-        place = 0 if self.spec.agreed else device
-        found = self._own.test_starts[place], self._own.test_starts[place + 1]
-        return found if found[0] < found[1] else None
-
     def own_test(self, device: int) -> tuple[Tensor, Tensor]:
         """Inputs, as stored, and labels that a device tests on; IndexError unless 0 <= device < spec.devices.
 
         They are those kept from its own examples, of which there may be none, or its part of the test set or all of it.
         """
         kept = self.shard(device).test
-        if self._own is not None and (brought := self._brought_test(device)):
-            return self._own.test.inputs[slice(*brought)], self._own.test.labels[slice(*brought)]
         if self.spec.partition != "strong-and-weak":
             return self.train.inputs[kept], self.train.labels[kept]
         if self._tests_on_all(device):
@@ -398,21 +345,11 @@ class Task:
         return self.test.inputs[part], self.test.labels[part]
 
     def training_examples(self, device: int) -> int:
-        """How many examples `shard(device)` has for training, without drawing them; IndexError as there.
-
-        Of data that lie on devices a server knows no more than the most that it takes.
-        """
-        if self.spec.partition == "own" and self._own is not None and self._brought_test(device):
-            return self._examples(device)
+        """How many examples `shard(device)` has for training, without drawing them; IndexError as there."""
         return self._for_training(self._examples(device))
 
     def test_examples(self, device: int) -> int:
         """How many examples `own_test(device)` has, without drawing them; IndexError as there."""
-        if self.spec.partition == "own":
-            brought = self._brought_test(device)
-            unknown = self._own is None
-            own = self._examples(device) - self._for_training(self._examples(device))
-            return self.spec.max_examples if unknown else own if brought is None else brought[1] - brought[0]
         if self.spec.partition == "strong-and-weak":
             self._check(device)
             return len(self.test.labels) if self._tests_on_all(device) else len(self._test_index[device])
@@ -423,9 +360,6 @@ class Task:
 
     def _examples(self, device: int) -> int:
         self._check(device)
-        if self.spec.partition == "own":
-            start, stop = self._own_range(device)
-            return self.spec.max_examples if self._own is None else stop - start
         return self.spec.examples_per_device or len(self._index[device])
 
     def _check(self, device: int) -> None:
@@ -544,44 +478,13 @@ def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: b
     ]
 
 
+@lru_cache(maxsize=8)
 def load_task(spec: TaskSpec) -> Task:
-    """The task of a spec, kept for the life of the process; a device's own data until their files change.
+    """The task of a spec, kept for the life of the process.
 
     FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
     """
-    changed: tuple[object, ...] = ()
-    if spec.agreed is not None and Path(spec.data_dir).is_dir():
-        changed = tuple(describe_files(sorted(file for file in Path(spec.data_dir).rglob("*") if file.is_file())))
-    return _load_task(spec, changed)
-
-
-@lru_cache(maxsize=8)
-def _load_task(spec: TaskSpec, changed: tuple[object, ...]) -> Task:
-    if spec.partition != "own":
-        return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments))
-    if spec.agreed is not None:
-        data = _own_data(spec, spec.data_dir, spec.agreed, "this device")
-        return Task(spec, data, joined([data]))
-    data = load_data_set(spec.name, spec.data_dir, spec.arguments)
-    if not (Path(spec.data_dir) / FOLDERS).is_dir():
-        return Task(spec, data)
-    folders = [device_folder(spec.data_dir, device) for device in range(spec.devices)]
-    agreed = Agreed.of(data)
-    return Task(spec, data, joined([_own_data(spec, str(folder), agreed, f"{folder}") for folder in folders]))
-
-
-def _own_data(spec: TaskSpec, folder: str, agreed: Agreed, who: str) -> DataSet:
-    """What one device has. OwnDataError says why it cannot train on it."""
-    kind = kind_of(spec.name)
-    arguments = () if spec.arguments is None else (spec.arguments,)
-    try:
-        found = (kind.load_own or kind.load)(folder, *arguments)
-    except (OSError, ValueError) as error:
-        raise OwnDataError(one_sentence(error)) from error
-    data = agreed.fitted(found, who)
-    if len(data.train) > spec.max_examples:
-        raise OwnDataError(f"{who}: it has {len(data.train)} examples, at most {spec.max_examples} are taken")
-    return data
+    return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments))
 
 
 def load_data_set(name: str, data_dir: str, arguments: TaskArguments | None) -> DataSet:

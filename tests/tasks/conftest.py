@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import text_files
 
-from tasks.task import _load_task
+from tasks.task import load_task
 
 
 @pytest.fixture(scope="session")
@@ -16,9 +16,9 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _own_cache(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WILDFLOWER_CACHE", str(shared_cache))
-    _load_task.cache_clear()
+    load_task.cache_clear()
     yield
-    _load_task.cache_clear()
+    load_task.cache_clear()
 
 
 @pytest.fixture

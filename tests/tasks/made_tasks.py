@@ -45,7 +45,7 @@ def regression(patch: pytest.MonkeyPatch, metric: Metric | None = None) -> None:
     """For one test, add the task "brightness"."""
     kind = Kind(brightness, "lenet5", loss=squared_error, metric=metric or Pearson())
     patch.setitem(tasks.TASKS, "brightness", kind)
-    tasks._load_task.cache_clear()
+    tasks.load_task.cache_clear()
 
 
 def absolute_regression(patch: pytest.MonkeyPatch) -> None:
@@ -57,5 +57,5 @@ def of_tokens(patch: pytest.MonkeyPatch) -> Task:
     """For one test, add the task "parities", and load it for three devices."""
     kind = Kind(parities, "bert-tiny", loss=token_cross_entropy, metric=TokenAccuracy())
     patch.setitem(tasks.TASKS, "parities", kind)
-    tasks._load_task.cache_clear()
+    tasks.load_task.cache_clear()
     return tasks.load_task(TaskSpec(name="parities", devices=3))

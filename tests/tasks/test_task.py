@@ -14,7 +14,7 @@ from idx_files import write_folder
 from tasks import idx
 from tasks.arguments import read_arguments
 from tasks.data import Data, make_data_set
-from tasks.task import TASKS, Task, TaskSpec, _load_task, crop_and_flip, load_task
+from tasks.task import TASKS, Task, TaskSpec, crop_and_flip, load_task
 
 DIGITS = TaskSpec(name="digits", devices=20)
 
@@ -142,7 +142,7 @@ def test_examples_are_counted_without_a_shard(spec: TaskSpec) -> None:
 
 def test_a_shard_is_the_same_every_time_and_another_for_another_seed() -> None:
     shard = load_task(DIGITS).shard(3)
-    _load_task.cache_clear()
+    load_task.cache_clear()
     again, other = load_task(DIGITS).shard(3), load_task(TaskSpec(name="digits", devices=20, seed=1)).shard(3)
     assert torch.equal(shard.train, again.train)
     assert torch.equal(shard.test, again.test)

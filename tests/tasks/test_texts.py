@@ -10,7 +10,7 @@ from text_files import CLS, PAD, SEP, UNK, VOCABULARY, ids, make_tokenizer, writ
 from tasks.arguments import read_arguments
 from tasks.labels import NO_LABEL
 from tasks.metrics import EntityF1, Matthews
-from tasks.task import TASKS, Task, TaskSpec, _load_task, load_task
+from tasks.task import TASKS, Task, TaskSpec, load_task
 from tasks.tokens import load_tokenizer
 
 
@@ -95,7 +95,7 @@ def test_a_second_process_reads_the_cache_without_the_library(
 ) -> None:
     folder = examples(tmp_path, *OPINIONS)
     first = load(folder, tokenizer, test="test.jsonl")
-    _load_task.cache_clear()
+    load_task.cache_clear()
     monkeypatch.setitem(sys.modules, "transformers", None)
     second = load(folder, tokenizer, test="test.jsonl")
     assert first is not second
@@ -110,7 +110,7 @@ def test_whatever_determines_the_tokens_makes_them_anew(
 ) -> None:
     folder = examples(tmp_path, *OPINIONS)
     load(folder, tokenizer, test="test.jsonl")
-    _load_task.cache_clear()
+    load_task.cache_clear()
     if changed == "text":
         examples(tmp_path, *OPINIONS[:2])
     if changed == "tokenizer":
