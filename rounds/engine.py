@@ -29,11 +29,20 @@ from rounds.budgets import beside_message, budget_in_round
 from rounds.exchange import Failure, exchange
 from rounds.frozen import Frozen
 from rounds.lateness import drop_late, simulated_seconds
+from rounds.own import OwnData
 from rounds.population import Population
 from rounds.records import RoundResult, device_record, round_record
 from rounds.rehearsal import rehearse_payload
 from rounds.replies import read_reply
-from rounds.scores import Evaluation, Examples, Personal, mean_score, personal_score, score_on_devices
+from rounds.scores import (
+    Evaluation,
+    Examples,
+    Personal,
+    federated_score,
+    mean_score,
+    personal_score,
+    score_on_devices,
+)
 from rounds.work import Assignment, Given, Orders, Work, by_device, devices_that_trained
 from strategies.method import (
     LEADING,
@@ -49,7 +58,7 @@ from strategies.method import (
     fits,
     parcel_bytes,
 )
-from strategies.statistics import TakeStatistics
+from strategies.statistics import ScoreModel, TakeStatistics
 
 
 class Scores(NamedTuple):
@@ -70,10 +79,11 @@ class Engine:
         assignments: the orders of the round that runs, or ran last.
         tier_architectures: the newest architecture of every tier.
         scored: the models of the last evaluation, exactly as they were scored.
+        own: what devices say of data that they alone hold; None where the server deals them out.
     """
 
-    def __init__(self, method: Method, population: Population) -> None:
-        self.method, self.population, self.settings = method, population, method.settings
+    def __init__(self, method: Method, population: Population, own: OwnData | None = None) -> None:
+        self.method, self.population, self.settings, self.own = method, population, method.settings, own
         self.assignments: list[Assignment] = []
         self.tier_architectures: dict[str, Architecture] = {}
         self.scored: dict[Architecture, Model] = {}
@@ -96,6 +106,7 @@ class Engine:
             "introduced": sorted(self._introduced),
             **({"frozen": self._frozen.state()} if self._frozen.held else {}),
             **self.population.state_dict(),
+            **({} if self.own is None else self.own.state_dict()),
         }
         if both := own.values.keys() & engine.keys():
             raise ValueError(f"the state of {self.method.name()} has {min(both)!r}, which is the engine's: rename it")
@@ -108,6 +119,8 @@ class Engine:
         # Checkpoints of earlier versions have no keepers, and nobody introduced.
         self._keepers, self._introduced = set(values.get("keepers", [])), set(values.get("introduced", []))
         self.population.load_state_dict(values)
+        if self.own is not None:
+            self.own.load_state_dict(values)
         self.method.load(state)
         self._frozen = Frozen(self.method.family, self.method.frozen_weights())
         self._frozen.load(values.get("frozen", {}))
@@ -138,8 +151,9 @@ class Engine:
         self._bytes = Counter()
         with self._timed("assign"):
             devices = self.population.sample(grid, self.method.rng(0), self.settings.sampled_devices)
-        question = self.method.first_question
-        unknown = {} if question is None else self._introduce(grid, devices, question)
+        unknown = {} if self.own is None else self.own.admit(grid, devices, self.population)
+        if self.method.first_question is not None:
+            unknown |= self._introduce(grid, [d for d in devices if d not in unknown], self.method.first_question)
         with self._timed("assign"):
             self.assignments = [a for device in devices for a in self.orders(device)]
             for a in self.assignments:
@@ -355,6 +369,11 @@ class Engine:
                 self._frozen.has(a.device, a.frozen)
             elif a.node is not None:
                 self._frozen.lost(a.device)
+            if self.own is not None and a.update is not None:
+                if a.outcome == "trained":
+                    self.own.trained(a.device, a.update.examples)
+                elif a.outcome.startswith("refused"):
+                    self.own.refused(a.device)
             if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now
                 self.population.ask_again(a.device)
         trained = {a.node for a in work.assignments if a.outcome == "trained" and a.node is not None}
@@ -387,7 +406,8 @@ class Engine:
     def _absorb(self, work: Work, batch: list[Assignment], reply: Message) -> None:
         try:
             population, run = self.population, self.settings.run
-            checked = read_reply(run, work, batch, reply, population.examples, population.check_report)
+            maximum = population.examples if self.own is None else lambda _: self.own.max_examples
+            checked = read_reply(run, work, batch, reply, maximum, population.check_report)
         except MessageError as error:
             devices, why = list(by_device(batch)), one_line(str(error))
             log(WARNING, "Round %s: the reply for devices %s is refused: %s", work.round, devices, why)
@@ -420,20 +440,26 @@ class Engine:
         their own beside the global one, those are the tiers'.
         """
         on_devices = self.method.scored_on_devices()
-        models = {} if scorer is None else self._models(grid)
+        models = {} if scorer is None and not self.tests_on_devices else self._models(grid)
         scored = self.method.scored_architecture
         if on_devices is not None:
             own = self._scored_there(grid, on_devices) if self.settings.evaluate_tiers or not models else None
-            if scorer is None or scored not in models:
+            if scored not in models:
                 return own
+            if scorer is None:
+                self.scored = models
+                return self._federated(grid, models) or own
             self.scored = models
             whole = scorer(models[scored])
-            return Evaluation(whole.score, whole.loss, own.score_by_tier if own else {}, list(whole.by_exit) or None)
-        if scorer is None:
+            tiers = own.score_by_tier if own else {}
+            return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None)
+        if scorer is None and not self.tests_on_devices:
             return None
         self.scored = models
         if scored not in models:
             return None
+        if scorer is None:
+            return self._federated(grid, models)
         whole = scorer(models[scored])
         values = {scored: whole.score}
         family = self.method.family
@@ -448,7 +474,56 @@ class Engine:
         """The means over devices of what their own models score on the task's test set."""
         there = set(self.population.connected(grid, [device for device, _, _ in wanted]))
         asked = [self._to_score(d, a, selection) for d, a, selection in wanted if d in there]
-        return mean_score(self.scores(grid, asked, "test set"), self.settings.metric, self.population)
+        data: Examples = "test set" if self.own is None else "shard"
+        return mean_score(self.scores(grid, asked, data), self.settings.metric, self.population)
+
+    @property
+    def tests_on_devices(self) -> bool:
+        """Whether nobody but the devices has examples to test on."""
+        return self.own is not None and not self.population.holdings.test_set
+
+    def _federated(self, grid: Grid, models: Mapping[Architecture, Model]) -> Evaluation | None:
+        """Devices score models on what each keeps for testing, and every example counts alike.
+
+        The score is that of the global model over all devices that can hold it, as if their test examples lay in one
+        place. A tier's is that of its sub-model over its devices.
+        """
+        assert self.own is not None
+        everyone = self.population.everyone(grid)
+        self.own.admit(grid, everyone, self.population)
+        able = [d for d in self.own.fitting(everyone) if self.own.testing(d)]
+        there = self.population.connected(grid, able)
+        scored = self.method.scored_architecture
+        of: dict[Architecture, dict[int, Score]] = {scored: self._score_model(grid, models[scored], there)}
+        tiers: dict[str, dict[int, Score]] = {}
+        for tier, architecture in self.scored_tiers.items():
+            if architecture in models:
+                theirs = [d for d in there if self.population.tier(d) == tier]
+                if architecture == scored:
+                    found = {d: score for d, score in of[scored].items() if d in theirs}
+                else:
+                    found = self._score_model(grid, models[architecture], theirs)
+                if found:
+                    of[architecture] = of.get(architecture, {}) | found
+                    tiers[tier] = found
+        # Of a model that no device could hold nothing is known.
+        self.scored = {a: model for a, model in models.items() if of.get(a)}
+        return federated_score(of[scored], tiers, self.settings.metric)
+
+    def _score_model(self, grid: Grid, model: Model, devices: Sequence[int]) -> dict[int, Score]:
+        """The scores that devices take of one model, exactly as it is, on what each keeps for testing."""
+        local = ScoreModel(exits=model.exits)
+        orders = [Order(device, model.architecture) for device in devices]
+        if not orders:
+            return {}
+        asked = Orders(
+            round=self.round,
+            assignments=[self.ask(o, LEADING, self._budget_of(o), local) for o in orders],
+            family=model.family,
+            payload=lambda group: {"weights": model.weights},
+            frozen=self._frozen,
+        )
+        return self._score(grid, asked, "shard")
 
     @property
     def scored_tiers(self) -> dict[str, Architecture]:
@@ -531,7 +606,11 @@ class Engine:
         Nothing but scores comes back, and no device keeps anything. The protocol is that of RecipFL and of HypeMeFed's
         personalized accuracy.
         """
-        assignments = [a for device in self.population.everyone(grid) for a in self._order_to_score(device)]
+        devices = self.population.everyone(grid)
+        if self.own is not None:
+            self.own.admit(grid, devices, self.population)
+            devices = [d for d in self.own.fitting(devices) if self.own.testing(d)]
+        assignments = [a for device in devices for a in self._order_to_score(device)]
         scores = self.scores(grid, assignments, "shard", self.settings.personal_training_in(self.round))
         return personal_score(
             scores, len(assignments), self.settings.metric, self.population, by_device=self.settings.label_sets
@@ -559,9 +638,15 @@ class Engine:
             payload=self.method.payload,
             frozen=self._frozen,
         )
+        return self._score(grid, orders, data, training)
+
+    def _score(
+        self, grid: Grid, orders: Orders, data: Examples, training: LocalTraining | None = None
+    ) -> dict[int, Score]:
+        """Have them scored, and note which devices hold what is frozen."""
         self._route(grid, orders)
         found = score_on_devices(grid, orders, self.settings, self.population, data, training)
-        for a in assignments:
+        for a in orders.assignments:
             if a.device in found:
                 self._frozen.has(a.device, a.frozen)
             else:

@@ -121,7 +121,7 @@ def save_models(run_dir: Path, engine: Engine, task: Task, *, score: float, by_t
     with written_whole(newest) as folder:
         found = []
         for number, (architecture, model) in enumerate(engine.scored.items()):
-            tiers = [tier for tier, theirs in engine.scored_tiers.items() if theirs == architecture]
+            tiers = [tier for tier, theirs in engine.scored_tiers.items() if theirs == architecture and tier in by_tier]
             data = safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in model.weights.items()})
             saved = SavedModel(
                 file="global.safetensors" if architecture == scored else f"sub-model-{number}.safetensors",

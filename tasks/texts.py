@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch.nn import functional
 
-from tasks.data import DataSet, find_file, stratified_test
+from tasks.data import Data, DataSet, find_file, stratified_test
 from tasks.hub import existing_folder
+from tasks.labels import NO_LABEL
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
-from tasks.tokens import Labels, TextArguments, Texts, joined, make_text_data_set, tokenized_once
+from tasks.tokens import Labels, TextArguments, Texts, joined, make_text_data_set, names_of, tokenized_once
 
 MAX_FILE_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 20
@@ -129,6 +131,39 @@ def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         return found
 
     return tokenized_once("text", [*training, *testing], data_dir, arguments, read)
+
+
+def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
+    """The texts of a device's folder, in the files that `load` reads; of those to train on and to test on one may lack.
+
+    Inputs have `max_tokens` tokens on every device.
+    """
+    folder = existing_folder("text", data_dir)
+    there = [
+        [folder / name for name in names if (folder / name).is_file()]
+        for names in (arguments.train_files, arguments.test_files)
+    ]
+    if not any(there):
+        find_file(folder, arguments.train_files[0], "text", "the files that task-arguments name")
+
+    def read() -> DataSet:
+        parts = [_together([read_texts(file, arguments) for file in files]) if files else Texts() for files in there]
+        names = () if arguments.labels == "numbers" else names_of(joined(parts), arguments.labels)
+        found = make_text_data_set(*parts, arguments.labels, arguments, data_dir, classes=names)
+        return replace(found, **{part: _filled(getattr(found, part), arguments, found) for part in ("train", "test")})
+
+    return tokenized_once("text-own", [file for files in there for file in files], data_dir, arguments, read)
+
+
+def _filled(part: Data, arguments: OwnTextArguments, found: DataSet) -> Data:
+    """Texts padded to `max_tokens`: how long the longest is differs from device to device."""
+    assert found.vocabulary is not None
+    more = arguments.max_tokens - part.inputs.shape[1]
+    inputs = functional.pad(part.inputs, (0, more), value=found.vocabulary.pad_id)
+    labels = part.labels
+    if arguments.labels == "tags":
+        labels = functional.pad(labels, (0, more), value=NO_LABEL)
+    return Data(inputs, labels)
 
 
 def _together(parts: list[Texts]) -> Texts:
