@@ -136,7 +136,7 @@ class Engine:
 
     # The round -------------------------------------------------------------------------------------------------------
 
-    def run_round(self, grid: Grid, number: int, scorer: Scorer) -> RoundResult:
+    def run_round(self, grid: Grid, number: int, scorer: Scorer | None) -> RoundResult:
         """One whole round: sample, assign, train, absorb, finish, evaluate."""
         started = time.perf_counter()
         work = self.begin(grid, number)
@@ -516,11 +516,12 @@ class Engine:
         orders = [Order(device, model.architecture) for device in devices]
         if not orders:
             return {}
+        weights = {name: model.weights[name] for name in model.family.tensors(model.architecture)}
         asked = Orders(
             round=self.round,
             assignments=[self.ask(o, LEADING, self._budget_of(o), local) for o in orders],
             family=model.family,
-            payload=lambda group: {"weights": model.weights},
+            payload=lambda group: {"weights": weights},
             frozen=self._frozen,
         )
         return self._score(grid, asked, "shard")

@@ -316,9 +316,7 @@ class Task:
         self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
         if spec.partition == "own":
-            # A device's; of the run's task, all are in the devices' folders.
-            self._index = [np.arange(len(data.train))] * spec.devices
-            return
+            return  # whose data these are, if they are anybody's, has all of them
         by_class = self.label_kind == "classes"
         if not by_class and spec.partition in BY_CLASS:
             others = "'iid'" if data.natural_ids is None else "'iid' or 'natural'"
@@ -370,7 +368,9 @@ class Task:
         self._check(device)
         if spec.partition == "own" and len(self.test):
             return Shard(train=torch.arange(len(self.train)), test=torch.arange(0))
-        if spec.examples_per_device is None:
+        if spec.partition == "own":
+            examples = np.arange(len(self.train))
+        elif spec.examples_per_device is None:
             examples = self._index[device]
         else:
             examples = partition.draw(
@@ -422,6 +422,8 @@ class Task:
 
     def _examples(self, device: int) -> int:
         self._check(device)
+        if self.spec.partition == "own":
+            return len(self.train)
         return self.spec.examples_per_device or len(self._index[device])
 
     def _check(self, device: int) -> None:

@@ -147,10 +147,14 @@ def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         find_file(folder, arguments.train_files[0], "text", "the files that task-arguments name")
 
     def read() -> DataSet:
-        parts = [_together([read_texts(file, arguments) for file in files]) if files else Texts() for files in there]
-        names = () if arguments.labels == "numbers" else names_of(joined(parts), arguments.labels)
-        found = make_text_data_set(*parts, arguments.labels, arguments, data_dir, classes=names)
-        return replace(found, **{part: _filled(getattr(found, part), arguments, found) for part in ("train", "test")})
+        train, test = (
+            _together([read_texts(file, arguments) for file in files]) if files else Texts() for files in there
+        )
+        names = () if arguments.labels == "numbers" else names_of(joined([train, test]), arguments.labels)
+        found = make_text_data_set(train, test, arguments.labels, arguments, data_dir, classes=names)
+        return replace(
+            found, train=_filled(found.train, arguments, found), test=_filled(found.test, arguments, found)
+        )
 
     return tokenized_once("text-own", [file for files in there for file in files], data_dir, arguments, read)
 

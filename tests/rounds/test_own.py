@@ -1,15 +1,25 @@
 """Runs whose devices hold their own data: over nodes, and simulated over folders, with the same bits."""
 
+import json
+import logging
+
 import numpy as np
 import pytest
+import torch
+from flwr.app import Message
 
 from client_app.app import app as client
-from server_app.app import run
-from server_app.config import RunConfig
+from messages.orders import DataAnswer, parse
+from messages.records import read_records
+from server_app.app import build, run
+from server_app.checkpoint import load as load_checkpoint
+from server_app.config import ConfigError, RunConfig
 from server_app.journal import read_devices, read_rounds
+from server_app.models import load_model
 from tasks.own import Agreed
 from tests.grid import InProcessGrid
-from tests.own_folders import digits, digits_of_devices, npz_folder
+from tests.own_folders import digits, digits_of_devices, image_folder, npz_folder
+from tests.small_run import same_bits, simulated_grid
 
 DEVICES = 4
 
