@@ -68,8 +68,12 @@ class OwnData:
                 unfit[said.device] = why
                 self._claims.pop(said.device, None)
             else:
-                self._claims[said.device] = said.examples, said.test_examples
+                self.claim(said.device, said.examples, said.test_examples)
         return unfit
+
+    def claim(self, device: int, examples: int, test_examples: int) -> None:
+        """Note how many examples a device says that it has."""
+        self._claims[device] = examples, test_examples
 
     def admit(self, grid: Grid, devices: Sequence[int], population: Population) -> dict[int, str]:
         """Ask devices of whose data nothing is known yet. -> the outcomes of those that do not take part for now."""

@@ -36,14 +36,13 @@ from server_app.journal import Journal, alone_in, check_folder, read_rounds
 from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import take_releases, write_nodes
-from server_app.own import agree_with_nodes, own_devices, read_agreed, write_agreed
+from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agreed
 from server_app.rehearsal import rehearse_step
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Model, Setup
 from strategies.settings import RoundSettings
 from tasks.data import DataSet
 from tasks.metrics import scale_of
-from tasks.own import Agreed
 from tasks.public import PublicData, load_public
 from tasks.scoring import Scored, score, score_exits
 from tasks.task import Task, TaskSpec, load_task, server_test, with_test
@@ -71,18 +70,24 @@ def run(grid: Grid, config: RunConfig) -> Path:
     config = named(config)
     run_dir = run_folder(config)
     check_folder(run_dir, config.resume)
-    agreed = _agreed_before(config, run_dir)
-    if agreed is None and config.partition == "own" and not config.fleet:
-        agreed = agree_with_nodes(grid, config, task_spec(config))
-    engine, scorer = build(config, agreed)
+    engine, scorer = build(config, _own(grid, config, run_dir))
     with alone_in(run_dir):
         _run(grid, config, run_dir, engine, scorer)
     return run_dir
 
 
-def _agreed_before(config: RunConfig, run_dir: Path) -> Agreed | None:
-    """What the devices of a run that is resumed had agreed on."""
-    return read_agreed(run_dir) if config.resume and config.partition == "own" else None
+def _own(grid: Grid, config: RunConfig, run_dir: Path) -> OwnData | None:
+    """What the devices of a run say of data that they alone hold; None where the server deals them out.
+
+    A run that is resumed goes on with what its devices had agreed on.
+    """
+    if config.partition != "own":
+        return None
+    spec = task_spec(config)
+    before = own_of_run(run_dir, config, spec) if config.resume else None
+    if before is not None or config.fleet:
+        return before
+    return agree_with_nodes(grid, config, spec)
 
 
 def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer | None) -> None:
@@ -216,25 +221,25 @@ def run_folder(config: RunConfig) -> Path:
     return (Path(config.output_dir).expanduser() / config.run_name).absolute()
 
 
-def build(config: RunConfig, agreed: Agreed | None = None) -> tuple[Engine, Scorer | None]:
+def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer | None]:
     """The engine of a configuration with all it stands on, and the function that scores models.
 
     There is none where only devices have examples to test on.
 
     Args:
-        agreed: what devices that hold their own data have in common, where that is known. In a simulation they are
-            asked here; else task-arguments must declare all of it.
+        own: what devices say of data that they alone hold, where they have been asked. The folders of simulated devices
+            are read here.
 
     Raises ValueError, ConfigError among them, where the data, the fleet or the family are not there or do not go
     together.
     """
     spec = task_spec(config)
     test: DataSet | None = None
-    own: OwnData | None = None
     if config.partition == "own":
-        test = server_test(spec)
-        own = own_devices(config, spec, agreed)
-        spec = own.spec
+        if own is None and not config.fleet:
+            raise ConfigError("partition = 'own': no node has been asked yet what its device's data are")
+        own = own or agree_here(config, spec)
+        spec, test = own.spec, server_test(spec)
     task = load_task(spec)
     if test is not None:
         task = with_test(task, test)

@@ -21,7 +21,7 @@ FILE = "agreed.json"
 REST_SECONDS = 60.0  # that nodes beyond those of a round are waited for, so that their labels are known
 
 
-def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> Agreed:
+def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
     """Ask the connected nodes what their devices' data are. ConfigError where no device has any that fit."""
     end = time.monotonic() + REST_SECONDS
     least = min(config.devices, config.devices_per_round)
@@ -37,31 +37,27 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> Agreed:
         poll_seconds=ConnectedDevices.poll_seconds,
         moments=not declared.mean,
     )
-    return _agreed(said, declared, spec)
+    return _own_data(said, declared, config, spec)
 
 
-def own_devices(config: RunConfig, spec: TaskSpec, agreed: Agreed | None) -> OwnData:
-    """The devices of a run that hold their own data, under what is agreed.
+def agree_here(config: RunConfig, spec: TaskSpec) -> OwnData:
+    """Read the folders of simulated devices, which lie on this machine. ConfigError where none has data that fit."""
+    declared = _declared(spec)
+    said = ask_here(spec, range(config.devices), moments=not declared.mean)
+    return _own_data(said, declared, config, spec)
 
-    The folders of simulated devices lie here, and are read. ConfigError where nothing is agreed, or no folder fits.
-    """
-    if agreed is None and not config.fleet:
-        raise ConfigError(
-            "partition = 'own': what the devices' data have in common is agreed when the run begins, and no node has "
-            "been asked yet"
-        )
-    if agreed is None:
-        declared = _declared(spec)
-        found = ask_here(spec, range(config.devices), moments=not declared.mean)
-        agreed = _agreed(found, declared, spec)
-    return OwnData(replace(spec, agreed=agreed), config.run_name)
+
+def own_of_run(run_dir: Path, config: RunConfig, spec: TaskSpec) -> OwnData | None:
+    """The devices of a run that has begun, under what they had agreed on; None where it broke off before."""
+    agreed = read_agreed(run_dir)
+    return None if agreed is None else OwnData(replace(spec, agreed=agreed), config.run_name)
 
 
 def _declared(spec: TaskSpec) -> Declared:
     return declared_by(spec.arguments, server_test(spec))
 
 
-def _agreed(said: Mapping[int, Summary], declared: Declared, spec: TaskSpec) -> Agreed:
+def _own_data(said: Mapping[int, Summary], declared: Declared, config: RunConfig, spec: TaskSpec) -> OwnData:
     try:
         agreed, unfit = agree(said.values(), declared, spec.max_examples)
     except ValueError as error:
@@ -72,7 +68,9 @@ def _agreed(said: Mapping[int, Summary], declared: Declared, spec: TaskSpec) -> 
             "examples to test on: set test-fraction, such as 0.2, or give the server a test set in its data-dir"
         )
     tell(agreed, unfit, len(said) - len(unfit))
-    return agreed
+    own = OwnData(replace(spec, agreed=agreed), config.run_name)
+    own.take(each for each in said.values() if each.device not in unfit)
+    return own
 
 
 def write_agreed(run_dir: Path, agreed: Agreed) -> None:

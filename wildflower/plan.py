@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 from devices.budget import Budget
 from rounds.engine import Engine
 from rounds.lateness import load_of
+from rounds.own import OwnData
 from rounds.population import ConnectedDevices, NodeState
-from server_app.app import build
+from server_app.app import build, task_spec
 from server_app.charts import bytes_text, seconds_text
 from server_app.config import RunConfig
+from server_app.journal import read_devices
 from server_app.nodes import LastReport, read_nodes
+from server_app.own import own_of_run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -122,7 +125,7 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
             "fleet = '' stands for real devices, which are not asked for a plan: name a run whose nodes have reported "
             "(--run RUN_DIR), or a fleet (--set fleet=FILE.toml)"
         )
-    engine, _ = build(config)
+    engine, _ = build(config, _own(config, run_dir))
     if run_dir is not None:
         _remember(engine, config, read_nodes(run_dir), run_dir)
         numbers = engine.population.known_devices() if isinstance(engine.population, ConnectedDevices) else []
@@ -138,6 +141,19 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
     counts = {tier: len(found) for tier, found in by_tier.items()}
     plan = Plan(method.name(), method.family.name, whole, devices, counts, [])
     return replace(plan, warnings=warnings_of(plan, engine, config))
+
+
+def _own(config: RunConfig, run_dir: Path | None) -> OwnData | None:
+    """What the devices of an earlier run agreed on, and how many examples each trained on last."""
+    if run_dir is None or config.partition != "own":
+        return None
+    own = own_of_run(run_dir, config, task_spec(config))
+    if own is None:
+        raise PlanError(f"{run_dir} does not say what its devices' data are: its run broke off before they were asked")
+    for record in read_devices(run_dir):
+        if record.outcome == "trained" and record.examples:
+            own.claim(record.device, record.examples, 0)
+    return own
 
 
 def _remember(engine: Engine, config: RunConfig, reports: Sequence[LastReport], run_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from flwr.app import Message
 from client_app.app import app as client
 from messages.orders import DataAnswer, parse
 from messages.records import read_records
+from messages.wire import to_records
 from server_app.app import build, run
 from server_app.checkpoint import load as load_checkpoint
 from server_app.config import ConfigError, RunConfig
@@ -19,7 +21,9 @@ from server_app.models import load_model
 from tasks.own import Agreed
 from tests.grid import InProcessGrid
 from tests.own_folders import digits, digits_of_devices, image_folder, npz_folder
-from tests.small_run import same_bits, simulated_grid
+from tests.small_run import changed_reply, same_bits, simulated_grid
+from tests.tasks.text_files import make_tokenizer, write_lines
+from wildflower.plan import PlanError, make_plan
 
 DEVICES = 4
 
@@ -219,6 +223,151 @@ def test_nobody_has_examples_to_test_on(tmp_path):
         run(nodes_over(tmp_path), own_config(tmp_path, test_fraction=0.0))
 
 
+def test_a_plan_knows_what_devices_hold(tmp_path):
+    npz_devices(tmp_path)
+    config = own_config(tmp_path, fleet=fleet_file(tmp_path), data_dir=str(tmp_path))
+    plans = [make_plan(config)]
+    run_dir = run(nodes_over(tmp_path), own_config(tmp_path))
+    plans.append(make_plan(own_config(tmp_path), run_dir))
+    assert [len(plan.devices) for plan in plans] == [DEVICES, DEVICES]
+    assert len({device.parameters for plan in plans for device in plan.devices}) == 1
+    (run_dir / "agreed.json").unlink()
+    with pytest.raises(PlanError, match="does not say what its devices' data are"):
+        make_plan(own_config(tmp_path), run_dir)
+
+
 def test_it_cannot_be_built_before_nodes_are_asked(tmp_path):
-    with pytest.raises(ConfigError, match="agreed when the run begins"):
+    with pytest.raises(ConfigError, match="no node has been asked yet"):
         build(own_config(tmp_path))
+
+
+def test_a_device_that_lies_about_its_number_of_examples_is_left_out(tmp_path, caplog):
+    npz_devices(tmp_path)
+    grid = nodes_over(tmp_path)
+
+    def tamper(message: Message) -> Message:
+        if message.metadata.message_type == "query.data" and message.metadata.src_node_id == 2:
+            answer = parse(DataAnswer, read_records(message.content, "a reply")[0])
+            said = answer.said.model_copy(update={"examples": 10**9})
+            message.content = to_records(answer.model_copy(update={"said": said}))
+        return message
+
+    grid.tamper = tamper
+    run_dir = run(grid, own_config(tmp_path))
+    assert "Device 1 does not take part: it says that it has 1000000000 examples, max-examples = 1000000" in caplog.text
+    outcomes = [d.outcome.split(":")[0] for d in read_devices(run_dir) if d.device == 1]
+    assert outcomes == ["refused", "refused"]
+    assert list(read_rounds(run_dir))[-1].devices_replied == DEVICES - 1
+
+
+def test_a_training_reply_of_too_many_examples_is_refused(tmp_path):
+    npz_devices(tmp_path)
+    grid = nodes_over(tmp_path)
+
+    def change(reply, arrays):
+        for update in reply["updates"]:
+            if update["device"] == 1:
+                update["examples"] = 10**9
+
+    tamper = changed_reply(change)
+    grid.tamper = lambda message: tamper(message) if message.metadata.message_type == "train" else message
+    run_dir = run(grid, own_config(tmp_path))
+    assert [d.outcome for d in read_devices(run_dir) if d.device == 1 and d.outcome == "trained"] == []
+    assert list(read_rounds(run_dir))[-1].devices_replied == DEVICES - 1
+
+
+def test_data_that_change_between_rounds(tmp_path, caplog):
+    """More examples are told, other shapes refused, and a folder that is mended takes part again."""
+    npz_devices(tmp_path)
+    inputs, labels = digits_of_devices(2)[0]
+    folders = [tmp_path / "devices" / f"{device:04d}" for device in range(2)]
+    grid, rounds = nodes_over(tmp_path), []
+
+    def seen(messages):
+        number = {m.metadata.group_id for m in messages if m.metadata.message_type == "train"} - {""}
+        if number and number != set(rounds[-1:]):
+            rounds.extend(number)
+            if rounds[-1] == "2":
+                npz_folder(folders[0], np.concatenate([inputs, inputs]), np.concatenate([labels, labels]))
+                npz_folder(folders[1], inputs[:, :, :5, :5], labels)
+            if rounds[-1] == "4":
+                npz_folder(folders[1], inputs, labels)
+        return messages
+
+    grid.seen = seen
+    run_dir = run(grid, own_config(tmp_path, rounds=6, evaluate_every=6))
+    of = {(d.device, d.round): d for d in read_devices(run_dir)}
+    assert [of[0, number].examples for number in (1, 2, 3)] == [24, 48, 48]
+    assert "Device 0 trained on 48 examples, before it said 24: its data have changed" in caplog.text
+    assert of[1, 1].outcome == "trained"
+    for number in (2, 3, 4):
+        assert "its examples are 1x5x5 bytes" in of[1, number].outcome
+        assert of[1, number].outcome.startswith("refused")
+    assert of[1, 6].outcome == "trained"
+    assert {d.outcome for d in of.values() if d.device > 1} == {"trained"}
+
+
+def test_a_device_that_comes_late_is_held_to_what_was_agreed(tmp_path):
+    npz_devices(tmp_path)
+    npz_folder(tmp_path / "devices" / "0003", digits_of_devices(4)[3][0], ["zebra"] * 30)
+    grid = nodes_over(tmp_path)
+    late = {node: grid.contexts.pop(node) for node in (3, 4)}
+    config = own_config(tmp_path, devices_per_round=2, rounds=10, evaluate_every=10)
+    came = []
+
+    def seen(messages):
+        if messages and messages[0].metadata.group_id == "2" and not came:
+            grid.contexts.update(late)
+            came.append(True)
+        return messages
+
+    grid.seen = seen
+    # Two nodes are enough for a round: nobody waits long for the others.
+    with mock.patch("server_app.own.REST_SECONDS", 0.0):
+        run_dir = run(grid, config)
+    outcomes = {device: {d.outcome for d in read_devices(run_dir) if d.device == device} for device in (2, 3)}
+    assert outcomes[2] == {"trained"}
+    [why] = outcomes[3]
+    assert why.startswith("refused: its data do not fit: the run has no label 'zebra': it has '0', '1'")
+
+
+def test_two_nodes_that_speak_for_one_device_are_not_believed(tmp_path, caplog):
+    npz_devices(tmp_path)
+    grid = nodes_over(tmp_path)
+    grid.contexts[4].node_config["partition-id"] = 0
+    run_dir = run(grid, own_config(tmp_path))
+    assert "2 nodes speak for device 0: none of them is believed" in caplog.text
+    assert Agreed.model_validate_json((run_dir / "agreed.json").read_bytes()).form.input_shape == (1, 8, 8)
+
+
+def test_a_node_without_a_folder_is_told_so(tmp_path, caplog):
+    npz_devices(tmp_path)
+    grid = nodes_over(tmp_path)
+    del grid.contexts[1].node_config["data-dir"]
+    run_dir = run(grid, own_config(tmp_path))
+    assert "Device 0 does not take part: its node config has no data-dir" in caplog.text
+    assert list(read_rounds(run_dir))[-1].devices_replied == DEVICES - 1
+
+
+def test_texts(tmp_path):
+    make_tokenizer(tmp_path / "words")
+    for device, label in enumerate(["good", "bad", "good", "bad"]):
+        folder = tmp_path / "devices" / f"{device:04d}"
+        folder.mkdir(parents=True)
+        rows = [{"text": f"the {label} film" + " a plot" * (n % 3), "label": label} for n in range(10)]
+        write_lines(folder / "train.jsonl", *rows)
+    (tmp_path / "devices" / "0003" / "train.jsonl").write_text('{"text": "a film"}\n')
+    run_dir = run(
+        nodes_over(tmp_path),
+        own_config(
+            tmp_path,
+            task="text",
+            task_arguments=f"tokenizer = '{tmp_path / 'words'}', max_tokens = 8",
+            family="tests.server_app.words:Words",
+        ),
+    )
+    agreed = Agreed.model_validate_json((run_dir / "agreed.json").read_bytes())
+    assert (agreed.label_names, agreed.form.input_shape, agreed.mean) == (("bad", "good"), (8,), ())
+    [why] = {d.outcome for d in read_devices(run_dir) if d.device == 3}
+    assert "train.jsonl:1: no column 'label', there are 'text'" in why
+    assert list(read_rounds(run_dir))[-1].devices_replied == 3
