@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from tasks.arguments import TaskArguments
@@ -28,11 +28,19 @@ MAX_NAMES = 1000
 
 MAX_NAME_LETTERS, MAX_CHANNELS, MAX_INPUT_VALUES = 100, 256, 2**26
 MAX_PROBLEM_LETTERS = 300
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("a label has letters that cannot be printed")
+    return name
+
 
 Stored = Literal["uint8", "float32", "int32"]
 Side = Annotated[int, Field(ge=1, le=2**20)]
 Shape = Annotated[tuple[Side, ...], Field(min_length=1, max_length=3)]
-LabelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LETTERS)]
+LabelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LETTERS), AfterValidator(_printable)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Claimed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -264,11 +272,14 @@ def _implausible(moments: Moments, form: Form, examples: int) -> str:
         return f"it gives sums of {len(moments.sums)} channels, its inputs have {channels}"
     if moments.values != examples * per_input:
         return f"it gives sums over {moments.values} values, {examples} of its inputs have {examples * per_input}"
+    largest = 255 if form.stored == "uint8" else FLOAT32_MAX
     for total, square in zip(moments.sums, moments.squares, strict=True):
+        if abs(total) > largest * moments.values or square > largest**2 * moments.values:
+            return f"it gives sums that no {form.stored} values have"
         if square < 0 or total * total > moments.values * square * (1 + 1e-9):
             return "it gives sums that no numbers have"
-        if form.stored == "uint8" and not 0 <= total <= 255 * moments.values:
-            return "it gives sums that no bytes have"
+        if form.stored == "uint8" and total < 0:
+            return "it gives sums that no uint8 values have"
     return ""
 
 
@@ -386,8 +397,10 @@ def label_names_of(data: DataSet) -> tuple[str, ...]:
     names = in_order(data.label_names[number] for number in labels[labels != NO_LABEL].unique().tolist())
     if len(names) > MAX_NAMES:
         raise UnfitError(f"it has {len(names)} different labels, at most {MAX_NAMES} are possible")
-    if long := [name for name in names if not 1 <= len(name) <= MAX_NAME_LETTERS]:
-        raise UnfitError(f"the label {long[0][:40]!r} is empty or longer than {MAX_NAME_LETTERS} letters")
+    if wrong := [name for name in names if not 1 <= len(name) <= MAX_NAME_LETTERS or not name.isprintable()]:
+        raise UnfitError(
+            f"the label {wrong[0][:40]!r} is empty, longer than {MAX_NAME_LETTERS} letters, or cannot be printed"
+        )
     return names
 
 

@@ -3,13 +3,17 @@
 import io
 import json
 import math
+import random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from messages.wire import DATA_ANSWER_LIMITS
+from messages.error import MessageError
+from messages.orders import DataAnswer
+from messages.records import make_records
+from messages.wire import DATA_ANSWER_LIMITS, from_records
 from tasks.own import (
     MAX_NAMES,
     Agreed,
@@ -24,6 +28,7 @@ from tasks.own import (
     moments_of,
 )
 from tasks.task import TaskSpec, describe, load_task, server_test
+from tests.fuzz.mutations import as_text, changed_json
 from tests.own_folders import image_folder, npz_folder
 
 GRAY = Form(stored="uint8", input_shape=(1, 2, 2), labels="classes")
@@ -81,7 +86,7 @@ def test_what_is_declared_holds():
         ({"examples": 10**9, "moments": None}, "it says that it has 1000000000 examples, max-examples = 1000"),
         ({"examples": 0, "moments": None}, "no training examples"),
         ({"names": ("a", "b", "c", "d", "e", "f")}, "more labels than examples"),
-        ({"sums": (5000.0,), "squares": (9e7,)}, "sums that no bytes have"),
+        ({"sums": (5000.0,), "squares": (9e5,)}, "sums that no uint8 values have"),
         ({"sums": (800.0,), "squares": (100.0,)}, "sums that no numbers have"),
         ({"sums": (800.0, 1.0), "squares": (9e4, 1.0)}, "sums of 2 channels"),
         ({"problem": "cannot be read"}, "cannot be read"),
@@ -117,11 +122,43 @@ def test_no_device_fits():
 
 
 def test_the_largest_honest_answer_is_read():
-    names = tuple(("\u0001" * 94) + f"{number:06d}" for number in range(MAX_NAMES))
-    sums = (-1.2345678901234567e300,) * 256
+    names = tuple(("\N{GRINNING FACE}" * 94) + f"{number:06d}" for number in range(MAX_NAMES))
+    sums = (-1.2345678901234567e-300,) * 256
     form = Form(stored="float32", input_shape=(256, 4), labels="classes")
     largest = said(2**62, names, form=form, examples=2**40, sums=sums, squares=sums)
     assert len(largest.model_dump_json().encode()) < DATA_ANSWER_LIMITS.text_bytes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hostile_answers_change_nothing_but_what_they_may(seed):
+    """Labels may come, and the normalization may move; nothing fails, and the form stays that of the others."""
+    floats = Form(stored="float32", input_shape=(2, 4), labels="classes")
+    honest = [said(device, form=floats, sums=(8.0, 8.0), squares=(90.0, 90.0)) for device in range(3)]
+    answer = DataAnswer(run="own", said=honest[2])
+    rng, accepted = random.Random(seed), 0
+    for _ in range(250):
+        text = as_text(changed_json(rng, json.loads(answer.model_dump_json())))
+        try:
+            found, _ = from_records(DataAnswer, make_records(text), DATA_ANSWER_LIMITS)
+        except MessageError:
+            continue
+        accepted += 1
+        others = [summary for summary in honest if summary.device != found.said.device][:2]
+        agreed, _ = agree([*others, found.said], Declared(), 1000)
+        assert agreed.form == floats
+        assert {"a", "b"} <= set(agreed.label_names)
+        assert len(agreed.label_names) <= MAX_NAMES
+        assert all(map(math.isfinite, (*agreed.mean, *agreed.std)))
+    assert accepted
+
+
+def test_sums_beyond_all_floats_are_refused():
+    floats = Form(stored="float32", input_shape=(1, 4), labels="classes")
+    honest = [said(device, form=floats) for device in range(2)]
+    greedy = said(2, form=floats, sums=(1.7e308,), squares=(1.7e308,))
+    agreed, unfit = agree([*honest, greedy], Declared(), 1000)
+    assert unfit == {2: "it gives sums that no float32 values have"}
+    assert agreed == agree(honest, Declared(), 1000)[0]
 
 
 # What devices say -----------------------------------------------------------------------------------------------------
