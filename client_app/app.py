@@ -36,6 +36,12 @@ def query(message: Message, context: Context) -> Message:
     return _answer("query", message, context)
 
 
+@app.query("data")
+def data(message: Message, context: Context) -> Message:
+    """What this node's device says of the data that it holds itself."""
+    return _answer("data", message, context)
+
+
 def _answer(kind: str, message: Message, context: Context) -> Message:
     # A query for a report has no content.
     text, arrays = read_records(message.content, f"the {kind} message") if len(message.content) else ("", [])

@@ -27,6 +27,7 @@ from models.base import Family, trained_parameters, with_weights
 from models.layers import Network
 from strategies.losses import Loss, Regularizer
 from strategies.method import Answer, Local
+from tasks.own import UnfitError
 from tasks.task import Task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -103,6 +104,7 @@ class DeviceBench:
 
     Raises:
         MessageError: the arrays are not those that the device half expects.
+        Refusal: the device's own data do not fit what was agreed.
     """
 
     def __init__(
@@ -121,7 +123,10 @@ class DeviceBench:
         evaluated_round: int | None = None,
     ) -> None:
         self.order, self.local, self.family, self.training = order, local, family, training
-        self.task = task.for_device(order.device)
+        try:
+            self.task = task.for_device(order.device)
+        except UnfitError as error:
+            raise Refusal(f"device {order.device}: its data do not fit: {error}") from error
         self.place, self.device = place, place.device
         self.architecture = Architecture.from_json(order.architecture)
         family.validate(self.architecture)
@@ -141,7 +146,7 @@ class DeviceBench:
         self._limited = False
         # In a simulation there are none: what one of many devices in one process holds cannot be told from outside.
         self.limits = {} if place.available_bytes is None else _limits(order, place.available_bytes)
-        self._shard = task.shard(order.device).train
+        self._shard = self.task.shard(order.device).train
         self.meter = MemoryMeter(self.device)
         who = f"device {order.device}"
         self._packed = {name: pick(arrays, index, who) for name, index in order.payloads.items()}

@@ -39,7 +39,7 @@ def score_order(
     if order.data == "test set":
         inputs, labels = task.test.inputs, task.test.labels
     else:
-        inputs, labels = task.own_test(order.device)
+        inputs, labels = bench.task.own_test(order.device)
         if not len(labels):
             raise MessageError(f"device {order.device} holds no test examples")
     with torch.device("meta"):

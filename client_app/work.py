@@ -31,6 +31,8 @@ from messages.bound import bounded, bounded_change
 from messages.error import MessageError
 from messages.orders import (
     Batch,
+    DataAnswer,
+    DataQuestion,
     EvaluationBatch,
     EvaluationOrder,
     EvaluationReply,
@@ -52,7 +54,8 @@ from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from models.family import Family, make_family
 from models.layers import Network
 from strategies.method import local_half
-from tasks.task import Task, TaskSpec, load_task
+from tasks.own import MAX_PROBLEM_LETTERS, Summary, UnfitError
+from tasks.task import Task, TaskSpec, describe, load_task
 
 NodeConfig = Mapping[str, object]
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -62,7 +65,7 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
     """Answer a message.
 
     Args:
-        kind: "train", "evaluate" or "query".
+        kind: "train", "evaluate", "data" or "query".
         text: the message's JSON; empty for a query of the device's report.
         arrays: its packed arrays.
         config: the node config.
@@ -76,6 +79,8 @@ def do(kind: str, text: str, arrays: list[bytes], config: NodeConfig) -> tuple[s
             return _train(parse(Batch, text), arrays, config)
         case "evaluate":
             return _evaluate(parse(EvaluationBatch, text), arrays, config)
+        case "data":
+            return _describe(parse(DataQuestion, text), config)
         case "query":
             return _keys(parse(KeyBatch, text), config) if text else _report(config)
     raise ValueError(f"no message is called {kind!r}")
@@ -328,6 +333,15 @@ def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int 
     return available_bytes
 
 
+def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[bytes]]:
+    """What this node's device says of its data: counts, labels and sums."""
+    try:
+        said = describe(_task(question, config), _own_device(config), moments=question.moments)
+    except UnfitError as error:
+        said = Summary(device=_own_device(config), problem=one_line(str(error), MAX_PROBLEM_LETTERS))
+    return DataAnswer(run=question.run, said=said).model_dump_json(), []
+
+
 def _report(config: NodeConfig) -> tuple[str, list[bytes]]:
     """Which device this node carries, and what it can spend now."""
     return NodeReport(device=_own_device(config), report=device_report(config).to_json()).model_dump_json(), []
@@ -349,7 +363,7 @@ def _keys(batch: KeyBatch, config: NodeConfig) -> tuple[str, list[bytes]]:
 
 def preload(kind: str, text: str, config: NodeConfig) -> None:
     """Load the data and family of a message, so that processes forked from this one have them."""
-    if kind != "query":
+    if kind in ("train", "evaluate"):
         batch = parse(Batch, text) if kind == "train" else parse(EvaluationBatch, text)
         load_task(_task(batch, config))
         family_of(json.dumps(batch.family))
@@ -378,10 +392,19 @@ def compute_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())  # with its number, which memory limits want
 
 
-def _task(batch: Batch | EvaluationBatch, config: NodeConfig) -> TaskSpec:
-    """The task of a batch. A node may hold its data elsewhere than the server: `data-dir` in its node config."""
+def _task(batch: Batch | EvaluationBatch | DataQuestion, config: NodeConfig) -> TaskSpec:
+    """The task of a message. A node may hold its data elsewhere than the server: `data-dir` in its node config.
+
+    UnfitError where every device has data of its own, and this node does not say where.
+    """
     own = config.get("data-dir")
-    return TaskSpec.from_json({**batch.task, "data_dir": str(own)} if own else batch.task)
+    spec = TaskSpec.from_json({**batch.task, "data_dir": str(Path(str(own)).expanduser())} if own else batch.task)
+    if spec.partition == "own" and not spec.device_folders and not own:
+        raise UnfitError(
+            "its node config has no data-dir, the folder of its own data "
+            "(wildflower-node --node-config 'data-dir=\"/home/me/photos\"')"
+        )
+    return spec
 
 
 def _state_dir(batch: Batch | EvaluationBatch | KeyBatch, config: NodeConfig) -> str:

@@ -13,6 +13,7 @@ from pydantic_core import core_schema
 
 from devices.validation import MAX_LETTERS, MAX_WHOLE, one_line
 from messages.error import MessageError
+from tasks.own import Summary
 
 M = TypeVar("M", bound=BaseModel)
 # Below 2^63, so that NumPy and PyTorch can hold them.
@@ -346,6 +347,24 @@ class EvaluationReply(_Model):
     run: Line
     round: NonNegative
     scores: list[Score] = Field(max_length=MAX_ORDERS, fail_fast=True)
+
+
+class DataQuestion(_Model):
+    """What a node is asked of the data that its devices hold themselves: sums and counts, never an example.
+
+    moments: whether sums per channel are needed, to normalize inputs.
+    """
+
+    run: str
+    task: dict[str, Any]
+    moments: bool
+
+
+class DataAnswer(_Model):
+    """What a node says of its device's data."""
+
+    run: Line
+    said: Summary
 
 
 class NodeReport(_Model):

@@ -42,11 +42,21 @@ from rounds.delivery import (
 from rounds.exchange import Failure, exchange
 from rounds.frozen import Frozen
 from rounds.lateness import drop_late, simulated_seconds
+from rounds.own import OwnData
 from rounds.population import Population
 from rounds.records import RoundResult, device_record, round_record
 from rounds.rehearsal import rehearse_payload
 from rounds.replies import read_reply
-from rounds.scores import Evaluation, Examples, Personal, mean_score, personal_score, score_on_devices
+from rounds.scores import (
+    Evaluation,
+    Examples,
+    Personal,
+    federated_score,
+    mean_score,
+    personal_score,
+    pooled,
+    score_on_devices,
+)
 from rounds.secure import SecureRound
 from rounds.work import Assignment, Given, Orders, Work, by_device, devices_that_trained
 from strategies.method import (
@@ -63,7 +73,7 @@ from strategies.method import (
     fits,
     parcel_bytes,
 )
-from strategies.statistics import TakeStatistics
+from strategies.statistics import ScoreModel, TakeStatistics
 
 
 class Scores(NamedTuple):
@@ -91,10 +101,11 @@ class Engine:
         scored: the models of the last evaluation, exactly as they were scored.
         model_scores: the score of each of them.
         delivered_tiers: by that evaluation, the architecture that most devices of each tier would be given.
+        own: what devices say of data that they alone hold; None where the server deals them out.
     """
 
-    def __init__(self, method: Method, population: Population) -> None:
-        self.method, self.population, self.settings = method, population, method.settings
+    def __init__(self, method: Method, population: Population, own: OwnData | None = None) -> None:
+        self.method, self.population, self.settings, self.own = method, population, method.settings, own
         self.assignments: list[Assignment] = []
         self.tier_architectures: dict[str, Architecture] = {}
         self.scored: dict[Architecture, Model] = {}
@@ -122,6 +133,7 @@ class Engine:
             **({"frozen": self._frozen.state()} if self._frozen.held else {}),
             **({"own_by_tier": dict(self._own_by_tier)} if self._own_by_tier else {}),
             **self.population.state_dict(),
+            **({} if self.own is None else self.own.state_dict()),
         }
         if both := own.values.keys() & engine.keys():
             raise ValueError(f"the state of {self.method.name()} has {min(both)!r}, which is the engine's: rename it")
@@ -135,6 +147,8 @@ class Engine:
         self._keepers, self._introduced = set(values.get("keepers", [])), set(values.get("introduced", []))
         self._own_by_tier = {tier: float(score) for tier, score in values.get("own_by_tier", {}).items()}
         self.population.load_state_dict(values)
+        if self.own is not None:
+            self.own.load_state_dict(values)
         self.method.load(state)
         self._frozen = Frozen(self.method.family, self.method.frozen_weights())
         self._frozen.load(values.get("frozen", {}))
@@ -150,7 +164,7 @@ class Engine:
 
     # The round -------------------------------------------------------------------------------------------------------
 
-    def run_round(self, grid: Grid, number: int, scorer: Scorer) -> RoundResult:
+    def run_round(self, grid: Grid, number: int, scorer: Scorer | None) -> RoundResult:
         """One whole round: sample, assign, train, absorb, finish, evaluate."""
         started = time.perf_counter()
         work = self.begin(grid, number)
@@ -165,8 +179,9 @@ class Engine:
         self._bytes = Counter()
         with self._timed("assign"):
             devices = self._sample(grid)
-        question = self.method.first_question
-        unknown = {} if question is None else self._introduce(grid, devices, question)
+        unknown = {} if self.own is None else self.own.admit(grid, devices, self.population)
+        if self.method.first_question is not None:
+            unknown |= self._introduce(grid, [d for d in devices if d not in unknown], self.method.first_question)
         with self._timed("assign"):
             self.assignments = [a for device in devices for a in self.orders(device)]
             for a in self.assignments:
@@ -428,6 +443,11 @@ class Engine:
                 self._frozen.has(a.device, a.frozen)
             elif a.node is not None:
                 self._frozen.lost(a.device)
+            if self.own is not None and a.update is not None:
+                if a.outcome == "trained":
+                    self.own.trained(a.device, a.update.examples)
+                elif a.outcome.startswith("refused"):
+                    self.own.refused(a.device)
             if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now
                 self.population.ask_again(a.device)
         trained = {a.node for a in work.assignments if a.outcome == "trained" and a.node is not None}
@@ -460,7 +480,8 @@ class Engine:
     def _absorb(self, work: Work, batch: list[Assignment], reply: Message) -> None:
         try:
             population, run = self.population, self.settings.run
-            checked = read_reply(run, work, batch, reply, population.examples, population.check_report)
+            maximum = population.examples if self.own is None else lambda _: self.own.max_examples
+            checked = read_reply(run, work, batch, reply, maximum, population.check_report)
         except MessageError as error:
             devices, why = list(by_device(batch)), one_line(str(error))
             log(WARNING, "Round %s: the reply for devices %s is refused: %s", work.round, devices, why)
@@ -501,16 +522,21 @@ class Engine:
         scored = self.method.scored_architecture
         recipients = self._recipients(grid) if self.settings.evaluate_tiers else []
         if on_devices is not None:
-            models = {} if scorer is None else self._models(grid)
+            models = {} if scorer is None and not self.tests_on_devices else self._models(grid)
             own = self._scored_there(grid, on_devices) if self.settings.evaluate_tiers or not models else None
             delivered = self._delivered_there(recipients, own)
-            if scorer is None or scored not in models:
+            if scored not in models:
                 return own and replace(own, delivered=delivered)
+            if scorer is None:
+                return self._federated(grid, models) or own
             self.scored = models
             whole = scorer(models[scored])
             self.model_scores = {scored: whole.score}
             tiers = own.score_by_tier if own else {}
             return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
+        if scorer is None and self.tests_on_devices:
+            models = self._models(grid)
+            return self._federated(grid, models) if scored in models else None
         if scorer is None:
             return None
         candidates = dict.fromkeys([scored, *self.scored_tiers.values(), *self.method.deliverable])
@@ -564,7 +590,58 @@ class Engine:
         """The means over devices of what their own models score on the task's test set."""
         there = set(self.population.connected(grid, [device for device, _, _ in wanted]))
         asked = [self._to_score(d, a, selection) for d, a, selection in wanted if d in there]
-        return mean_score(self.scores(grid, asked, "test set"), self.settings.metric, self.population)
+        data: Examples = "test set" if self.own is None else "shard"
+        return mean_score(self.scores(grid, asked, data), self.settings.metric, self.population)
+
+    @property
+    def tests_on_devices(self) -> bool:
+        """Whether nobody but the devices has examples to test on."""
+        return self.own is not None and not self.population.holdings.test_set
+
+    def _federated(self, grid: Grid, models: Mapping[Architecture, Model]) -> Evaluation | None:
+        """Devices score models on what each keeps for testing, and every example counts alike.
+
+        The score is that of the global model over all devices that can hold it, as if their test examples lay in one
+        place. A tier's is that of its sub-model over its devices.
+        """
+        assert self.own is not None
+        everyone = self.population.everyone(grid)
+        self.own.admit(grid, everyone, self.population)
+        able = [d for d in self.own.fitting(everyone) if self.own.testing(d)]
+        there = self.population.connected(grid, able)
+        scored = self.method.scored_architecture
+        of: dict[Architecture, dict[int, Score]] = {scored: self._score_model(grid, models[scored], there)}
+        tiers: dict[str, dict[int, Score]] = {}
+        for tier, architecture in self.scored_tiers.items():
+            if architecture in models:
+                theirs = [d for d in there if self.population.tier(d) == tier]
+                if architecture == scored:
+                    found = {d: score for d, score in of[scored].items() if d in theirs}
+                else:
+                    found = self._score_model(grid, models[architecture], theirs)
+                if found:
+                    of[architecture] = of.get(architecture, {}) | found
+                    tiers[tier] = found
+        # Of a model that no device could hold nothing is known.
+        self.scored = {a: model for a, model in models.items() if of.get(a)}
+        self.model_scores = {a: pooled(of[a], self.settings.metric)[0] for a in self.scored}
+        return federated_score(of[scored], tiers, self.settings.metric)
+
+    def _score_model(self, grid: Grid, model: Model, devices: Sequence[int]) -> dict[int, Score]:
+        """The scores that devices take of one model, exactly as it is, on what each keeps for testing."""
+        local = ScoreModel(exits=model.exits)
+        orders = [Order(device, model.architecture) for device in devices]
+        if not orders:
+            return {}
+        weights = {name: model.weights[name] for name in model.family.tensors(model.architecture)}
+        asked = Orders(
+            round=self.round,
+            assignments=[self.ask(o, LEADING, self._budget_of(o), local) for o in orders],
+            family=model.family,
+            payload=lambda group: {"weights": weights},
+            frozen=self._frozen,
+        )
+        return self._score(grid, asked, "shard")
 
     @property
     def scored_tiers(self) -> dict[str, Architecture]:
@@ -658,7 +735,11 @@ class Engine:
         Nothing but scores comes back, and no device keeps anything. The protocol is that of RecipFL and of HypeMeFed's
         personalized accuracy.
         """
-        assignments = [a for device in self.population.everyone(grid) for a in self._order_to_score(device)]
+        devices = self.population.everyone(grid)
+        if self.own is not None:
+            self.own.admit(grid, devices, self.population)
+            devices = [d for d in self.own.fitting(devices) if self.own.testing(d)]
+        assignments = [a for device in devices for a in self._order_to_score(device)]
         scores = self.scores(grid, assignments, "shard", self.settings.personal_training_in(self.round))
         return personal_score(
             scores, len(assignments), self.settings.metric, self.population, by_device=self.settings.label_sets
@@ -686,9 +767,15 @@ class Engine:
             payload=self.method.payload,
             frozen=self._frozen,
         )
+        return self._score(grid, orders, data, training)
+
+    def _score(
+        self, grid: Grid, orders: Orders, data: Examples, training: LocalTraining | None = None
+    ) -> dict[int, Score]:
+        """Have them scored, and note which devices hold what is frozen."""
         self._route(grid, orders)
         found = score_on_devices(grid, orders, self.settings, self.population, data, training)
-        for a in assignments:
+        for a in orders.assignments:
             if a.device in found:
                 self._frozen.has(a.device, a.frozen)
             else:

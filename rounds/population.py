@@ -28,6 +28,7 @@ from rounds.quarantine import Quarantine
 
 # What an overrun leaves of a device's budget, and what a round gives back of it.
 OVERRUN_FACTOR, RECOVERY = 0.7, 1.05
+WAIT_SECONDS = 600.0  # that the nodes of a round have to connect
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ class SimulatedDevices(Population):
 
     def _wait_for_workers(self, grid: Grid) -> list[int]:
         # The ServerApp starts before the simulation engine has registered its nodes.
-        nodes = _wait_for_nodes(grid, lambda found: len(found) >= self._workers, self._wait_seconds)
+        nodes = wait_for_nodes(grid, lambda found: len(found) >= self._workers, self._wait_seconds)
         if len(nodes) < self._workers:
             log(
                 WARNING,
@@ -316,7 +317,7 @@ class ConnectedDevices(Population):
         minimum: int,
         report_max_age_seconds: float,
         query_seconds: float = 120.0,  # a first one starts the device's worker: 46 s were seen on busy machines
-        wait_seconds: float = 600.0,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         super().__init__(holdings)
         self.now_seconds = 0.0
@@ -352,7 +353,7 @@ class ConnectedDevices(Population):
     def everyone(self, grid: Grid) -> list[int]:
         """The devices whose nodes answer. MessageError where no node is connected for long."""
         wanted = 1 if self._known else self._least
-        connected = _wait_for_nodes(grid, lambda found: len(found) >= wanted, self._wait)
+        connected = wait_for_nodes(grid, lambda found: len(found) >= wanted, self._wait)
         if len(connected) < wanted:
             text = "%s nodes connected within %g s, the run asks for %s devices per round: going on with those"
             log(WARNING, text, len(connected), self._wait, wanted)
@@ -531,7 +532,8 @@ class ConnectedDevices(Population):
                     del table[other]
 
 
-def _wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds: float) -> list[int]:
+def wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds: float) -> list[int]:
+    """The connected nodes, as soon as they are enough or the time is over. MessageError where there are none."""
     end = time.monotonic() + wait_seconds
     nodes = sorted(grid.get_node_ids())
     if not enough(nodes):

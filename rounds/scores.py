@@ -34,7 +34,8 @@ Examples = Literal["shard", "test set"]  # a device's own test shard, or the tas
 class Evaluation:
     """The scores of a round: of the global model on the task's test set, of every tier's sub-model, of every exit.
 
-    Scores are values of the task's metric. delivered: of what devices would be given now.
+    Scores are values of the task's metric. delivered: of what devices would be given now. Where devices score,
+    `worst_device` is the one with the worst value, and `scored_devices` how many have one.
     """
 
     score: float
@@ -42,6 +43,9 @@ class Evaluation:
     score_by_tier: dict[str, float]
     score_by_exit: list[float] | None = None
     delivered: Delivered | None = None
+    worst_device: int | None = None
+    worst_score: float | None = None
+    scored_devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,34 @@ def mean_score(scores: Mapping[int, Score], metric: Metric, population: Populati
         float(np.mean([score.loss_sum / score.examples for _, score in ordered])),
         {tier: float(np.mean(of_tier)) for tier, of_tier in tiers.items()},
     )
+
+
+def federated_score(
+    scores: Mapping[int, Score], by_tier: Mapping[str, Mapping[int, Score]], metric: Metric
+) -> Evaluation | None:
+    """What devices' scores on their own test examples come to: every example counts alike.
+
+    Sums of the metric are added up, so that it is as if all examples had been scored in one place. The worst device is
+    that with the worst value of its own, in the first place of the global model, else of its tier's.
+
+    Args:
+        scores: of the global model. by_tier: of every tier's sub-model.
+    """
+    own = {device: score for of_tier in by_tier.values() for device, score in of_tier.items()} | dict(scores)
+    if not scores:
+        return None
+    values = {device: metric.value(score.sums, score.examples) for device, score in sorted(own.items())}
+    worst = min(values, key=lambda device: (metric.scale.rank(values[device]), device))
+    value, loss = pooled(scores, metric)
+    tiers = {tier: pooled(of_tier, metric)[0] for tier, of_tier in by_tier.items()}
+    return Evaluation(value, loss, tiers, worst_device=worst, worst_score=values[worst], scored_devices=len(own))
+
+
+def pooled(scores: Mapping[int, Score], metric: Metric) -> tuple[float, float]:
+    """The metric's value and the mean loss over the examples of all devices, whatever order they come in."""
+    examples = sum(score.examples for score in scores.values())
+    sums = [math.fsum(column) for column in zip(*(score.sums for score in scores.values()), strict=True)]
+    return metric.value(sums, examples), math.fsum(score.loss_sum for score in scores.values()) / examples
 
 
 def personal_score(

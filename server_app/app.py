@@ -26,6 +26,7 @@ from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer
+from rounds.own import OwnData
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
 from server_app import checkpoint
@@ -34,16 +35,18 @@ from server_app.journal import Journal, alone_in, check_folder, read_rounds
 from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import take_releases, write_nodes
+from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agreed
 from server_app.rehearsal import rehearse_step
 from server_app.scoring import scorer
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
 from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
 from strategies.settings import RoundSettings
+from tasks.data import DataSet
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
 from tasks.scoring import HELD_OUT
-from tasks.task import Task, TaskSpec, load_task
+from tasks.task import Task, TaskSpec, load_task, server_test, with_test
 
 SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
 
@@ -57,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
     run(grid, config.model_copy(update={"engine": "flower"}))
 
 
-def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer] | None = None) -> Path:
+def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer | None] | None = None) -> Path:
     """Run all rounds of an experiment over a grid; returns the run's folder.
 
     Args:
@@ -72,13 +75,27 @@ def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer] | None = Non
     config = named(config)
     run_dir = run_folder(config)
     check_folder(run_dir, config.resume)
-    engine, scorer = built or build(config)
+    engine, scorer = built or build(config, own_data(grid, config, run_dir))
     with alone_in(run_dir):
         _run(grid, config, run_dir, engine, scorer)
     return run_dir
 
 
-def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer) -> None:
+def own_data(grid: Grid | None, config: RunConfig, run_dir: Path) -> OwnData | None:
+    """What the devices of a run say of data that they alone hold; None where the server deals them out.
+
+    A run that is resumed goes on with what its devices had agreed on. Without a fleet it needs the grid, to ask nodes.
+    """
+    if config.partition != "own":
+        return None
+    spec = task_spec(config)
+    before = own_of_run(run_dir, config, spec) if config.resume else None
+    if before is not None or config.fleet or grid is None:
+        return before
+    return agree_with_nodes(grid, config, spec)
+
+
+def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer | None) -> None:
     # First, because it says in words how a resumed run's configuration differs from the one before.
     journal = Journal.open(
         run_dir,
@@ -88,6 +105,8 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         digests_of(config),
         _initial_digest(config),
     )
+    if engine.own is not None and engine.own.spec.agreed is not None:
+        write_agreed(run_dir, engine.own.spec.agreed)
     first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
     log(INFO, "Run folder: %s", run_dir)
     method = engine.method
@@ -168,7 +187,7 @@ def start(engine: Engine, config: RunConfig, first_round: int = 1) -> None:
     """
     with _naming("strategy", config.strategy):
         engine.start(first_round)
-        if is_reference(config.strategy):
+        if is_reference(config.strategy) and engine.own is None:  # data that only devices have are not here
             rehearse_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))  # at hand since `build`
 
 
@@ -207,33 +226,28 @@ def run_folder(config: RunConfig) -> Path:
     return (Path(config.output_dir).expanduser() / config.run_name).absolute()
 
 
-def build(config: RunConfig) -> tuple[Engine, Scorer]:
+def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer | None]:
     """The engine of a configuration with all it stands on, and the function that scores models.
+
+    There is none where only devices have examples to test on.
+
+    Args:
+        own: what devices say of data that they alone hold, where they have been asked. The folders of simulated devices
+            are read here.
 
     Raises ValueError, ConfigError among them, where the data, the fleet or the family are not there or do not go
     together.
     """
-    replaced = replaced_devices(_fleet_path(config), config.devices) if config.fleet else 0
-    if replaced and not config.examples_per_device:
-        raise ConfigError(
-            f"fleet = {config.fleet!r} replaces {replaced} devices after every round, and all examples are dealt out "
-            "to the first ones: set examples-per-device, so that each device draws its own"
-        )
-    spec = TaskSpec(
-        name=config.task,
-        data_dir=str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else "",
-        partition=config.partition,
-        alpha=config.alpha,
-        devices=config.devices + config.rounds * replaced,  # all that ever come
-        seed=config.seed,
-        test_fraction=config.test_fraction,
-        examples_per_device=config.examples_per_device or None,
-        strong_devices=config.strong_devices,
-        strong_share=config.strong_share,
-        strong_test=config.strong_test,
-        arguments=config.own_task_arguments(),
-    )
+    spec = task_spec(config)
+    test: DataSet | None = None
+    if config.partition == "own":
+        if own is None and not config.fleet:
+            raise ConfigError("partition = 'own': no node has been asked yet what its device's data are")
+        own = own or agree_here(config, spec)
+        spec, test = own.spec, server_test(spec)
     task = load_task(spec)
+    if test is not None:
+        task = with_test(task, test)
     if task.vocabulary is not None and task.vocabulary.cut_texts:
         log(
             WARNING,
@@ -242,7 +256,8 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             len(task.train) + len(task.test),
             task.input_shape[0],
         )
-    if config.personal_every and not any(len(task.own_test(device)[1]) for device in range(config.devices)):
+    tested = own is not None or any(len(task.own_test(device)[1]) for device in range(config.devices))
+    if config.personal_every and not tested:
         raise ConfigError(
             f"personal-every = {config.personal_every}: no device has examples to be tested on; set test-fraction, "
             "such as 0.2, or partition = 'strong-and-weak', or personal-every = 0"
@@ -253,7 +268,7 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
     family = _family(config, task, options, family_defaults)
     settings = RoundSettings(
         run=config.run_name,
-        replaced_devices=config.rounds * replaced,
+        replaced_devices=spec.devices - config.devices,
         task=spec.to_json(),
         task_name=config.task,
         seed=config.seed,
@@ -322,7 +337,8 @@ def build(config: RunConfig) -> tuple[Engine, Scorer]:
             f"deliver = 'best': a fifth of the test set is held out to choose by, and {config.task!r} has "
             f"{len(task.test)} test examples: set deliver = 'largest'"
         )
-    return Engine(method, _population(config, method, task)), scorer(task, held_out=config.deliver == "best")
+    scores = scorer(task, held_out=config.deliver == "best") if len(task.test) else None
+    return Engine(method, _population(config, method, task, own), own), scores
 
 
 def _privacy(config: RunConfig) -> Privacy | None:
@@ -348,6 +364,34 @@ def _privacy(config: RunConfig) -> Privacy | None:
         config.rounds,
     )
     return privacy
+
+
+def task_spec(config: RunConfig) -> TaskSpec:
+    """The task of a run as its messages name it. ConfigError where the fleet does not go with it."""
+    replaced = replaced_devices(_fleet_path(config), config.devices) if config.fleet else 0
+    if replaced and not config.examples_per_device and config.partition != "own":
+        raise ConfigError(
+            f"fleet = {config.fleet!r} replaces {replaced} devices after every round, and all examples are dealt out "
+            "to the first ones: set examples-per-device, so that each device draws its own"
+        )
+    if replaced and config.partition == "own":
+        raise ConfigError(f"fleet = {config.fleet!r} replaces devices: it does not go with partition = 'own'")
+    return TaskSpec(
+        name=config.task,
+        data_dir=str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else "",
+        partition=config.partition,
+        device_folders=config.partition == "own" and bool(config.fleet),
+        max_examples=config.max_examples,
+        alpha=config.alpha,
+        devices=config.devices + config.rounds * replaced,  # all that ever come
+        seed=config.seed,
+        test_fraction=config.test_fraction,
+        examples_per_device=config.examples_per_device or None,
+        strong_devices=config.strong_devices,
+        strong_share=config.strong_share,
+        strong_test=config.strong_test,
+        arguments=config.own_task_arguments(),
+    )
 
 
 def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
@@ -483,8 +527,11 @@ def _fleet_path(config: RunConfig) -> Path:
     return Path(config.fleet).expanduser() if config.fleet.endswith(".toml") else bundled_fleet(config.fleet)
 
 
-def _population(config: RunConfig, method: Method, task: Task) -> Population:
-    holdings = Holdings(task.training_examples, task.test_examples, len(task.test))
+def _population(config: RunConfig, method: Method, task: Task, own: OwnData | None) -> Population:
+    if own is None:
+        holdings = Holdings(task.training_examples, task.test_examples, len(task.test))
+    else:
+        holdings = Holdings(own.training, own.testing, len(task.test))
     if not config.fleet:
         minimum = min(config.devices, config.devices_per_round)
         return ConnectedDevices(holdings, minimum=minimum, report_max_age_seconds=config.report_max_age_seconds)

@@ -29,7 +29,7 @@ from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
 from strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 from tasks.arguments import TaskArguments, read_arguments
-from tasks.task import TASKS, kind_of
+from tasks.task import TASKS, check_own, kind_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -171,8 +171,10 @@ class RunConfig(Params):
         "",
         description="What names in that file are called in the family, such as \"'features' = 'stem', 'fc' = false\"",
     )
-    partition: Literal["iid", "dirichlet", "natural", "strong-and-weak"] = Field(
-        "dirichlet", description="How examples are dealt out to devices: iid, dirichlet, natural, strong-and-weak"
+    partition: Literal["iid", "dirichlet", "natural", "strong-and-weak", "own"] = Field(
+        "dirichlet",
+        description="How examples are dealt out to devices: iid, dirichlet, natural, strong-and-weak, or own: every "
+        "device has what lies in its own folder (docs/your-devices.md)",
     )
     alpha: PositiveRate = Field(0.5, description="Concentration of the Dirichlet partition: smaller is more unequal")
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -182,6 +184,10 @@ class RunConfig(Params):
         0,
         description="Examples that every device draws under iid and dirichlet, shared ones allowed; 0 deals out all "
         "examples once",
+    )
+    max_examples: Annotated[int, Field(ge=1, lt=2**31)] = Field(
+        1_000_000,
+        description="Most examples that a device may say it has under partition = 'own', which bounds its weight",
     )
     strong_devices: CountOrZero = Field(
         0, description="Number of strong devices under strong-and-weak: those of the fleet's first group"
@@ -583,6 +589,17 @@ class RunConfig(Params):
             "examples-per-device",
             "partition = 'natural' says itself who holds what: use iid or dirichlet, or set it to 0",
         )
+        if self.partition == "own":
+            try:
+                check_own(self.task)
+            except ValueError as error:
+                raise ValueError(f"partition = 'own': {error}") from None
+            need(not self.examples_per_device, "examples-per-device", "partition = 'own': devices have what they have")
+            need(
+                not self.fleet or bool(self.data_dir),
+                "data-dir",
+                "partition = 'own' in a simulation needs a folder with a folder per device, such as devices/0000",
+            )
         return self
 
     @classmethod

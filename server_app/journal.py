@@ -100,6 +100,10 @@ class RoundRecord(ScoreRecord):
     delivered_devices: Count | None = None
     devices_without_model: Count | None = None
     devices_beyond_budget: Count | None = None
+    # None too where the server has a test set; earlier versions do not have them.
+    worst_device: Annotated[int, Field(ge=0)] | None = None
+    worst_score: float | None = None
+    scored_devices: Count | None = None
     personal_score: float | None  # these four are None in a round without personal evaluation
     personal_score_by_tier: dict[str, float] | None
     personal_devices: Count | None

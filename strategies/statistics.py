@@ -6,7 +6,7 @@ The engine asks devices for them wherever a method gives a model to score that h
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from messages.orders import Merge
 from messages.parcels import STATISTICS, Parcel
 from models.architecture import Architecture
 from models.base import Family
+from models.layers import MeanOfExits, Network
 from strategies.method import Answer, Bench, Local
 
 
@@ -33,6 +34,28 @@ class TakeStatistics(Local):
         model = self.model(bench)
         take_statistics(model, bench.batches(model, once=True))
         return Answer(model, {"statistics": dict(model.state_dict())})
+
+
+class ScoreModel(Local):
+    """A model that is scored exactly as the server has it, its batch norm statistics among the weights.
+
+    exits: what a model with several exits says: its "deepest", or the "mean" of their logits.
+    """
+
+    trains: ClassVar[bool] = False
+    exits: Literal["deepest", "mean"] = "deepest"
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """Nothing but scores."""
+        return {}
+
+    def train(self, bench: Bench) -> Answer:
+        """Nothing is trained."""
+        return Answer(self.model(bench))
+
+    def scored(self, bench: Bench, model: Network) -> nn.Module:
+        """The model, or the mean of its exits."""
+        return MeanOfExits(model) if self.exits == "mean" else model
 
 
 def take_statistics(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -119,8 +119,8 @@ def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None)
     if train.label_kind != test.label_kind:
         raise ValueError(f"training labels are {train.label_kind}, test labels {test.label_kind}: they must be alike")
     classes = _count_classes(train.label_kind, torch.cat([train.labels.flatten(), test.labels.flatten()]))
-    moments = _moments_of_bytes if train.inputs.dtype == torch.uint8 else _moments_of_floats
-    mean, square = torch.tensor([moments(channel) for channel in train.inputs.unbind(1)], dtype=torch.float64).unbind(1)
+    per_channel = [[total / channel.numel() for total in channel_sums(channel)] for channel in train.inputs.unbind(1)]
+    mean, square = torch.tensor(per_channel, dtype=torch.float64).unbind(1)
     std = (square - mean**2).clamp_min(0).sqrt()
     if bool((std == 0).any()):
         raise ValueError("a channel of the training inputs has one value only, so it cannot be normalized")
@@ -141,17 +141,16 @@ def _count_classes(kind: LabelKind, labels: Tensor) -> int:
     return int(labels.max()) + 1
 
 
-def _moments_of_bytes(values: Tensor) -> tuple[float, float]:
-    """Mean and mean square, from sums of whole numbers."""
-    counts = torch.bincount(values.flatten(), minlength=256)
-    levels = torch.arange(256)
-    return int(counts @ levels) / values.numel(), int(counts @ levels**2) / values.numel()
+def channel_sums(values: Tensor) -> tuple[float, float]:
+    """The sum and the sum of squares of bytes or float32 values, the same in whichever order they are added.
 
-
-def _moments_of_floats(values: Tensor) -> tuple[float, float]:
-    """Mean and mean square, from correctly rounded sums; a 64-bit float holds the square of a 32-bit one exactly."""
+    Those of bytes are whole numbers. Those of floats are rounded once: a 64-bit float holds the square of a 32-bit one.
+    """
+    if values.dtype == torch.uint8:
+        counts, levels = torch.bincount(values.flatten(), minlength=256), torch.arange(256)
+        return int(counts @ levels), int(counts @ levels**2)
     wide = values.double().flatten()
-    return math.fsum(wide.tolist()) / len(wide), math.fsum((wide**2).tolist()) / len(wide)
+    return math.fsum(wide.tolist()), math.fsum((wide**2).tolist())
 
 
 def stratified_test(labels: Tensor, fraction: float) -> Tensor:

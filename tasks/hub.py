@@ -97,7 +97,8 @@ def open_split(repository: Repository, split: str, folder: Path | None) -> Datas
     return _download(repository, split) if folder is None else _open(folder, repository, split)
 
 
-def _import_datasets() -> Any:
+def import_datasets() -> Any:
+    """The package `datasets`; FileNotFoundError says how it is installed."""
     try:
         import datasets
     except ImportError as error:
@@ -108,7 +109,7 @@ def _import_datasets() -> Any:
 
 
 def _download(repository: Repository, split: str) -> Dataset:
-    datasets = _import_datasets()
+    datasets = import_datasets()
     problem = unreachable()
     try:
         with _offline() if problem else nullcontext():
@@ -157,7 +158,7 @@ def _offline() -> Iterator[None]:
 
 def _open(folder: Path, repository: Repository, split: str) -> Dataset:
     """The rows of a split in a local copy: of its parquet files, else of what `save_to_disk` wrote."""
-    datasets = _import_datasets()
+    datasets = import_datasets()
     if repository.config is not None and (folder / repository.config).is_dir():
         folder = folder / repository.config
     parquet = sorted(file for file in folder.rglob("*.parquet") if _is_of_split(file, split))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tasks import hub
 from tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest, make_data_set
+from tasks.own import OwnArguments, made
 
 NAMES = ("inputs", "labels", "groups")
 SHAPES = (
@@ -21,7 +22,7 @@ SHAPES = (
 _DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile)
 
 
-def load(data_dir: str) -> DataSet:
+def load(data_dir: str, arguments: OwnArguments | None = None) -> DataSet:
     """The arrays in `train.npz` and `test.npz` of `data_dir`, which must be given.
 
     `inputs` and `labels` (whole numbers from 0), and in `train.npz`, for the natural partition, optionally `groups`:
@@ -34,6 +35,44 @@ def load(data_dir: str) -> DataSet:
     return decoded_once(
         "npz", digest(decoded=DECODED_VERSION, files=describe_files([train, test])), lambda: _decode(train, test)
     )
+
+
+def own(data_dir: str, arguments: OwnArguments | None = None) -> DataSet:
+    """What a device has: `train.npz`, `test.npz` or both in its folder. Labels are whole numbers, or names (str).
+
+    FileNotFoundError where there is neither, ValueError where a file is wrong.
+    """
+    folder = hub.existing_folder("npz", data_dir)
+    files = [folder / name for name in ("train.npz", "test.npz") if (folder / name).is_file()]
+    if not files:
+        _find(folder, "train.npz")
+
+    def decode() -> DataSet:
+        found = {file.name: _read(file) for file in files}
+        parts = {
+            name: (_inputs(folder / name, arrays), _names(folder / name, arrays)) for name, arrays in found.items()
+        }
+        if "train.npz" not in parts:
+            inputs, _ = parts["test.npz"]
+            parts = {"train.npz": (inputs[:0], []), **parts}
+        shapes = {tuple(inputs.shape[1:]) for inputs, _ in parts.values()}
+        kinds = {inputs.dtype for inputs, _ in parts.values()}
+        if len(shapes) > 1 or len(kinds) > 1:
+            raise ValueError(f"{folder}: train.npz and test.npz hold inputs of different shapes or types")
+        return made(list(parts.values()))
+
+    return decoded_once("npz-own", digest(decoded=DECODED_VERSION, files=describe_files(files)), decode)
+
+
+def _names(file: Path, arrays: dict[str, np.ndarray]) -> list[str]:
+    """The labels of a file as texts."""
+    labels = arrays["labels"]
+    if labels.dtype.kind not in "iuU" or labels.ndim != 1:
+        raise ValueError(
+            f"{file}: labels are {labels.dtype} of shape {labels.shape}, they must be whole numbers or texts, one per "
+            "example"
+        )
+    return [str(label).strip() for label in labels.tolist()]
 
 
 def _find(folder: Path, name: str) -> Path:

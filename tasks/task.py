@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
@@ -21,6 +22,7 @@ from tasks import (
     hapt,
     hub,
     idx,
+    images,
     nero,
     npz,
     partition,
@@ -37,11 +39,24 @@ from tasks.data import Data, DataSet, Vocabulary
 from tasks.labels import LabelKind
 from tasks.losses import TaskLoss, usual_loss
 from tasks.metrics import METRICS, Metric, usual_metric
+from tasks.own import (
+    MAX_PROBLEM_LETTERS,
+    Agreed,
+    OwnArguments,
+    Summary,
+    UnfitError,
+    check_labels,
+    device_folder,
+    fitted,
+    form_of,
+    label_names_of,
+    moments_of,
+)
 from tasks.tokens import TextArguments
 
-__all__ = ["PARTITIONS", "TASKS", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
+__all__ = ["PARTITIONS", "TASKS", "Agreed", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
-PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak")
+PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak", "own")
 BY_CLASS = ("dirichlet", "strong-and-weak")  # which need to know the class of every example
 STRONG_TESTS = ("share", "whole")
 
@@ -53,7 +68,9 @@ class Kind:
     `in_time`: the examples of each natural id lie in order of time. `loss` and `metric`: what is minimized and what is
     scored; they go with what the labels are, and None are the usual ones of such labels. `arguments`: the class of the
     task's own arguments; `load` then gets them after the data folder, and `metric` may be a function of them and the
-    data set. `label_names`: of the classes, in their order; empty where numbers are all there is.
+    data set. `label_names`: of the classes, in their order; empty where numbers are all there is. `own`: as `load`, but
+    of one device's folder: its examples as they are, with its own `label_names` and without normalization, of which
+    those for training or those for testing may be none; None where devices cannot hold data of their own.
     """
 
     load: Callable[..., DataSet]
@@ -65,6 +82,7 @@ class Kind:
     metric: Metric | Callable[[Any, DataSet], Metric] | None = None
     arguments: type[TaskArguments] | None = None
     label_names: tuple[str, ...] = ()
+    own: Callable[..., DataSet] | None = None
 
 
 DIGITS = tuple("0123456789")
@@ -76,7 +94,8 @@ TASKS: dict[str, Kind] = {
     "mnist": Kind(partial(idx.load, "mnist"), "lenet5", label_names=DIGITS),
     "fashion-mnist": Kind(partial(idx.load, "fashion-mnist"), "lenet5", label_names=CLOTHES),
     "idx": Kind(idx.load_any, "lenet5"),
-    "npz": Kind(npz.load, "cnn3"),
+    "npz": Kind(npz.load, "cnn3", arguments=OwnArguments, own=npz.own),
+    "images": Kind(images.load, "cnn3", arguments=images.ImageArguments, own=images.own),
     "cifar10": Kind(partial(hub.load, "cifar10"), "resnet18", crop_padding=4, flip=True, label_names=CIFAR10),
     "cifar100": Kind(partial(hub.load, "cifar100"), "resnet18", crop_padding=4, flip=True),
     # A mirrored house number is another number or none.
@@ -86,7 +105,7 @@ TASKS: dict[str, Kind] = {
     "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True),
     "hapt": Kind(hapt.load, "cnn3", in_time=True),
     "unimib-shar": Kind(unimib.load, "vgg"),
-    "text": Kind(texts.load, "encoder", metric=texts.metric, arguments=texts.OwnTextArguments),
+    "text": Kind(texts.load, "encoder", metric=texts.metric, arguments=texts.OwnTextArguments, own=texts.own),
     "sentiment": Kind(sentiment.load, "encoder", arguments=sentiment.SentimentArguments),
     "trec": Kind(trec.load, "encoder", arguments=trec.TrecArguments),
     "nero": Kind(nero.load, "encoder", arguments=nero.NeroArguments),
@@ -119,6 +138,10 @@ class TaskSpec:
     part of the training examples, and devices test on parts of the test set. `strong_test`: what a strong device tests
     on, its "share" like all others, or the "whole" test set, whose mix of classes is its own. `arguments`: the task's
     own, by name; of the class that its kind names.
+
+    Under the partition "own" every device has what lies in its own folder: `data_dir` itself on a real device, and in a
+    simulation, where `device_folders` says so, a folder of each device below it. `agreed` is what the data of all
+    devices have in common; None until they have been asked. `max_examples` bounds what one may say that it has.
     """
 
     name: str
@@ -133,11 +156,16 @@ class TaskSpec:
     strong_share: float = 0.5
     strong_test: str = "share"
     arguments: TaskArguments | None = None
+    device_folders: bool = False
+    agreed: Agreed | None = None
+    max_examples: int = 1_000_000
 
     def __post_init__(self) -> None:
         kind = kind_of(self.name).arguments
+        if self.arguments is None:
+            # Says what is missing, if anything must be given.
+            object.__setattr__(self, "arguments", read_arguments(self.name, kind, {}))
         if not isinstance(self.arguments, kind or type(None)):
-            read_arguments(self.name, kind, {})  # says what is missing, if anything must be given
             raise ValueError(f"the task {self.name!r} takes {kind}, got {type(self.arguments)}")
         _one_of("partition", self.partition, PARTITIONS)
         if not isinstance(self.data_dir, str):
@@ -156,6 +184,11 @@ class TaskSpec:
         if not _is_number(self.strong_share) or not 0 < self.strong_share < 1:
             raise ValueError(f"strong_share must be a number between 0 and 1, got {self.strong_share!r}")
         _one_of("strong_test", self.strong_test, STRONG_TESTS)
+        _whole("max_examples", self.max_examples, 1)
+        if self.partition == "own":
+            check_own(self.name)
+            if self.examples_per_device is not None:
+                raise ValueError("examples_per_device does not go with partition 'own': devices have what they have")
         if self.partition == "strong-and-weak":
             if not 0 < self.strong_devices < self.devices:
                 raise ValueError(
@@ -170,8 +203,11 @@ class TaskSpec:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name; `from_json` gives an equal spec."""
-        arguments = None if self.arguments is None else self.arguments.model_dump(mode="json")
-        return {**asdict(self), "arguments": arguments}
+        found = {**asdict(self), "arguments": None, "agreed": None}
+        for name in ("arguments", "agreed"):
+            value = getattr(self, name)
+            found[name] = None if value is None else value.model_dump(mode="json")
+        return found if self.partition == "own" else {name: found[name] for name in found.keys() - _OF_OWN}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskSpec:
@@ -188,7 +224,23 @@ class TaskSpec:
         if not isinstance(given, Mapping):
             raise ValueError(f"the arguments of a task are an object with named fields, got {given!r}")
         arguments = read_arguments(value["name"], kind_of(value["name"]).arguments, given)
-        return cls(**{**value, "arguments": arguments})
+        agreed = value.get("agreed")
+        if agreed is not None:
+            try:
+                agreed = Agreed.model_validate_json(json.dumps(agreed))
+            except ValueError as error:
+                raise ValueError(f"what is agreed of the devices' data cannot be read: {error}") from None
+        return cls(**{**value, "arguments": arguments, "agreed": agreed})
+
+
+_OF_OWN = {"device_folders", "agreed", "max_examples"}
+
+
+def check_own(name: str) -> None:
+    """Raise ValueError where devices cannot hold data of their own for a task."""
+    if kind_of(name).own is None:
+        able = ", ".join(task for task, kind in TASKS.items() if kind.own is not None)
+        raise ValueError(f"the task {name!r} has no reader for partition 'own': take one of {able}")
 
 
 def _one_of(what: str, name: object, valid: Iterable[str]) -> None:
@@ -263,6 +315,8 @@ class Task:
         self._flip = kind.flip
         self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
+        if spec.partition == "own":
+            return  # whose data these are, if they are anybody's, has all of them
         by_class = self.label_kind == "classes"
         if not by_class and spec.partition in BY_CLASS:
             others = "'iid'" if data.natural_ids is None else "'iid' or 'natural'"
@@ -312,7 +366,11 @@ class Task:
         """
         spec = self.spec
         self._check(device)
-        if spec.examples_per_device is None:
+        if spec.partition == "own" and len(self.test):
+            return Shard(train=torch.arange(len(self.train)), test=torch.arange(0))
+        if spec.partition == "own":
+            examples = np.arange(len(self.train))
+        elif spec.examples_per_device is None:
             examples = self._index[device]
         else:
             examples = partition.draw(
@@ -336,6 +394,8 @@ class Task:
 
         They are those kept from its own examples, of which there may be none, or its part of the test set or all of it.
         """
+        if self.spec.partition == "own" and len(self.test):
+            return self.test.inputs, self.test.labels
         kept = self.shard(device).test
         if self.spec.partition != "strong-and-weak":
             return self.train.inputs[kept], self.train.labels[kept]
@@ -350,6 +410,8 @@ class Task:
 
     def test_examples(self, device: int) -> int:
         """How many examples `own_test(device)` has, without drawing them; IndexError as there."""
+        if self.spec.partition == "own" and len(self.test):
+            return len(self.test)
         if self.spec.partition == "strong-and-weak":
             self._check(device)
             return len(self.test.labels) if self._tests_on_all(device) else len(self._test_index[device])
@@ -360,6 +422,8 @@ class Task:
 
     def _examples(self, device: int) -> int:
         self._check(device)
+        if self.spec.partition == "own":
+            return len(self.train)
         return self.spec.examples_per_device or len(self._index[device])
 
     def _check(self, device: int) -> None:
@@ -367,6 +431,8 @@ class Task:
             raise IndexError(f"device {device} is not one of 0 to {self.spec.devices - 1}")
 
     def _for_training(self, examples: int) -> int:
+        if self.spec.partition == "own" and len(self.test):
+            return examples  # the device has a test set of its own
         return examples - min(round(self.spec.test_fraction * examples), examples - 1)
 
     def label_set(self, device: int) -> Tensor | None:
@@ -383,8 +449,11 @@ class Task:
     def for_device(self, device: int) -> Task:
         """The task as a device has it: loss and scores are over the classes of its label set alone.
 
-        Outputs of other classes are no answers, as if the head had none: they get no gradient.
+        Outputs of other classes are no answers, as if the head had none: they get no gradient. Under the partition
+        "own" its examples are those of its folder as it is now; UnfitError where they do not fit what was agreed.
         """
+        if self.spec.partition == "own":
+            return device_task(self.spec, device)
         own = self.label_set(device)
         if own is None:
             return self
@@ -483,8 +552,108 @@ def load_task(spec: TaskSpec) -> Task:
     """The task of a spec, kept for the life of the process.
 
     FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
+    Under the partition "own" the task has no examples itself: see `Task.for_device`.
     """
+    if spec.partition == "own":
+        if spec.agreed is None:
+            raise ValueError("partition 'own': nothing is agreed of the devices' data yet")
+        return Task(spec, spec.agreed.empty())
     return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments))
+
+
+def own_data(spec: TaskSpec, folder: str) -> DataSet:
+    """The examples of a folder, as its task's reader gives them; UnfitError says why there are none."""
+    read = kind_of(spec.name).own
+    assert read is not None  # the spec has seen to it
+    try:
+        data = read(folder) if spec.arguments is None else read(folder, spec.arguments)
+    except (OSError, ValueError) as error:
+        raise UnfitError(str(error)) from error
+    except Exception as error:
+        if not is_reference(spec.name):
+            raise
+        raise UnfitError(f"the data of {spec.name} cannot be read: {one_sentence(error)}") from error
+    if not isinstance(data, DataSet):
+        raise UnfitError(f"the function `own` of {spec.name} must return a tasks.data.DataSet, not {type(data)}")
+    return data
+
+
+def device_task(spec: TaskSpec, device: int) -> Task:
+    """The task with the examples of one device's folder, as they are now; UnfitError where they do not fit."""
+    if not 0 <= device < spec.devices:
+        raise IndexError(f"device {device} is not one of 0 to {spec.devices - 1}")
+    if spec.agreed is None:
+        raise UnfitError("nothing is agreed of the devices' data yet")
+    data = fitted(own_data(spec, _folder(spec, device)), spec.agreed)
+    count = max(len(data.train), len(data.test))
+    if count > spec.max_examples:
+        raise UnfitError(f"it has {count} examples, and max-examples = {spec.max_examples}")
+    return Task(spec, data)
+
+
+def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
+    """What a device says of its data: never an example.
+
+    Args:
+        spec: where `agreed` is given, the data must fit it, and neither labels nor sums are told.
+        device: its number.
+        moments: whether sums per channel are needed.
+    """
+    try:
+        data = own_data(spec, _folder(spec, device))
+        form = form_of(data)
+        if spec.agreed is not None:
+            data = fitted(data, spec.agreed)
+        names = label_names_of(data) if spec.agreed is None else ()
+        declared = getattr(spec.arguments, "classes", ())
+        if declared:
+            check_labels(names, declared)
+            names = ()
+        if not len(data.train):
+            raise UnfitError("it has no training examples")
+        own = Task(spec, data)
+        train = own.shard(device).train
+        needed = moments and spec.agreed is None and form.stored != "int32" and len(data.train) <= spec.max_examples
+        sums = moments_of(data.train.inputs[train]) if needed else None
+    except UnfitError as error:
+        return Summary(device=device, problem=" ".join(str(error).split())[:MAX_PROBLEM_LETTERS])
+    return Summary(
+        device=device,
+        examples=len(train),
+        test_examples=own.test_examples(device),
+        form=form,
+        label_names=names,
+        moments=sums,
+    )
+
+
+def _folder(spec: TaskSpec, device: int) -> str:
+    """The folder of a device's data."""
+    return str(device_folder(spec.data_dir, device)) if spec.device_folders else spec.data_dir
+
+
+def server_test(spec: TaskSpec) -> DataSet | None:
+    """The server's test set under the partition "own": what its own folder has for testing; None where there is none.
+
+    ValueError where there is one that cannot be read.
+    """
+    if not spec.data_dir:
+        return None
+    try:
+        data = own_data(spec, spec.data_dir)
+    except UnfitError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+    return data if len(data.test) else None
+
+
+def with_test(task: Task, test: DataSet) -> Task:
+    """The task with the test set that `server_test` found; UnfitError where it does not fit what is agreed."""
+    assert task.spec.agreed is not None
+    found = copy(task)
+    found.test = fitted(test, task.spec.agreed).test
+    return found
 
 
 def load_data_set(name: str, data_dir: str, arguments: TaskArguments | None) -> DataSet:

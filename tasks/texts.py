@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch.nn import functional
 
-from tasks.data import DataSet, find_file, stratified_test
-from tasks.hub import existing_folder
+from tasks.data import Data, DataSet, find_file, stratified_test
+from tasks.hub import existing_folder, import_datasets
+from tasks.labels import NO_LABEL
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
-from tasks.tokens import Labels, TextArguments, Texts, joined, make_text_data_set, tokenized_once
+from tasks.tokens import Labels, TextArguments, Texts, joined, make_text_data_set, names_of, tokenized_once
 
 MAX_FILE_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 20
@@ -131,6 +133,55 @@ def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
     return tokenized_once("text", [*training, *testing], data_dir, arguments, read)
 
 
+def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
+    """The texts of a device's folder, in the files that `load` reads; of those to train on and to test on one may lack.
+
+    In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote. Inputs have `max_tokens` tokens
+    on every device.
+    """
+    folder = existing_folder("text", data_dir)
+    there = [
+        [folder / name for name in names if (folder / name).is_file()] or saved(folder / part)
+        for names, part in ((arguments.train_files, "train"), (arguments.test_files, "test"))
+    ]
+    if not any(there):
+        find_file(folder, arguments.train_files[0], "text", "the files that task-arguments name")
+
+    def read() -> DataSet:
+        train, test = (
+            _together([read_texts(file, arguments) for file in files]) if files else Texts() for files in there
+        )
+        names = () if arguments.labels == "numbers" else names_of(joined([train, test]), arguments.labels)
+        found = make_text_data_set(train, test, arguments.labels, arguments, data_dir, classes=names)
+        return replace(found, train=_filled(found.train, arguments, found), test=_filled(found.test, arguments, found))
+
+    return tokenized_once("text-own", [file for files in there for file in files], data_dir, arguments, read)
+
+
+def saved(folder: Path) -> list[Path]:
+    """The file that stands for a data set which `save_to_disk` of `datasets` wrote; [] where there is none."""
+    return sorted(folder.glob("*.arrow"))[:1] if (folder / "state.json").is_file() else []
+
+
+def saved_rows(file: Path) -> Rows:
+    """The rows of the data set that an .arrow file is of; names stand in place of the numbers of classes."""
+    rows = import_datasets().load_from_disk(str(file.parent))
+    names = {column: feature.names for column, feature in rows.features.items() if hasattr(feature, "names")}
+    for number, row in enumerate(rows.with_format(None), start=1):
+        yield number, {column: names[column][v] if column in names else v for column, v in row.items()}
+
+
+def _filled(part: Data, arguments: OwnTextArguments, found: DataSet) -> Data:
+    """Texts padded to `max_tokens`: how long the longest is differs from device to device."""
+    assert found.vocabulary is not None
+    more = arguments.max_tokens - part.inputs.shape[1]
+    inputs = functional.pad(part.inputs, (0, more), value=found.vocabulary.pad_id)
+    labels = part.labels
+    if arguments.labels == "tags":
+        labels = functional.pad(labels, (0, more), value=NO_LABEL)
+    return Data(inputs, labels)
+
+
 def _together(parts: list[Texts]) -> Texts:
     """The texts of several files as one; each is a source, where there are several and no column says the source."""
     if len(parts) > 1 and not parts[0].sources:
@@ -164,7 +215,9 @@ def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
     if file.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"{file}: {file.stat().st_size} bytes are more than {MAX_FILE_BYTES}")
     found = Texts()
-    rows = {".jsonl": json_rows, ".csv": csv_rows, ".tsv": tsv_rows, ".conll": conll_rows}[file.suffix](file)
+    rows = {".jsonl": json_rows, ".csv": csv_rows, ".tsv": tsv_rows, ".conll": conll_rows, ".arrow": saved_rows}[
+        file.suffix
+    ](file)
     tags = arguments.labels == "tags"
     text = _words if tags else _text
     label: Callable[[object], Any] = {"classes": _name, "numbers": _number, "tags": _words}[arguments.labels]

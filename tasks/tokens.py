@@ -188,7 +188,7 @@ def make_text_data_set(
         ValueError: what is wrong, with file and line.
     """
     tokenizer = load_tokenizer(arguments.tokenizer, data_dir, words=labels == "tags")
-    names = () if labels == "numbers" else tuple(classes) or _names(train, labels)
+    names = () if labels == "numbers" else tuple(classes) or names_of(train, labels)
     encoded = [_encode(part, labels, tokenizer, arguments.max_tokens) for part in (train, test)]
     longest = max(len(ids) for ids, _, _ in (*encoded[0], *encoded[1]))
     data = []
@@ -209,7 +209,8 @@ def make_text_data_set(
     )
 
 
-def _names(train: Texts, labels: Labels) -> tuple[str, ...]:
+def names_of(train: Texts, labels: Labels) -> tuple[str, ...]:
+    """The names of all classes or tags that texts have, in order; ValueError where they are too many for names."""
     found = {tag for tags in train.labels for tag in tags} if labels == "tags" else set(train.labels)
     if len(found) > MAX_CLASSES:
         raise ValueError(
@@ -260,7 +261,7 @@ def _labels(part: Texts, labels: Labels, names: Sequence[str], words: list[list[
         return number_of[name]
 
     if labels == "classes":
-        return torch.tensor([number(name, example) for example, name in enumerate(part.labels)])
+        return torch.tensor([number(name, example) for example, name in enumerate(part.labels)], dtype=torch.int64)
     rows = []
     for example, (tags, of_word) in enumerate(zip(part.labels, words, strict=True)):
         numbers = [number(tag, example) for tag in tags]

@@ -57,7 +57,7 @@ def told_later() -> Iterator[list[logging.LogRecord]]:
 
 @contextmanager
 def local_server(
-    config: RunConfig, built: tuple[Engine, Scorer], said: list[logging.LogRecord], log: Path
+    config: RunConfig, built: tuple[Engine, Scorer | None], said: list[logging.LogRecord], log: Path
 ) -> Iterator[BaseProcess]:
     """The process of a run's server, for the time of a `with` block.
 
@@ -84,7 +84,7 @@ def local_server(
 
 
 def _serve(
-    config: RunConfig, built: tuple[Engine, Scorer], said: list[logging.LogRecord], log: Path, parent: int
+    config: RunConfig, built: tuple[Engine, Scorer | None], said: list[logging.LogRecord], log: Path, parent: int
 ) -> None:
     import torch
 
@@ -105,10 +105,12 @@ def _serve(
     if config.optimizer != "sgd":
         # PyTorch's own optimizers import its compiler, which takes 1 to 2 seconds: here once for all workers.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    engine, _ = built
+    engine, scorer = built
     spec, held_out = TaskSpec.from_json(engine.settings.task), config.deliver == "best"
     with local_grid(config.workers) as grid:
-        run(grid, config, (engine, scorer_on(grid, spec, held_out=held_out)))
+        if engine.own is None:
+            scorer = scorer_on(grid, spec, held_out=held_out)
+        run(grid, config, (engine, scorer))  # where devices have their own data, workers have no test set to share
 
 
 def _print_to(log: Path) -> None:

@@ -15,11 +15,14 @@ from devices.budget import Budget
 from models.architecture import Architecture
 from rounds.engine import Engine
 from rounds.lateness import load_of
+from rounds.own import OwnData
 from rounds.population import ConnectedDevices, NodeState
-from server_app.app import build
+from server_app.app import build, task_spec
 from server_app.charts import bytes_text, seconds_text
 from server_app.config import RunConfig
+from server_app.journal import read_devices
 from server_app.nodes import LastReport, read_nodes
+from server_app.own import own_of_run
 from strategies.method import Selection
 
 if TYPE_CHECKING:
@@ -130,7 +133,7 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
             "fleet = '' stands for real devices, which are not asked for a plan: name a run whose nodes have reported "
             "(--run RUN_DIR), or a fleet (--set fleet=FILE.toml)"
         )
-    engine, _ = build(config)
+    engine, _ = build(config, _own(config, run_dir))
     if run_dir is not None:
         _remember(engine, config, read_nodes(run_dir), run_dir)
         numbers = engine.population.known_devices() if isinstance(engine.population, ConnectedDevices) else []
@@ -148,6 +151,19 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
     cost = (privacy.epsilon(config.rounds), privacy.delta) if privacy else (None, None)
     plan = Plan(method.name(), method.family.name, whole, devices, counts, [], *cost)
     return replace(plan, warnings=warnings_of(plan, engine, config))
+
+
+def _own(config: RunConfig, run_dir: Path | None) -> OwnData | None:
+    """What the devices of an earlier run agreed on, and how many examples each trained on last."""
+    if run_dir is None or config.partition != "own":
+        return None
+    own = own_of_run(run_dir, config, task_spec(config))
+    if own is None:
+        raise PlanError(f"{run_dir} does not say what its devices' data are: its run broke off before they were asked")
+    for record in read_devices(run_dir):
+        if record.outcome == "trained" and record.examples:
+            own.claim(record.device, record.examples, 0)
+    return own
 
 
 def _remember(engine: Engine, config: RunConfig, reports: Sequence[LastReport], run_dir: Path) -> None:

@@ -190,17 +190,18 @@ def check_population(config: "RunConfig", deployment: Deployment | None) -> None
         )
 
 
-def check_buildable(config: "RunConfig") -> "tuple[Engine, Scorer]":
+def check_buildable(config: "RunConfig") -> "tuple[Engine, Scorer | None]":
     """Build what the run stands on, so that missing data or a wrong fleet show before anything is started.
 
     A method from outside is begun and rehearsed too, on an engine of its own.
     """
-    from server_app.app import build, start
+    from server_app.app import build, own_data, run_folder, start
 
     try:
+        own = own_data(None, config, run_folder(config)) if config.resume else None
         if is_reference(config.strategy):
-            start(build(config)[0], config)
-        return build(config)
+            start(build(config, own)[0], config)
+        return build(config, own)
     except (ValueError, OSError) as error:
         raise SettingsError(str(error)) from None
 

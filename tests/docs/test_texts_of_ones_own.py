@@ -36,6 +36,7 @@ def test_the_silos_arguments_are_taken() -> None:
 
 def test_the_tables_have_every_argument() -> None:
     for kind in TASKS.values():
+        of_texts = kind.arguments is not None and issubclass(kind.arguments, TextArguments)
         for name in kind.arguments.model_fields if kind.arguments else ():
-            assert f"`{name}" in PAGE.partition("## Texts")[2], name
+            assert f"`{name}" in (PAGE.partition("## Texts")[2] if of_texts else PAGE), name
     assert {"tokenizer", "max_tokens"} == set(TextArguments.model_fields)

@@ -128,7 +128,7 @@ def test_there_is_one_file_per_model_and_no_pickle(tmp_path):
 def accuracies(monkeypatch):
     """Scores as the test wants them, one per evaluation."""
     values = []
-    monkeypatch.setattr(app, "scorer", lambda task: lambda model: Scores(values.pop(0), 1.0))
+    monkeypatch.setattr(app, "scorer", lambda task, held_out: lambda model: Scores(values.pop(0), 1.0))
     return values
 
 

@@ -128,7 +128,7 @@ def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch, empty_cache:
             asked.append((path, config, split))
             return _rows("svhn", 20 if split == "train" else 10)
 
-    monkeypatch.setattr(hub, "_import_datasets", lambda: Hub)
+    monkeypatch.setattr(hub, "import_datasets", lambda: Hub)
     monkeypatch.setattr(hub, "unreachable", lambda: "")
     assert len(hub.load("svhn", "").test) == 10
     assert asked == [("ufldl-stanford/svhn", "cropped_digits", split) for split in ("train", "test")]
@@ -142,7 +142,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, empty_cac
         def load_dataset(*_args: object, **_kwargs: object) -> None:
             raise ConnectionError("no route")
 
-    monkeypatch.setattr(hub, "_import_datasets", lambda: Hub)
+    monkeypatch.setattr(hub, "import_datasets", lambda: Hub)
     monkeypatch.setattr(hub, "unreachable", lambda: "")
     with pytest.raises(FileNotFoundError, match=r"uoft-cs/cifar10 could not be downloaded \(no route\).*set data-dir"):
         hub.load("cifar10", "")

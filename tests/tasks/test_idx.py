@@ -135,7 +135,7 @@ def test_without_any_data_the_error_says_what_to_do(tmp_path: Path, monkeypatch:
             raise ConnectionError("no route")
 
     monkeypatch.setattr(idx, "INSTALL_FOLDER", tmp_path)
-    monkeypatch.setattr(hub, "_import_datasets", lambda: Unreachable)
+    monkeypatch.setattr(hub, "import_datasets", lambda: Unreachable)
     monkeypatch.setattr(hub, "unreachable", lambda: "")
     with pytest.raises(FileNotFoundError, match=r"set data-dir .* or put them into .*mnist.*ylecun/mnist.*no route"):
         idx.load("mnist", "")

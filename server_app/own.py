@@ -1,0 +1,90 @@
+"""Before round 1 of a run whose devices have their own data: what they agree on, kept in the run's folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from rounds.own import OwnData, ask_here, ask_nodes, tell
+from rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
+from server_app.config import ConfigError, RunConfig
+from server_app.journal import JournalError
+from tasks.own import Agreed, Declared, Summary, agree, declared_by
+from tasks.task import TaskSpec, server_test
+
+FILE = "agreed.json"
+REST_SECONDS = 60.0  # that nodes beyond those of a round are waited for, so that their labels are known
+
+
+def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
+    """Ask the connected nodes what their devices' data are. ConfigError where no device has any that fit."""
+    end = time.monotonic() + REST_SECONDS
+    least = min(config.devices, config.devices_per_round)
+    wait_for_nodes(grid, lambda found: len(found) >= least, WAIT_SECONDS)
+    nodes = wait_for_nodes(grid, lambda found: len(found) >= config.devices, max(0.0, end - time.monotonic()))
+    declared = _declared(spec)
+    said = ask_nodes(
+        grid,
+        spec,
+        config.run_name,
+        dict.fromkeys(nodes),
+        busy=set(),
+        poll_seconds=ConnectedDevices.poll_seconds,
+        moments=not declared.mean,
+    )
+    return _own_data(said, declared, config, spec)
+
+
+def agree_here(config: RunConfig, spec: TaskSpec) -> OwnData:
+    """Read the folders of simulated devices, which lie on this machine. ConfigError where none has data that fit."""
+    declared = _declared(spec)
+    said = ask_here(spec, range(config.devices), moments=not declared.mean)
+    return _own_data(said, declared, config, spec)
+
+
+def own_of_run(run_dir: Path, config: RunConfig, spec: TaskSpec) -> OwnData | None:
+    """The devices of a run that has begun, under what they had agreed on; None where it broke off before."""
+    agreed = read_agreed(run_dir)
+    return None if agreed is None else OwnData(replace(spec, agreed=agreed), config.run_name)
+
+
+def _declared(spec: TaskSpec) -> Declared:
+    return declared_by(spec.arguments, server_test(spec))
+
+
+def _own_data(said: Mapping[int, Summary], declared: Declared, config: RunConfig, spec: TaskSpec) -> OwnData:
+    try:
+        agreed, unfit = agree(said.values(), declared, spec.max_examples)
+    except ValueError as error:
+        raise ConfigError(f"partition = 'own': {error}") from None
+    if declared.form is None and not any(s.test_examples for s in said.values() if s.device not in unfit):
+        raise ConfigError(
+            f"partition = 'own' with test-fraction = {spec.test_fraction:g}: neither the server nor any device has "
+            "examples to test on: set test-fraction, such as 0.2, or give the server a test set in its data-dir"
+        )
+    tell(agreed, unfit, len(said) - len(unfit))
+    own = OwnData(replace(spec, agreed=agreed), config.run_name)
+    own.take(each for each in said.values() if each.device not in unfit)
+    return own
+
+
+def write_agreed(run_dir: Path, agreed: Agreed) -> None:
+    """Write agreed.json: beside, then renamed."""
+    beside = run_dir / f"{FILE}.part"
+    beside.write_text(agreed.model_dump_json(indent=2) + "\n")
+    os.replace(beside, run_dir / FILE)
+
+
+def read_agreed(run_dir: Path) -> Agreed | None:
+    """What the devices of a run agreed on; None where it broke off before. JournalError where it cannot be read."""
+    try:
+        return Agreed.model_validate_json((run_dir / FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise JournalError(f"{run_dir / FILE} cannot be read: {error}") from None
