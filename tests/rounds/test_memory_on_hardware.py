@@ -70,7 +70,8 @@ def test_personal_evaluation_leaves_room_for_the_message_too(tmp_path, monkeypat
 
 @pytest.mark.parametrize("missing_bytes", [0, 1])
 def test_statistics_are_taken_where_the_message_fits_beside(missing_bytes, tmp_path, monkeypatch):
-    keys = HARDWARE | {"strategy": "heterofl", "family": "cnn3", "evaluate-every": 1}
+    # Of the global model alone: a tier's model has statistics of its own.
+    keys = HARDWARE | {"strategy": "heterofl", "family": "cnn3", "evaluate-every": 1, "evaluate-tiers": False}
     engine, scorer = started(small_config(tmp_path, **keys))
     free_bytes = with_message(costs(engine)[1.0]) - missing_bytes
     device_with(monkeypatch, free_bytes)
