@@ -528,7 +528,8 @@ class Engine:
             if scored not in models:
                 return own and replace(own, delivered=delivered)
             if scorer is None:
-                return self._federated(grid, models) or own
+                everywhere = self._federated(grid, models, recipients) or own
+                return everywhere and replace(everywhere, delivered=delivered)
             self.scored = models
             whole = scorer(models[scored])
             self.model_scores = {scored: whole.score}
@@ -536,7 +537,7 @@ class Engine:
             return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
         if scorer is None and self.tests_on_devices:
             models = self._models(grid)
-            return self._federated(grid, models) if scored in models else None
+            return self._federated(grid, models, recipients) if scored in models else None
         if scorer is None:
             return None
         candidates = dict.fromkeys([scored, *self.scored_tiers.values(), *self.method.deliverable])
@@ -598,11 +599,13 @@ class Engine:
         """Whether nobody but the devices has examples to test on."""
         return self.own is not None and not self.population.holdings.test_set
 
-    def _federated(self, grid: Grid, models: Mapping[Architecture, Model]) -> Evaluation | None:
+    def _federated(
+        self, grid: Grid, models: Mapping[Architecture, Model], recipients: Sequence[Recipient]
+    ) -> Evaluation | None:
         """Devices score models on what each keeps for testing, and every example counts alike.
 
         The score is that of the global model over all devices that can hold it, as if their test examples lay in one
-        place. A tier's is that of its sub-model over its devices.
+        place. A tier's is that of its sub-model over its devices, and each recipient counts as its tier.
         """
         assert self.own is not None
         everyone = self.population.everyone(grid)
@@ -625,7 +628,10 @@ class Engine:
         # Of a model that no device could hold nothing is known.
         self.scored = {a: model for a, model in models.items() if of.get(a)}
         self.model_scores = {a: pooled(of[a], self.settings.metric)[0] for a in self.scored}
-        return federated_score(of[scored], tiers, self.settings.metric)
+        found = federated_score(of[scored], tiers, self.settings.metric)
+        by_tier, nothing = found.score_by_tier if found else {}, self.settings.score_without_model
+        delivered = delivered_on_devices(recipients, by_tier, lambda device: True, nothing)
+        return found and replace(found, delivered=delivered)
 
     def _score_model(self, grid: Grid, model: Model, devices: Sequence[int]) -> dict[int, Score]:
         """The scores that devices take of one model, exactly as it is, on what each keeps for testing."""

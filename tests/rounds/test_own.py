@@ -122,6 +122,9 @@ def test_federated_evaluation_is_the_score_over_all_held_out_examples(tmp_path):
         answers = model(info.prepare(torch.from_numpy(inputs[held]))).argmax(dim=1)
         right[device], counts[device] = int((answers == torch.from_numpy(labels[held])).sum()), len(held)
     assert last.score == pytest.approx(sum(right.values()) / sum(counts.values()))
+    # All are of one tier, whose model is the whole one.
+    assert (last.delivered_score, last.delivered_devices) == (last.score, DEVICES)
+    assert last.delivered_score_by_tier == last.score_by_tier
     worst = min(right, key=lambda device: (right[device] / counts[device], device))
     assert (last.worst_device, last.worst_score) == (worst, pytest.approx(right[worst] / counts[worst]))
     assert info.label_names == list("0123456789")
