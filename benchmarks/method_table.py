@@ -26,6 +26,8 @@ from server_app.journal import todays_names
 
 KEYS = (
     "metric",
+    "delivered_score",
+    "worst_tier_score",
     "final_score",
     "best_score",
     "score_by_tier",
@@ -154,7 +156,7 @@ def figures(folder: Path) -> dict:
         known = [value for value in values if value is not None]
         return statistics.mean(known) if known else None
 
-    return {key: summary[key] for key in KEYS} | {
+    return {key: summary.get(key) for key in KEYS} | {
         "personal_score_by_tier": summary.get("personal_score_by_tier") or {},
         "simulated_hours": summary["simulated_seconds"] / 3600,
         "curve": {r["round"]: r["score"] for r in scored},
@@ -193,7 +195,10 @@ def table(study: Study, results: dict[str, Figures]) -> str:
     # Older figures have no personal ones.
     by_tier = [f.get("personal_score_by_tier", {}) for seeds in results.values() for f in seeds.values()]
     personal = sorted({tier for tiers_of_run in by_tier for tier in tiers_of_run})
-    heads = ["method", "seeds", *(("final accuracy", "best") if study.general else ())]
+    # Nor are there delivered ones in those of runs of earlier versions.
+    delivered = any(f.get("delivered_score") is not None for seeds in results.values() for f in seeds.values())
+    heads = ["method", "seeds", *(("delivered", "worst tier") if delivered else ())]
+    heads += [*(("final accuracy", "best") if study.general else ())]
     heads += [*tiers, *(["personal"] if personal else []), *(f"{t}, personal" for t in personal), "MB down", "MB up"]
     if study.part:
         heads.append(f"server's s per round: {study.part}")
@@ -204,6 +209,9 @@ def table(study: Study, results: dict[str, Figures]) -> str:
     for method, seeds in results.items():
         runs = list(seeds.values())
         cells = [method, str(len(runs))]
+        for key in ("delivered_score", "worst_tier_score") if delivered else ():
+            values = [f[key] for f in runs if f.get(key) is not None]
+            cells.append(accuracy(values) if values else "")
         if study.general:
             cells += [accuracy([f[key] for f in runs]) for key in ("final_score", "best_score")]
         for tier in tiers:

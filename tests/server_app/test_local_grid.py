@@ -13,9 +13,10 @@ from flwr.app import Message, MessageType
 from messages.error import MessageError
 from messages.records import make_records
 from server_app.local import LocalGrid, local_grid, scorer_on
+from server_app.scoring import scorer as server_scorer
 from strategies.fedavg import FedAvg
 from strategies.method import Answer, Bench, Local, Model, Order, Training
-from tasks.task import TaskSpec
+from tasks.task import TaskSpec, load_task
 from tests.rounds.methods import started_with
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 
@@ -129,7 +130,11 @@ def test_scoring_goes_on_where_a_worker_is_killed_and_tells_what_it_cannot_score
     network = family.build(family.full())
     model = Model(family, family.full(), {n: v for n, v in network.state_dict().items() if v.is_floating_point()})
     with local_grid(2) as grid:
-        on_workers = scorer_on(grid, TaskSpec.from_json(engine.settings.task))
+        spec = TaskSpec.from_json(engine.settings.task)
+        on_workers = scorer_on(grid, spec)
+        by_parts = scorer_on(grid, spec, held_out=True)(model)
+        assert by_parts == server_scorer(load_task(spec), held_out=True)(model)
+        assert by_parts.held_out != by_parts.rest
         os.kill(workers_of(grid)[0], signal.SIGKILL)
         assert on_workers(model) == scorer(model)
         with pytest.raises(RuntimeError, match=r"a worker cannot score .* RuntimeError: Error"):
