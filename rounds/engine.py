@@ -628,10 +628,10 @@ class Engine:
         # Of a model that no device could hold nothing is known.
         self.scored = {a: model for a, model in models.items() if of.get(a)}
         self.model_scores = {a: pooled(of[a], self.settings.metric)[0] for a in self.scored}
-        found = federated_score(of[scored], tiers, self.settings.metric)
-        by_tier, nothing = found.score_by_tier if found else {}, self.settings.score_without_model
+        evaluation = federated_score(of[scored], tiers, self.settings.metric)
+        by_tier, nothing = evaluation.score_by_tier if evaluation else {}, self.settings.score_without_model
         delivered = delivered_on_devices(recipients, by_tier, lambda device: True, nothing)
-        return found and replace(found, delivered=delivered)
+        return evaluation and replace(evaluation, delivered=delivered)
 
     def _score_model(self, grid: Grid, model: Model, devices: Sequence[int]) -> dict[int, Score]:
         """The scores that devices take of one model, exactly as it is, on what each keeps for testing."""
