@@ -519,6 +519,8 @@ class Engine:
         their own beside the global one, those are the tiers'.
         """
         on_devices = self.method.scored_on_devices()
+        if scorer is None and on_devices is None and not self.tests_on_devices:
+            return None  # nobody scores
         scored = self.method.scored_architecture
         recipients = self._recipients(grid) if self.settings.evaluate_tiers else []
         if on_devices is not None:
@@ -535,11 +537,9 @@ class Engine:
             self.model_scores = {scored: whole.score}
             tiers = own.score_by_tier if own else {}
             return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
-        if scorer is None and self.tests_on_devices:
+        if scorer is None:
             models = self._models(grid)
             return self._federated(grid, models, recipients) if scored in models else None
-        if scorer is None:
-            return None
         candidates = dict.fromkeys([scored, *self.scored_tiers.values(), *self.method.deliverable])
         given = represented(recipients, candidates, self.method.cost)
         best = self.settings.deliver == "best"
@@ -573,12 +573,11 @@ class Engine:
         for device in evenly_spread(self.population.present(grid)):
             tier = self.population.tier(device)
             orders = self._order_to_score(device)
-            a = orders[0] if orders else None
-            found.append(
-                Recipient(device, tier)
-                if a is None
-                else Recipient(device, tier, a.task.architecture, a.budget, fits(a.task.cost, a.budget))
-            )
+            if orders:
+                a = orders[0]
+                found.append(Recipient(device, tier, a.task.architecture, a.budget, fits(a.task.cost, a.budget)))
+            else:
+                found.append(Recipient(device, tier))
         return found
 
     def _delivered_there(self, recipients: Sequence[Recipient], own: Evaluation | None) -> Delivered | None:
@@ -619,7 +618,7 @@ class Engine:
             if architecture in models:
                 theirs = [d for d in there if self.population.tier(d) == tier]
                 if architecture == scored:
-                    found = {d: score for d, score in of[scored].items() if d in theirs}
+                    found = {d: of[scored][d] for d in theirs if d in of[scored]}
                 else:
                     found = self._score_model(grid, models[architecture], theirs)
                 if found:

@@ -75,13 +75,13 @@ def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer | None] | Non
     config = named(config)
     run_dir = run_folder(config)
     check_folder(run_dir, config.resume)
-    engine, scorer = built or build(config, own_data(grid, config, run_dir))
+    engine, scorer = built or build(config, agreed_data(grid, config, run_dir))
     with alone_in(run_dir):
         _run(grid, config, run_dir, engine, scorer)
     return run_dir
 
 
-def own_data(grid: Grid | None, config: RunConfig, run_dir: Path) -> OwnData | None:
+def agreed_data(grid: Grid | None, config: RunConfig, run_dir: Path) -> OwnData | None:
     """What the devices of a run say of data that they alone hold; None where the server deals them out.
 
     A run that is resumed goes on with what its devices had agreed on. Without a fleet it needs the grid, to ask nodes.

@@ -577,7 +577,8 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
             if device.tier is not None:
                 tier_of[device.device] = device.tier
     delivered = _means_by_tier([r.delivered_score_by_tier for r in final], tier_of)
-    worst = min(delivered or {}, key=lambda tier: rounds[-1].scale.rank((delivered or {})[tier]), default=None)
+    of_tiers = (delivered or {}).items()
+    worst, worst_score = min(of_tiers, key=lambda of_tier: rounds[-1].scale.rank(of_tier[1]), default=(None, None))
     exits = [r.score_by_exit for r in final if r.score_by_exit is not None]
     return Summary(
         status=status,
@@ -592,7 +593,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         delivered_score=_mean(r.delivered_score for r in final),
         delivered_score_by_tier=delivered,
         worst_tier=worst,
-        worst_tier_score=None if worst is None or delivered is None else delivered[worst],
+        worst_tier_score=worst_score,
         last_score=last.score if last else None,
         last_delivered_score=last.delivered_score if last else None,
         delivered_devices=last.delivered_devices if last else None,

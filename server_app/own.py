@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +12,7 @@ from flwr.serverapp import Grid
 from rounds.own import OwnData, ask_here, ask_nodes, tell
 from rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
 from server_app.config import ConfigError, RunConfig
+from server_app.folders import file_written_whole
 from server_app.journal import JournalError
 from tasks.own import Agreed, Declared, Summary, agree, declared_by
 from tasks.task import TaskSpec, server_test
@@ -74,10 +74,9 @@ def _own_data(said: Mapping[int, Summary], declared: Declared, config: RunConfig
 
 
 def write_agreed(run_dir: Path, agreed: Agreed) -> None:
-    """Write agreed.json: beside, then renamed."""
-    beside = run_dir / f"{FILE}.part"
-    beside.write_text(agreed.model_dump_json(indent=2) + "\n")
-    os.replace(beside, run_dir / FILE)
+    """Write agreed.json, whole or not at all."""
+    with file_written_whole(run_dir / FILE) as file:
+        file.write(f"{agreed.model_dump_json(indent=2)}\n".encode())
 
 
 def read_agreed(run_dir: Path) -> Agreed | None:

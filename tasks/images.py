@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PARTS = ("train", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_IMAGES, MAX_PIXELS, MAX_BYTES = 1_000_000, 2**26, 2**33
-MODES = {"gray": ("L", 1), "rgb": ("RGB", 3)}
+MODES = {"gray": "L", "rgb": "RGB"}  # of Pillow's
 
 
 class ImageArguments(OwnArguments):
@@ -192,20 +192,22 @@ def _read(listed: Listed, arguments: ImageArguments) -> Tensor:
         with Image.open(io.BytesIO(listed.encoded())) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} are more than {MAX_PIXELS} pixels")
-            return _tensor(image, arguments)
+            return pixels_of(image, MODES[arguments.color], arguments.size)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
         raise ValueError(f"{listed.name}: cannot be read as an image: {error or type(error).__name__}") from error
 
 
-def _tensor(image: Image, arguments: ImageArguments) -> Tensor:
+def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:
+    """The bytes (channels, height, width) of an image, for training and for `wildflower predict` alike.
+
+    Args:
+        mode: Pillow's "L" or "RGB", to which the image is converted.
+        size: height and width, or one side of a square, to which it is resized; empty keeps its size.
+    """
     from PIL.Image import Resampling
 
-    mode, channels = MODES[arguments.color]
     image = image if image.mode == mode else image.convert(mode)
-    if arguments.size:
-        height, width = arguments.size[0], arguments.size[-1]
-        if image.size != (width, height):
-            # As `wildflower predict` does, which is to see what was trained on.
-            image = image.resize((width, height), Resampling.BILINEAR)
+    if size and image.size != (size[-1], size[0]):
+        image = image.resize((size[-1], size[0]), Resampling.BILINEAR)
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return pixels.view(image.height, image.width, channels).permute(2, 0, 1).contiguous()
+    return pixels.view(image.height, image.width, len(mode)).permute(2, 0, 1).contiguous()

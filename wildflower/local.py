@@ -106,11 +106,11 @@ def _serve(
         # PyTorch's own optimizers import its compiler, which takes 1 to 2 seconds: here once for all workers.
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     engine, scorer = built
-    spec, held_out = TaskSpec.from_json(engine.settings.task), config.deliver == "best"
     with local_grid(config.workers) as grid:
-        if engine.own is None:
-            scorer = scorer_on(grid, spec, held_out=held_out)
-        run(grid, config, (engine, scorer))  # where devices have their own data, workers have no test set to share
+        if engine.own is None:  # where devices have their own data, workers have no test set to share
+            spec = TaskSpec.from_json(engine.settings.task)
+            scorer = scorer_on(grid, spec, held_out=config.deliver == "best")
+        run(grid, config, (engine, scorer))
 
 
 def _print_to(log: Path) -> None:

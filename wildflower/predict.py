@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from devices.validation import one_line
 from server_app.models import Which, load_model
+from tasks.images import pixels_of
 from wildflower.export import ExportError, Facts, Program, asked, facts_of, read_program, with_preparation
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 MAX_IMAGES = 10_000
@@ -119,17 +117,7 @@ def _read(path: Path, facts: Facts) -> Tensor | str:
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
                 return f"{image.width} x {image.height} are more than {MAX_PIXELS} pixels"
-            return _tensor(image, MODES[channels], (width, height), facts.input_dtype)
+            pixels = pixels_of(image, MODES[channels], (height, width))
+            return pixels.float() if facts.input_dtype == "float32" else pixels
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
         return one_line(str(error) or type(error).__name__, 200)
-
-
-def _tensor(image: Image, mode: str, size: tuple[int, int], dtype: str) -> Tensor:
-    from PIL.Image import Resampling
-
-    image = image if image.mode == mode else image.convert(mode)
-    if image.size != size:
-        image = image.resize(size, Resampling.BILINEAR)
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size[1], size[0], len(mode))
-    found = pixels.permute(2, 0, 1).contiguous()
-    return found.float() if dtype == "float32" else found

@@ -195,10 +195,10 @@ def check_buildable(config: "RunConfig") -> "tuple[Engine, Scorer | None]":
 
     A method from outside is begun and rehearsed too, on an engine of its own.
     """
-    from server_app.app import build, own_data, run_folder, start
+    from server_app.app import agreed_data, build, run_folder, start
 
     try:
-        own = own_data(None, config, run_folder(config)) if config.resume else None
+        own = agreed_data(None, config, run_folder(config)) if config.resume else None
         if is_reference(config.strategy):
             start(build(config, own)[0], config)
         return build(config, own)
