@@ -55,7 +55,7 @@ class Delivered:
 
 
 def evenly_spread(items: Sequence[Item], count: int = MAX_ASKED) -> list[Item]:
-    """Up to so many of them, from the first on; a fleet numbers its devices tier after tier, so all tiers are there."""
+    """Up to `count` of the items, evenly spread. A fleet numbers its devices by tier, so each large tier is there."""
     return [items[place * len(items) // count] for place in range(count)] if len(items) > count else list(items)
 
 
@@ -64,9 +64,10 @@ def represented(
 ) -> dict[int, Architecture | None]:
     """Which model stands for that of each device, so that few models are scored.
 
-    A search may give every device an architecture of its own. One that is not `known` is represented by the largest
-    chosen one that fits the device and has nearly as many parameters: at least 95 %, or of less as many as it takes to
-    choose no more than `MAX_MODELS` beside the known ones. A device's score is thus rather too low than too high.
+    A search may give every device an architecture of its own. The largest chosen architecture that fits the device
+    stands for one that is not `known`, if it has at least 95 % of its parameters; else the device's own is chosen too.
+    Where that chooses more than `MAX_MODELS` beside the known ones, the share is lowered (`SLACKS`). The score of a
+    device is thus rather too low than too high.
 
     Args:
         known: architectures that are scored anyway, and those that a method gives as they are.
@@ -101,7 +102,7 @@ def best_that_fit(
     """Of the models that fit each device the one that scores best on held-out examples; of equal ones the largest.
 
     Args:
-        given: what devices would be given else, which is always among the models to choose from.
+        given: what devices would be given otherwise, which is always among the models to choose from.
         held_out: the scores of the models.
     """
     ranked = sorted(held_out, key=lambda a: (scale.rank(held_out[a]), cost_of(a).parameters), reverse=True)

@@ -777,7 +777,7 @@ class Engine:
     def _score(
         self, grid: Grid, orders: Orders, data: Examples, training: LocalTraining | None = None
     ) -> dict[int, Score]:
-        """Have them scored, and note which devices hold what is frozen."""
+        """Ask devices for scores, and note which of them then hold the frozen parts."""
         self._route(grid, orders)
         found = score_on_devices(grid, orders, self.settings, self.population, data, training)
         for a in orders.assignments:

@@ -339,7 +339,7 @@ def _beyond(groups: Sequence[Group]) -> list[str]:
 
 
 def _without_model(groups: Sequence[Group]) -> list[str]:
-    """How many devices get nothing, and count with the score of who has no model."""
+    """Which methods give some devices no model, and how many devices that are."""
     told = []
     for group in groups:
         none = [run.summary.devices_without_model or 0 for run in group.runs]

@@ -232,7 +232,7 @@ class FlexiFed(CandidateMethod):
         return [(device, self.candidates[places[-1]], LEADING) for device, places in sorted(self.begun.items())]
 
     def has_model(self, device: int) -> bool:
-        """With "basic" whoever has trained: the layers behind the shared ones are on the devices."""
+        """Whether the device has trained, with "basic": the layers behind the shared ones stay on the devices."""
         return self.sharing != "basic" or device in self.begun
 
     def state(self) -> State:

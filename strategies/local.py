@@ -94,7 +94,7 @@ class LocalOnly(CandidateMethod):
         return [(device, architecture, LEADING) for device, architecture in sorted(self.trained.items())]
 
     def has_model(self, device: int) -> bool:
-        """Whoever has trained."""
+        """Whether the device has trained."""
         return device in self.trained
 
     def state(self) -> State:

@@ -327,7 +327,7 @@ class MeanAbsoluteError(Metric):
         return sums[0] / examples
 
     def without_model(self, labels: Tensor) -> float:
-        """The error of who always answers the median label: no constant has a smaller one."""
+        """The error of always answering the median label: no other constant has a smaller one."""
         return float((labels.double() - labels.double().median()).abs().mean())
 
     def _check(self, sums: Sequence[float], examples: int) -> None:

@@ -316,7 +316,7 @@ class Task:
         self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
         if spec.partition == "own":
-            return  # whose data these are, if they are anybody's, has all of them
+            return  # the one device that these data are of has all of them
         by_class = self.label_kind == "classes"
         if not by_class and spec.partition in BY_CLASS:
             others = "'iid'" if data.natural_ids is None else "'iid' or 'natural'"
