@@ -20,8 +20,12 @@ settings.load_profile("seeded")
 def _own_cache_and_one_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or writes the user's cache folder; digits are decoded once for all of them."""
     torch.set_num_threads(1)
+    # Processes that share the tests have folders beside each other.
+    shared = (
+        tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.mktemp("one")
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WILDFLOWER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("WILDFLOWER_CACHE", str(shared / "cache"))
         yield
 
 

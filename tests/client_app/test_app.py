@@ -31,6 +31,7 @@ from tests.client_app.work_orders import (
     weights_of,
     work_order,
 )
+from tests.programs import run_python
 
 HALF = LENET.width(0.5)
 PARCEL = weights_of(LENET, HALF)
@@ -348,8 +349,8 @@ def test_a_client_does_not_load_what_only_servers_need():
     ours = ["rounds", "server_app", "flwr_datasets", "tensorboard", "hypothesis"]
     flower = ["flwr", "grpc"]  # a node's own process and its messenger have them; the worker need not
     code = f"import client_app.work, sys; print([m for m in {heavy + ours + flower} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    done = run_python("-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.parametrize("after", [9, 1, 2], ids=["not in the message", "of another device", "still to come"])

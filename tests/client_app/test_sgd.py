@@ -1,13 +1,11 @@
 """Plain SGD: PyTorch's bits without its compiler."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 from client_app.sgd import Sgd
+from tests.programs import run_python
 
 
 def trained(make) -> list[torch.Tensor]:
@@ -70,5 +68,5 @@ def test_a_step_does_not_load_the_compiler():
         weight.square().sum().backward()
         optimizer.step()
         print("torch._dynamo" in sys.modules)"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    done = run_python("-c", program)
+    assert done.stdout == "False\n", done.stderr

@@ -4,12 +4,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from plugins.beside import ROOMS
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/extending.md").read_text()
@@ -32,7 +32,11 @@ def follow(page, root):
         if kind == "sh":
             for line in text.splitlines():
                 if line.startswith(RUN):
-                    done(root, *line.replace("python ", f"{sys.executable} ").split())
+                    program, *words = line.split()
+                    if program == "python":
+                        done(root, *words)
+                    else:
+                        subprocess.run([program, *words], cwd=root, check=True)
         elif kind == "diff":
             lines = text.splitlines(keepends=True)
             before = "".join(line[1:] for line in lines if line[0] != "+")
@@ -49,8 +53,8 @@ def follow(page, root):
 
 
 def done(folder, *command):
-    environment = {**os.environ, "PYTHONPATH": str(folder), "WILDFLOWER_CACHE": str(folder / "cache")}
-    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    ran = run_python(*command, folder=folder, environment=environment, timeout_seconds=600)
     assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr[-5000:]
     return ran.stdout
 
@@ -60,7 +64,7 @@ def outside(tmp_path_factory):
     """A copy of the code, with what the page writes beside an experiment."""
     copy = tmp_path_factory.mktemp("outside")
     for room in (*ROOMS, "docs", "tests"):
-        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / room, copy / room)  # with what is compiled, as files keep their times
     for file in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / file, copy)
     follow(OUTSIDE, copy)
@@ -71,7 +75,7 @@ def outside(tmp_path_factory):
 def inside(outside, tmp_path_factory):
     """Another copy, in which all of it has become the project's own."""
     copy = tmp_path_factory.mktemp("inside") / "copy"
-    shutil.copytree(outside, copy, ignore=shutil.ignore_patterns("__pycache__", "cache"))
+    shutil.copytree(outside, copy, ignore=shutil.ignore_patterns("runs"))
     follow(INSIDE, copy)
     return copy
 
@@ -108,14 +112,14 @@ with beside(Path(experiment)) as modules:
 )
 def test_a_round_of_what_lies_beside_the_experiment(outside, settings, said, minimum):
     before = {path: path.stat().st_mtime_ns for room in ROOMS for path in (outside / room).rglob("*.py")}
-    *_, found, accuracy = done(outside, sys.executable, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
+    *_, found, accuracy = done(outside, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
     assert found == said
     assert float(accuracy) >= minimum
     assert before == {path: path.stat().st_mtime_ns for room in ROOMS for path in (outside / room).rglob("*.py")}
 
 
 def test_the_settings_of_the_page_are_shown_with_what_they_mean(outside):
-    table = done(outside, sys.executable, "-m", "wildflower", "config", "mine/experiment.toml")
+    table = done(outside, "-m", "wildflower", "config", "mine/experiment.toml")
     assert "damped.smoothing" in table
     assert re.search(r"damped\.damping +│ 0\.3 +│ experiment", table)
 
@@ -130,7 +134,7 @@ sys.path.insert(0, "mine")
 values = tomllib.loads(sys.argv[1].replace('" strategy', '"\\nstrategy'))
 print(RunConfig.from_run_config(RunConfig().to_dict() | values).params)
 """
-    assert done(outside, sys.executable, "-c", read, text).strip() == "damping=0.3 smoothing=0.2"
+    assert done(outside, "-c", read, text).strip() == "damping=0.3 smoothing=0.2"
 
 
 TESTS = (
@@ -147,13 +151,13 @@ ABOUT_IT = (
 
 
 def test_what_the_page_adds_to_the_project_passes_the_tests_that_it_names(inside):
-    said = done(inside, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS, "-k", ABOUT_IT)
+    said = done(inside, "-m", "pytest", "-p", "no:cacheprovider", *TESTS, "-k", ABOUT_IT)
     assert int(re.search(r"(\d+) passed", said).group(1)) >= 30, said
 
 
 def test_a_round_of_what_has_become_the_projects_own(inside):
     settings = "strategy=damped", "task=stripes", "damped.damping=1", "run-name=four"
-    *_, found, accuracy = done(inside, sys.executable, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
+    *_, found, accuracy = done(inside, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
     assert found == "damped stripes 5 distance"
     assert float(accuracy) > 0.6
 

@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server_app.app import run
+from tests.programs import run_python
 from tests.small_run import simulated_grid
 from wildflower.command import app
 from wildflower.settings import place, resolve
@@ -66,9 +65,7 @@ def test_the_model(here):
             said += [typed(line) for line in text.splitlines()]
         else:
             environment = {"PATH": os.environ["PATH"], "HOME": str(here), "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(
-                [sys.executable, "-c", text], cwd=here, env=environment, capture_output=True, text=True, check=False
-            )
+            done = run_python("-c", text, folder=here, environment=environment)
             assert done.returncode == 0, done.stderr
             said.append(done.stdout.strip())
     _, _, made, digit, _, small, table, predictions = said

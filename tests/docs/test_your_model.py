@@ -4,11 +4,11 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/your-model.md").read_text()
@@ -36,8 +36,8 @@ for number, (experiment, *settings) in enumerate(json.loads(sys.argv[1])):
 
 
 def done(folder, *command):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WILDFLOWER_CACHE": str(folder / "cache")}
-    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = run_python(*command, folder=folder, environment=environment)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
     return ran.stdout, ran.stderr
 
@@ -66,13 +66,13 @@ def test_the_page_is_typed_as_written(written):
     runs = []
     for command in commands:
         if command.startswith("cd mine && python "):
-            done(folder / "mine", sys.executable, *shlex.split(command)[4:])
+            done(folder / "mine", *shlex.split(command)[4:])
             continue
         program, what, experiment, *rest = shlex.split(command)
         assert [program, what, *rest[::2]] == ["wildflower", "run"] + ["--set"] * (len(rest) // 2)
         runs.append([experiment, *rest[1::2]])
     assert len(runs) == 4
     # All in one process, which is what takes long to start; what a page says to write before a run is there by then.
-    said, log = done(folder, sys.executable, "-c", RUN, json.dumps(runs))
+    said, log = done(folder, "-c", RUN, json.dumps(runs))
     assert [line.split() for line in said.splitlines()] == [["3", "4", "network"]] * 4
     assert "10 of 12 tensors; drawn at random: head.weight, head.bias" in log

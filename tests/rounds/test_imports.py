@@ -1,11 +1,10 @@
 """What a device loads: its memory and its seconds are counted, so that it loads nothing that only servers need."""
 
 import json
-import subprocess
-import sys
 
 from strategies.method import ClassCounts, Order
 from strategies.statistics import TakeStatistics
+from tests.programs import run_python
 from tests.small_run import METHODS, small_config, started
 
 HEAVY = ["torchvision", "torch_geometric", "transformers", "ray", "pandas", "datasets", "flwr_datasets", "sklearn"]
@@ -28,7 +27,8 @@ print(json.dumps(found))
 def loaded_by(names):
     """Of modules that are loaded one after the other, which of the packages above each brought along."""
     code = CODE % (names, HEAVY + SERVERS)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 

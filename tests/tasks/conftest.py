@@ -7,15 +7,8 @@ import text_files
 from tasks.task import load_task
 
 
-@pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder for all tests that do not look at what is in it, so that digits are decoded once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture(autouse=True)
-def _own_cache(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("WILDFLOWER_CACHE", str(shared_cache))
+def _tasks_are_loaded_anew() -> Iterator[None]:
     load_task.cache_clear()
     yield
     load_task.cache_clear()

@@ -1,8 +1,6 @@
 import gzip
 import pickle
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import torch
 from tasks import hapt
 from tasks.hapt import CHANNELS, Recording, make_windows, read_recordings, read_texts
 from tasks.task import TaskSpec, load_task
+from tests.programs import run_python
 
 COLUMNS = (*CHANNELS, "sequence", "label")
 
@@ -283,14 +282,13 @@ def test_without_data_the_message_says_what_to_install(tmp_path: Path, monkeypat
 
 
 def test_the_task_imports_nothing_heavy(data_dir: Path) -> None:
-    root = Path(__file__).parents[2]
     program = (
         "import sys; from pathlib import Path; from tasks.hapt import read_recordings;"
         f"print(len(read_recordings(Path({str(data_dir / hapt.FILE)!r}))));"
         f"print({{'datasets', 'pandas', {hapt.PACKAGE!r}}} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["3", "set()"]
+    done = run_python("-c", program)
+    assert done.stdout.split() == ["3", "set()"], done.stderr
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 from tasks import shakespeare
 from tasks.shakespeare import SEQUENCE, TEST_STRIDE, TRAIN_STRIDE, make_windows, read_roles, split_speeches
 from tasks.task import TaskSpec, load_task
+from tests.programs import run_python
 
 PLAY = """THE TRAGEDY OF NOBODY
 
@@ -189,8 +188,7 @@ def test_folders_without_texts_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_task_imports_nothing_heavy() -> None:
-    root = Path(__file__).parents[2]
     heavy = "{'datasets', 'torchvision', 'transformers', 'shksprdata'}"
     program = f"import sys; import tasks.task; print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    done = run_python("-c", program)
+    assert done.stdout.strip() == "set()", done.stderr

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +13,7 @@ from tasks.arguments import read_arguments
 from tasks.data import Data, make_data_set
 from tasks.task import TASKS, Task, TaskSpec, crop_and_flip, load_task
 from tasks.tokens import TextArguments
+from tests.programs import run_python
 
 DIGITS = TaskSpec(name="digits", devices=20)
 
@@ -265,7 +263,7 @@ HEAVY = {
 
 
 @pytest.fixture
-def imported_by_client(shared_cache: Path) -> Callable[[list[TaskSpec]], set[str]]:
+def imported_by_client() -> Callable[[list[TaskSpec]], set[str]]:
     """Loads tasks in a process of its own, takes shards and batches, and gives the modules it has imported."""
 
     def run(specs: list[TaskSpec]) -> set[str]:
@@ -277,15 +275,7 @@ def imported_by_client(shared_cache: Path) -> Callable[[list[TaskSpec]], set[str
             "    task.prepare(task.train.inputs[task.shard(1).train], augment=None)\n"
             "print(json.dumps(sorted(sys.modules)))\n"
         )
-        root = Path(__file__).parents[2]
-        done = subprocess.run(
-            [sys.executable, "-c", program, json.dumps([spec.to_json() for spec in specs])],
-            cwd=root,
-            env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_python("-c", program, json.dumps([spec.to_json() for spec in specs]))
         assert done.returncode == 0, done.stderr
         return set(json.loads(done.stdout))
 

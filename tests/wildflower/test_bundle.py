@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -21,6 +20,7 @@ from plugins.reference import PluginError, class_of
 from server_app.config import RunConfig, digests_of
 from server_app.journal import Journal, read_config, read_rounds, read_summary
 from strategies.method import Method
+from tests.programs import run_python
 from wildflower.bundle import make_bundle
 from wildflower.run import last_traceback, run_experiment
 from wildflower.settings import SettingsError, beside, place, resolve
@@ -321,12 +321,10 @@ def run_what_is_ones_own(engine, tmp_path):
         f'engine = "{engine}"\nbelow-smallest = "smallest"\noutput-dir = "{tmp_path}"\nrun-name = "one"\n'
         "[mine-all]\nshare = 0.75\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "wildflower", "run", str(tmp_path / "experiment.toml")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
+    done = run_python(
+        *("-m", "wildflower", "run", str(tmp_path / "experiment.toml")),
+        folder=tmp_path,
+        environment={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rounds = read_rounds(tmp_path / "one")

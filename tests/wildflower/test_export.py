@@ -1,7 +1,6 @@
 """What is exported says what was scored, and is used without Wildflower."""
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -17,6 +16,7 @@ from server_app.app import build, run
 from server_app.journal import read_rounds
 from server_app.models import ModelError, load_model
 from tasks.task import TaskSpec, load_task
+from tests.programs import run_python
 from tests.small_run import METHODS, simulated_grid, small_config
 from wildflower import export as module
 from wildflower.command import app
@@ -86,14 +86,8 @@ def test_five_lines_without_wildflower_use_it(digits_run, file_format, tmp_path)
     check = (
         "import sys; assert not any(n.split('.')[0] in ('wildflower', 'models', 'server_app') for n in sys.modules)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code + check],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+    done = run_python("-c", code + check, folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     model, info = load_model(run_dir)
     with torch.no_grad():
