@@ -1,8 +1,12 @@
 import os
+import socket
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -56,6 +60,35 @@ def _quick_calls_of_the_system(request: pytest.FixtureRequest, monkeypatch: pyte
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     if "measures" not in request.keywords:
         monkeypatch.setattr(work, "own_bytes", lambda: 0)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[psutil.Process]]:
+    """Workers forked from this process, which has loaded what they need; those that are left at the end are killed."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)  # imports what every worker would import by itself
+    real = os.getppid
+    workers: list[psutil.Process] = []
+
+    def start(path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(8)
+            parent, number = os.getppid(), os.fork()
+            if number == 0:
+                try:
+                    os.getppid = real  # tests pretend that workers belong to another process
+                    worker.serve(listener, parent)
+                finally:
+                    os._exit(0)
+        workers.append(psutil.Process(number))
+
+    monkeypatch.setattr(worker, "_start", start)
+    yield workers
+    for process in workers:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+        with suppress(ChildProcessError):
+            os.waitpid(process.pid, 0)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from client_app import worker
 from client_app.app import app
@@ -304,34 +303,6 @@ def test_the_kernel_is_to_end_the_child_first(started):
         while Path(path).read_text().strip() != "1000":
             assert child.is_running()
     child.wait(timeout=120)
-
-
-@pytest.fixture
-def forked(monkeypatch):
-    """Workers forked from this process, which has loaded what they need; those that are left at the end are killed."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)  # imports what every worker would import by itself
-    real, workers = os.getppid, []
-
-    def start(path):
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen(8)
-            parent, number = os.getppid(), os.fork()
-            if number == 0:
-                try:
-                    os.getppid = real  # tests pretend that workers belong to another process
-                    worker.serve(listener, parent)
-                finally:
-                    os._exit(0)
-        workers.append(psutil.Process(number))
-
-    monkeypatch.setattr(worker, "_start", start)
-    yield workers
-    for process in workers:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-        with suppress(ChildProcessError):
-            os.waitpid(process.pid, 0)
 
 
 def test_a_worker_ends_with_the_process_it_belongs_to(tmp_path, monkeypatch, forked):

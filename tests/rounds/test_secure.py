@@ -111,13 +111,14 @@ def _work_is_done_in_this_process(monkeypatch):
 
 
 @pytest.mark.worker
-def test_workers_of_the_devices_do_it_too(tmp_path, monkeypatch):
+def test_workers_of_the_devices_do_it_too(tmp_path, monkeypatch, forked):
     few = HARDWARE | {"devices": 3, "devices-per-round": 3}
     plain, _ = trained(tmp_path / "b", connected_grid(3, tmp_path / "b"), 1, **few)
     monkeypatch.setattr(worker, "ask", ASK)
     secure, [result] = trained(tmp_path / "a", connected_grid(3, tmp_path / "a"), 1, **few | SECURE)
     assert same_bits(plain, secure)
     assert result.record["devices_replied"] == 3
+    assert len(forked) == 3
 
 
 HARDWARE = {"strategy": "fedavg", "fleet": "", "devices": 6, "devices-per-round": 6}
