@@ -116,6 +116,7 @@ class Engine:
         self._introduced: set[int] = set()  # devices that have answered the method's first question
         self._bytes: Counter[str] = Counter()
         self._frozen = Frozen(method.family, method.frozen_weights())
+        self._left: list[int] = []  # devices that left for good at the end of the round that runs
         self._secure: SecureRound | None = None  # of the round that runs
 
     @property
@@ -251,8 +252,21 @@ class Engine:
             self.method.lost(device)
         with self._timed("finish"):
             metrics = self.method.finish_round(self._trained(work))
-        self.population.advance(simulated_seconds(work.assignments, self.settings), time.perf_counter() - started)
+        seconds = simulated_seconds(work.assignments, self.settings)
+        self._left += self.population.advance(seconds, time.perf_counter() - started)
         return dict(metrics)
+
+    def _forget_who_left(self) -> None:
+        """Drop what is held of devices that have left for good, so that a long run needs no more memory.
+
+        This comes after the evaluation, which may score the models of the devices that trained in the round.
+        """
+        self._keepers.difference_update(self._left)
+        self._introduced.difference_update(self._left)
+        for device in self._left:
+            self._frozen.lost(device)
+            self.method.left(device)
+        self._left.clear()
 
     def conclude(
         self,
@@ -272,6 +286,7 @@ class Engine:
         if self.settings.personal_in(number):
             with self._timed("evaluate"):
                 personal = self.evaluate_personally(grid)
+        self._forget_who_left()
         record = round_record(
             work,
             strategy=self.method.name(),

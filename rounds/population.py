@@ -97,8 +97,8 @@ class Population(ABC):
         return self.holdings.training(device)
 
     @abstractmethod
-    def advance(self, simulated_seconds: float, wall_seconds: float) -> None:
-        """A round ended that took this long."""
+    def advance(self, simulated_seconds: float, wall_seconds: float) -> list[int]:
+        """A round ended that took this long. -> the devices that have left for good."""
 
     @abstractmethod
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing | None:
@@ -190,16 +190,22 @@ class SimulatedDevices(Population):
     def now_seconds(self, seconds: float) -> None:
         self.clock.now_seconds = seconds
 
-    def advance(self, simulated_seconds: float, wall_seconds: float) -> None:
-        """Move the virtual clock, and the traces with it; devices leave, and new ones come."""
+    def advance(self, simulated_seconds: float, wall_seconds: float) -> list[int]:
+        """Move the virtual clock, and the traces with it; devices leave, and new ones come. -> those that left."""
         self.clock.advance(simulated_seconds)
-        if self.fleet.replaced:
-            self._exchange_devices()
+        if not self.fleet.replaced:
+            return []
+        left = self._exchange_devices()
+        for device in left:
+            self._factors.pop(device, None)
+        return left
 
-    def _exchange_devices(self) -> None:
+    def _exchange_devices(self) -> list[int]:
         places, numbers = self.fleet.newcomers(self._exchanges)
+        left = [int(device) for device in self._present[places]]
         self._present[places] = numbers
         self._exchanges += 1
+        return left
 
     def state_dict(self) -> dict[str, Any]:
         """Also how often devices were replaced."""
@@ -423,10 +429,11 @@ class ConnectedDevices(Population):
         online = set(grid.get_node_ids()) - self.busy - self._quarantine.held.keys()
         return [device for device in devices if device in self._known and self._known[device].node in online]
 
-    def advance(self, simulated_seconds: float, wall_seconds: float) -> None:
-        """Add the round's time on the wall."""
+    def advance(self, simulated_seconds: float, wall_seconds: float) -> list[int]:
+        """Add the round's time on the wall. A node that is gone may come back, so that nobody has left for good."""
         self.now_seconds += wall_seconds
         self.recover()
+        return []
 
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> None:
         """Nothing is simulated here."""

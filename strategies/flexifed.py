@@ -231,6 +231,10 @@ class FlexiFed(CandidateMethod):
             return None
         return [(device, self.candidates[places[-1]], LEADING) for device, places in sorted(self.begun.items())]
 
+    def left(self, device: int) -> None:
+        """Its layers are gone with the device."""
+        self.begun.pop(device, None)
+
     def has_model(self, device: int) -> bool:
         """Whether the device has trained, with "basic": the layers behind the shared ones stay on the devices."""
         return self.sharing != "basic" or device in self.begun

@@ -85,6 +85,10 @@ class LocalOnly(CandidateMethod):
         self.trained |= {done.device: done.order.architecture for done in trained}
         return {}
 
+    def left(self, device: int) -> None:
+        """Its model is gone with the device."""
+        self.trained.pop(device, None)
+
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
         """None on the server."""
         return {}

@@ -374,6 +374,12 @@ class LotteryFL(OneModel):
         """The device is sent the first weights again."""
         self.begun.discard(device)
 
+    def left(self, device: int) -> None:
+        """Drop the device's mask."""
+        self.begun.discard(device)
+        self.prunings.pop(device, None)
+        self.masks.pop(device, None)
+
     # What is kept
 
     def state(self) -> State:

@@ -569,6 +569,9 @@ class Method(ABC):
     def lost(self, device: int) -> None:
         """Take note that what a device kept is gone; it began anew."""
 
+    def left(self, device: int) -> None:
+        """Drop what is held of a device that has left the fleet for good, also where nothing is."""
+
     # What comes back
 
     @abstractmethod

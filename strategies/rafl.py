@@ -423,6 +423,10 @@ class RaFL(CandidateMethod):
             figures |= self._distill(self.teachers)
         return figures
 
+    def left(self, device: int) -> None:
+        """Its personal models are gone with the device."""
+        self.personal_models.pop(device, None)
+
     def _note(self, device: int, architecture: Architecture) -> None:
         kept = self.personal_models.setdefault(device, [])
         if architecture not in kept:

@@ -170,6 +170,13 @@ class RecipFL(CandidateMethod):
         """The device's class counts."""
         self.class_counts[device] = _counts(facts)
 
+    def left(self, device: int) -> None:
+        """Drop the device's class counts and what its last upload says of it."""
+        self.class_counts.pop(device, None)
+        for known in (self.current, self.initial):
+            for owner in [owner for owner in known if owner[0] == device]:
+                del known[owner]
+
     def begin_round(self, orders: Sequence[Order]) -> None:
         """Devices of a round are generated many at a time; those of evaluations, which may be all, one by one."""
         self.awaited = [(order.device, order.architecture) for order in orders]

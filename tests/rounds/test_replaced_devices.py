@@ -126,3 +126,27 @@ def test_newcomers_train_and_a_resumed_run_goes_on_with_the_same_devices(tmp_pat
     again = resumed.run_round(grid, 3, scorer)
     assert [d["device"] for d in again.devices] == [d["device"] for d in records[2].devices]
     assert same_bits(whole.state().tensors, resumed.state().tensors)
+
+
+HELD = {
+    "flexifed": lambda method: method.begun,
+    "local": lambda method: method.trained,
+    "lotteryfl": lambda method: {*method.begun, *method.masks, *method.prunings},
+    "rafl": lambda method: method.personal_models,
+    "recipfl": lambda method: {device for device, _ in (*method.current, *method.initial)} | {*method.class_counts},
+}
+
+
+@pytest.mark.parametrize("method", HELD)
+def test_nothing_is_held_of_devices_that_have_left(method, tmp_path):
+    keys = {"flexifed.sharing": "basic"} if method == "flexifed" else {}
+    engine, scorer = started(sporadic(tmp_path, fleet_file(tmp_path, 0.4), **METHODS[method] | keys))
+    grid, trained = simulated_grid(), set()
+    for number in (1, 2, 3):
+        lines = engine.run_round(grid, number, scorer).devices
+        trained |= {line["device"] for line in lines if line["outcome"] == "trained"}
+    there = set(engine.population.everyone(grid))
+    assert trained - there
+    assert set(HELD[method](engine.method)) == trained & there
+    state = engine.state().values
+    assert set(state["keepers"]) | set(state["introduced"]) <= there
