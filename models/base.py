@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -531,13 +530,38 @@ def described(family: Family, who: str) -> BlockFamily:
 
 
 def with_weights(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> Network:
-    """The sub-model over these very tensors: nothing is initialized or copied, and training changes them in place."""
+    """The sub-model over these very tensors: nothing is initialized or copied, and training changes them in place.
+
+    Raises ValueError where names or shapes are not those of the sub-model.
+    """
     model = family.without_memory(architecture)
-    state = OrderedDict(weights)
-    state._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # or batch norms would want counters
-    model.load_state_dict(state, assign=True)
+    _assign(model, weights)
     _fill(model, family, architecture)
     return model
+
+
+def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """What `load_state_dict(weights, assign=True)` does, in a third of the time, which counts once per device."""
+    left = dict(weights)
+
+    def taken(name: str, before: Tensor) -> Tensor:
+        found = left.pop(name, None)
+        if found is None or found.shape != before.shape:
+            given = "there is none" if found is None else f"it has the shape {tuple(found.shape)}"
+            raise ValueError(f"{name} of {type(model).__name__} must have the shape {tuple(before.shape)}: {given}")
+        return found
+
+    for path, module in model.named_modules(remove_duplicate=False):
+        before = f"{path}." if path else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                value = taken(before + name, parameter)
+                module._parameters[name] = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                module._buffers[name] = taken(before + name, buffer)
+    if left:
+        raise ValueError(f"{type(model).__name__} has no tensor {', '.join(sorted(left)[:3])}")
 
 
 def _fill(model: Network, family: Family, architecture: Architecture) -> None:

@@ -360,3 +360,25 @@ def test_models_over_given_weights_are_those_that_are_built_and_share_nothing(sp
     third = with_weights(family, arch, weights).eval()
     assert torch.equal(third(inputs), built(inputs))
     assert 0.75 not in {getattr(module, "momentum", None) for module in third.modules()}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda weights: weights.pop("head.fc1.bias"),
+            r"head\.fc1\.bias of .* the shape \(120,\): there is none",
+        ),
+        (lambda weights: weights.update(more=torch.zeros(1)), "has no tensor more"),
+        (
+            lambda weights: weights.update({"head.fc1.bias": torch.zeros(121)}),
+            r"must have the shape \(120,\): it has the shape \(121,\)",
+        ),
+    ],
+)
+def test_weights_of_another_model_are_refused(change, words):
+    family = make_family({"name": "lenet5"})
+    weights = dict(family.initial())
+    change(weights)
+    with pytest.raises(ValueError, match=words):
+        with_weights(family, family.full(), weights)

@@ -320,7 +320,7 @@ def edited(run_dir, change):
             "does not fit .*lenet6",
         ),
         (lambda value: value["models"][0].update(architecture={"widths": [1]}), "does not fit .* 1 widths"),
-        (lambda value: value["models"][0]["family"].update(classes=11), "does not fit .*size mismatch"),
+        (lambda value: value["models"][0]["family"].update(classes=11), "does not fit .*must have the shape .11"),
     ],
 )
 def test_facts_that_do_not_fit_are_a_clear_error(change, words, tmp_path, trained):
