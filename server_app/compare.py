@@ -40,7 +40,7 @@ from tasks.metrics import Scale
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
     {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
-    | {"resume", "resume-from", "keep-checkpoints"}
+    | {"resume", "resume-from", "keep-checkpoints", "tracker"}
 )
 # Keys that make another question: methods are recommended among runs that have them in common.
 THE_QUESTION = ("task", "task-arguments", "data-dir", "partition", "alpha", "fleet-sha256", "devices", "max-examples")
