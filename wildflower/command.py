@@ -198,6 +198,33 @@ def compare(
         console.print(f"Plots: {html}, data: {data}", markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The benchmark; without one they are listed.")
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="The benchmark's own, such as --jobs 2.")
+    ] = None,
+) -> None:
+    """Run a recorded benchmark of this clone: what its results lack, as the page in its folder says.
+
+    Its figures and tables are written beside it. It runs in the project's folder.
+    """
+    from rich.console import Console
+
+    from wildflower.bench import BenchError, benchmarks_of, start
+
+    project = Path(__file__).parents[1]
+    try:
+        if name is None:
+            Console().print(_as_rich("", ["benchmark", "what it is about"], benchmarks_of(project).items()))
+        else:
+            start(project, name, arguments or [])
+    except BenchError as error:
+        raise _stop(str(error)) from None
+
+
 @app.command()
 def config(
     experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="The experiment file.")] = None,
