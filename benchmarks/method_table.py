@@ -1,5 +1,8 @@
 """Tables of methods: every method with every seed, as runs of `wildflower run`. What the studies in the folders share.
 
+A row is a named set of settings, such as a method with its use, a fleet and a number of rounds. The grid of `wildflower
+sweep` takes every value of one key with every value of another: most of what that runs would be no row of a table.
+
 Resumable: what results.json has is not run again unless its settings changed, nor is a run whose summary says finished;
 an unfinished one goes on from its checkpoint. Writes results.json and the table in README.md beside the study from all
 of them, so that a study can go on on another machine. Settings are those of the experiment and of its methods: whoever

@@ -330,11 +330,11 @@ def _work(
     os._exit(0)
 
 
-def end_with(worker: int) -> None:
+def end_with(worker: int, by: signal.Signals = signal.SIGKILL) -> None:
     """Let the kernel end this process with its worker, which alone knows whether anybody still waits."""
     if sys.platform != "linux":
         return
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl: {os.strerror(code)}")
     if os.getppid() != worker:  # it was gone before

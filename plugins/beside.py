@@ -101,7 +101,7 @@ def look_for(name: str) -> None:
             raise ValueError(f"{what} would hide the app's own {module!r}: give it another name")
         if module in sys.stdlib_module_names:
             raise ValueError(f"{what} would hide the module {module!r} of Python itself: give it another name")
-        if module in sys.modules and module not in _finder.modules:
+        if module in sys.modules and module not in _finder.modules and _imported_from(module) != file:
             raise ValueError(f"{what} would hide the package {module!r}, which the app uses: give it another name")
         if _left_out(file) or module in LEFT_OUT:
             raise ValueError(f"{what} would not travel: Flower leaves such names out of bundles; give it another name")

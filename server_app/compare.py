@@ -40,7 +40,7 @@ from tasks.metrics import Scale
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
     {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
-    | {"resume", "resume-from", "keep-checkpoints"}
+    | {"resume", "resume-from", "keep-checkpoints", "tracker"}
 )
 # Keys that make another question: methods are recommended among runs that have them in common.
 THE_QUESTION = ("task", "task-arguments", "data-dir", "partition", "alpha", "fleet-sha256", "devices", "max-examples")
@@ -124,7 +124,7 @@ class TextTable:
     text_columns: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The outcome.
 
@@ -141,6 +141,15 @@ class Comparison:
     tables: list[TextTable]
     html: str
     csv: str
+
+    def __repr__(self) -> str:
+        return "\n".join(self.advice) or "<Comparison of one method>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the advice and the tables."""
+        advice = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.advice)
+        tables = (f"<b>{t.title}</b>{table(t.headers, t.rows, text_columns=t.text_columns)}" for t in self.tables)
+        return advice + "".join(tables)
 
 
 def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison:

@@ -355,6 +355,11 @@ class RunConfig(Params):
         0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
     )
     keep_checkpoints: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
+    tracker: Literal["", "mlflow", "wandb"] = Field(
+        "",
+        description='Where figures of rounds go beside the journal, by the library of that name: mlflow, wandb, or "": '
+        "nowhere (docs/trackers.md)",
+    )
     state_dir: str = Field(
         "", description='Folder where simulated devices keep what stays on them; "" is a folder of the run'
     )

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from plugins.reference import is_reference
 from server_app.folders import file_written_whole
+from server_app.trackers import Tracker, TrackerError, finite, open_tracker
 from tasks.metrics import Scale, scale_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 # Tasks whose data set is what the folder holds; those of named data sets may lie anywhere.
 DATA_OF_A_FOLDER = ("idx", "npz")
 MAY_CHANGE_ON_RESUME = frozenset(
-    {"resume", "resume-from", "keep-checkpoints", "rounds", "workers", "engine", "output-dir", "data-dir"}
+    {"resume", "resume-from", "keep-checkpoints", "tracker", "rounds", "workers", "engine", "output-dir", "data-dir"}
     | {"evaluate-every", "personal-every", "personal-from"}
 )
 ERROR_LINES = 40
@@ -241,6 +242,7 @@ class Journal:
         self.run_dir = run_dir
         self.last_round = last_round
         self._writer: SummaryWriter | None = None
+        self._tracker: Tracker | None = None
 
     @classmethod
     def open(
@@ -288,6 +290,11 @@ class Journal:
         }
         _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)
+        if config.get("tracker"):
+            try:
+                journal._tracker = open_tracker(config["tracker"], run_dir, config)
+            except TrackerError as error:
+                raise JournalError(str(error)) from None
         return journal
 
     def write_round(
@@ -335,6 +342,9 @@ class Journal:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        if self._tracker is not None:
+            self._tracker.end(status)
+            self._tracker = None
         last_lines = None if error is None else "\n".join(error.rstrip().splitlines()[-ERROR_LINES:])
         summary = summarize(self.run_dir, status, last_lines)
         _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
@@ -347,41 +357,49 @@ class Journal:
         if self._writer is None:
             # purge_step hides what an interrupted run had written of this round and later ones.
             self._writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=record.round)
-        scalars: dict[str, float | None] = {
-            f"delivered_{record.metric}": record.delivered_score,
-            record.metric: record.score,
-            "loss": record.loss,
-            "epsilon": record.epsilon,
-            f"personal_{record.metric}": record.personal_score,
-            "bytes/down": record.bytes_down,
-            "bytes/up": record.bytes_up,
-            "utilisation/memory": record.memory_utilisation,
-            "utilisation/bandwidth": record.bandwidth_utilisation,
-            "devices/sampled": record.devices_sampled,
-            "devices/replied": record.devices_replied,
-            "devices/failed": record.devices_failed,
-            "devices/refused": record.devices_refused,
-            "devices/bounded": record.devices_bounded,
-            "devices/state_lost": record.devices_state_lost,
-            "devices/below_smallest": record.devices_below_smallest,
-            "architectures": record.distinct_architectures,
-            "seconds/simulated": record.simulated_seconds,
-            "seconds/wall": record.wall_seconds,
-            "server/peak_rss_bytes": record.server_peak_rss_bytes,
-        }
-        metric, by_tier, by_exit = record.metric, record.score_by_tier or {}, record.score_by_exit or []
-        scalars |= {f"{metric}_by_tier/{tier}": value for tier, value in by_tier.items()}
-        delivered = record.delivered_score_by_tier or {}
-        scalars |= {f"delivered_{metric}_by_tier/{tier}": value for tier, value in delivered.items()}
-        scalars |= {f"{metric}_by_exit/{number}": value for number, value in enumerate(by_exit, start=1)}
-        personal = record.personal_score_by_tier or {}
-        scalars |= {f"personal_{metric}_by_tier/{tier}": value for tier, value in personal.items()}
-        scalars |= {f"metrics/{name}": value for name, value in record.metrics.items()}
-        scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.items()}
+        scalars = scalars_of(record)
         for name, value in scalars.items():
             if value is not None:
                 self._writer.add_scalar(name, value, record.round)
         self._writer.flush()
+        if self._tracker is not None:
+            self._tracker.write(record.round, finite(scalars))
+
+
+def scalars_of(record: RoundRecord) -> dict[str, float | None]:
+    """The figures of a round by the names that TensorBoard and trackers show them under."""
+    scalars: dict[str, float | None] = {
+        f"delivered_{record.metric}": record.delivered_score,
+        record.metric: record.score,
+        "loss": record.loss,
+        "epsilon": record.epsilon,
+        f"personal_{record.metric}": record.personal_score,
+        "bytes/down": record.bytes_down,
+        "bytes/up": record.bytes_up,
+        "utilisation/memory": record.memory_utilisation,
+        "utilisation/bandwidth": record.bandwidth_utilisation,
+        "devices/sampled": record.devices_sampled,
+        "devices/replied": record.devices_replied,
+        "devices/failed": record.devices_failed,
+        "devices/refused": record.devices_refused,
+        "devices/bounded": record.devices_bounded,
+        "devices/state_lost": record.devices_state_lost,
+        "devices/below_smallest": record.devices_below_smallest,
+        "architectures": record.distinct_architectures,
+        "seconds/simulated": record.simulated_seconds,
+        "seconds/wall": record.wall_seconds,
+        "server/peak_rss_bytes": record.server_peak_rss_bytes,
+    }
+    metric, by_tier, by_exit = record.metric, record.score_by_tier or {}, record.score_by_exit or []
+    scalars |= {f"{metric}_by_tier/{tier}": value for tier, value in by_tier.items()}
+    delivered = record.delivered_score_by_tier or {}
+    scalars |= {f"delivered_{metric}_by_tier/{tier}": value for tier, value in delivered.items()}
+    scalars |= {f"{metric}_by_exit/{number}": value for number, value in enumerate(by_exit, start=1)}
+    personal = record.personal_score_by_tier or {}
+    scalars |= {f"personal_{metric}_by_tier/{tier}": value for tier, value in personal.items()}
+    scalars |= {f"metrics/{name}": value for name, value in record.metrics.items()}
+    scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.items()}
+    return scalars
 
 
 @contextmanager

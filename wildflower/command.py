@@ -76,7 +76,7 @@ def run(
     """
     from rich.console import Console
 
-    from wildflower.run import Deployment, run_experiment
+    from wildflower.experiment import Deployment, run_experiment
 
     deployment = None
     if superlink is not None:
@@ -114,20 +114,30 @@ def sweep(
     """
     from rich.console import Console
 
+    from wildflower.experiment import INTERRUPTED
+    from wildflower.flower import stop_signals_interrupt
     from wildflower.settings import SettingsError
-    from wildflower.sweep import parse_grid, parse_seeds
-    from wildflower.sweep import sweep as run_sweep
+    from wildflower.sweeps import folder_of, parse_grid, parse_seeds
+    from wildflower.sweeps import sweep as run_sweep
 
-    place = (folder or Path("runs") / f"{experiment.stem}-sweep").absolute()
     try:
-        code, finished = run_sweep(
-            experiment, overrides or [], parse_seeds(seeds), parse_grid(grid or []), place, jobs, Console()
-        )
+        with stop_signals_interrupt():
+            outcome = run_sweep(
+                experiment,
+                overrides or [],
+                parse_seeds(seeds),
+                parse_grid(grid or []),
+                folder_of(experiment, folder),
+                jobs,
+                Console(),
+            )
     except (SettingsError, OSError) as error:
         raise _stop(str(error)) from None
-    if finished:
-        compare(finished, html)
-    raise typer.Exit(code)
+    if outcome.interrupted:
+        typer.echo("Stopped; the same command goes on with what is missing.")
+    if outcome.finished:
+        compare([run.run_dir for run in outcome.finished], html)
+    raise typer.Exit(INTERRUPTED if outcome.interrupted else 1 if outcome.failed else 0)
 
 
 @app.command()
@@ -137,7 +147,7 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
 
     from server_app.journal import JournalError, read_summary, summarize
     from server_app.report import write_report
-    from wildflower.run import summary_table
+    from wildflower.experiment import summary_table
 
     try:
         path = write_report(run_dir)
@@ -186,6 +196,33 @@ def compare(
             except OSError as error:
                 raise _stop(f"cannot write {path}: {error.strerror}") from None
         console.print(f"Plots: {html}, data: {data}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The benchmark; without one they are listed.")
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="The benchmark's own, such as --jobs 2.")
+    ] = None,
+) -> None:
+    """Run a recorded benchmark of this clone: what its results lack, as the page in its folder says.
+
+    Its figures and tables are written beside it. It runs in the project's folder.
+    """
+    from rich.console import Console
+
+    from wildflower.bench import BenchError, benchmarks_of, start
+
+    project = Path(__file__).parents[1]
+    try:
+        if name is None:
+            Console().print(_as_rich("", ["benchmark", "what it is about"], benchmarks_of(project).items()))
+        else:
+            start(project, name, arguments or [])
+    except BenchError as error:
+        raise _stop(str(error)) from None
 
 
 @app.command()

@@ -32,8 +32,8 @@ class Settings:
     sources: dict[str, str]
 
 
-def resolve(experiment: Path | None, overrides: Sequence[str]) -> Settings:
-    """Lay the experiment file and then `overrides` ("key=value") over the defaults and check the result.
+def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = SET) -> Settings:
+    """Lay the experiment file and then `overrides` ("key=value"), `given_in` that place, over the defaults; check it.
 
     `workers` is the one default that depends on the machine: the CPU cores this process may use, but no more than
     there are devices. Raises SettingsError.
@@ -52,7 +52,7 @@ def resolve(experiment: Path | None, overrides: Sequence[str]) -> Settings:
     try:
         config = RunConfig.from_run_config(given)
         sources = dict.fromkeys(usual, DEFAULT)
-        sources |= dict.fromkeys(from_file, str(experiment)) | dict.fromkeys(from_command, SET)
+        sources |= dict.fromkeys(from_file, str(experiment)) | dict.fromkeys(from_command, given_in)
         if given.get("strategy-settings"):
             held = [key for key, value in config.to_dict().items() if key not in given and value != usual[key]]
             sources |= dict.fromkeys(held, sources["strategy-settings"])
@@ -61,7 +61,7 @@ def resolve(experiment: Path | None, overrides: Sequence[str]) -> Settings:
             config = RunConfig.from_run_config(given | {"workers": workers})
             sources["workers"] = MACHINE
     except ConfigError as error:
-        places = [place for place in (str(experiment) if experiment else "", SET if overrides else "") if place]
+        places = [place for place in (str(experiment) if experiment else "", given_in if overrides else "") if place]
         raise SettingsError(f"{' with '.join(places)}: {error}" if places else str(error)) from None
     return Settings(config, sources)
 
@@ -153,10 +153,11 @@ def _free_name(output_dir: Path, name: str) -> str:
 
 def write_toml(values: Mapping[str, str | int | float | bool]) -> str:
     """Flat settings as TOML with quoted keys, which keeps "fedprox.mu" one key."""
-    return "".join(f"{_toml(key)} = {_toml(value)}\n" for key, value in values.items())
+    return "".join(f"{toml(key)} = {toml(value)}\n" for key, value in values.items())
 
 
-def _toml(value: str | int | float | bool) -> str:
+def toml(value: str | int | float | bool) -> str:
+    """A setting's value as TOML writes it."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # inf, -inf and nan, which are no JSON
     # JSON's texts, numbers and truth values are TOML's, but for one character that JSON need not escape.

@@ -22,7 +22,7 @@ from server_app.journal import Journal, read_config, read_rounds, read_summary
 from strategies.method import Method
 from tests.programs import run_python
 from wildflower.bundle import make_bundle
-from wildflower.run import last_traceback, run_experiment
+from wildflower.experiment import last_traceback, run_experiment
 from wildflower.settings import SettingsError, beside, place, resolve
 
 ROOT = Path(__file__).parents[2]

@@ -2,12 +2,9 @@
 
 import csv
 import re
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -18,8 +15,9 @@ from rich.console import Console
 
 from server_app.charts import score_format, seconds_text
 from server_app.journal import JournalError, Summary, check_resumable, is_run, read_summary
-from wildflower.flower import last_lines, stop_signals_interrupt
-from wildflower.run import INTERRUPTED
+from wildflower import child
+from wildflower.experiment import JournalWatch, notebook_bar
+from wildflower.flower import last_lines
 from wildflower.settings import SettingsError, beside, cpu_cores, place, resolve
 
 MAX_RUNS = 10_000
@@ -27,6 +25,7 @@ MAX_NAME_LETTERS = 150
 
 LOOK_SECONDS = 0.2
 LOG_LINES = 15
+SET_FOR_EVERY_RUN = ("seed", "run-name", "output-dir", "resume")
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,24 @@ class Running:
     run: Planned
     process: subprocess.Popen[bytes]
     log: Path
+    journal: JournalWatch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a sweep.
+
+    Attributes:
+        planned: all of its runs.
+        finished: those that are finished, now or before.
+        failed: why the others have failed, in the words of their logs; what was only stopped is not among them.
+        interrupted: somebody has stopped it.
+    """
+
+    planned: list[Planned]
+    finished: list[Planned]
+    failed: dict[Planned, str]
+    interrupted: bool
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -78,9 +95,6 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
             raise SettingsError(f"--grid {text!r} is not of the form key=value,value")
         if key in grid:
             raise SettingsError(f"--grid {key} is given twice: put all its values into one")
-        if key in ("seed", "run-name", "output-dir", "resume"):
-            instead = "use --seeds" if key == "seed" else "the sweep sets it for every run"
-            raise SettingsError(f"--grid {key}: {instead}")
         row = [value.strip() for value in next(csv.reader([values], skipinitialspace=True))]
         if "" in row or len(set(row)) < len(row):
             raise SettingsError(f"--grid {text!r}: a value is empty or stands there twice")
@@ -92,7 +106,7 @@ def plan(
     experiment: Path,
     overrides: Sequence[str],
     seeds: Sequence[int],
-    grid: dict[str, list[str]],
+    grid: Mapping[str, Sequence[str]],
     folder: Path,
     jobs: int,
 ) -> list[Planned]:
@@ -100,25 +114,35 @@ def plan(
 
     Raises SettingsError for settings that no run can start with, and where a folder holds a run of other settings.
     """
+    for key in SET_FOR_EVERY_RUN:
+        if key in grid:
+            instead = "give the seeds as such" if key == "seed" else "the sweep sets it for every run"
+            raise SettingsError(f"{key} cannot be in the grid: {instead}")
     combinations = list(product(*([f"{key}={value}" for value in values] for key, values in grid.items())))
     if len(combinations) * len(seeds) > MAX_RUNS:
         raise SettingsError(f"{len(combinations) * len(seeds)} runs: a sweep has at most {MAX_RUNS}")
     given = [text.partition("=")[0].strip() for text in overrides]
-    if clash := sorted({"seed", "run-name", "output-dir", "resume", *grid} & set(given)):
-        raise SettingsError(f"--set {clash[0]}: a sweep sets it for every run")
+    if clash := sorted({*SET_FOR_EVERY_RUN, *grid} & set(given)):
+        raise SettingsError(f"{clash[0]} is given for all runs, and the sweep sets it for each of them")
     share = [] if "workers" in given else [f"workers={max(1, cpu_cores() // jobs)}"]
     planned = []
     for combination, seed in product(combinations, seeds):
         name = run_name([*combination, f"seed={seed}"])
         own = [*share, *overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
-        config, run_dir = place(resolve(experiment, own).config, Path.cwd(), datetime.now())
+        settings = resolve(experiment, own, given_in="the sweep's settings")
+        config, run_dir = place(settings.config, Path.cwd(), datetime.now())
         if is_run(run_dir):
             try:
                 check_resumable(run_dir, config.to_dict() | {"resume": True})
             except JournalError as error:
-                raise SettingsError(f"{error}. Give this sweep a folder of its own by --folder") from None
+                raise SettingsError(f"{error}. Give this sweep another folder") from None
         planned.append(Planned(run_dir, config.rounds, tuple(own)))
     return planned
+
+
+def folder_of(experiment: Path, folder: Path | None) -> Path:
+    """Where the runs of a sweep lie: in the given folder, or in one that is named after the experiment."""
+    return (folder or Path("runs") / f"{experiment.stem}-sweep").absolute()
 
 
 def run_name(parts: Sequence[str]) -> str:
@@ -135,15 +159,14 @@ def sweep(
     experiment: Path,
     overrides: Sequence[str],
     seeds: Sequence[int],
-    grid: dict[str, list[str]],
+    grid: Mapping[str, Sequence[str]],
     folder: Path,
     jobs: int,
     console: Console,
-) -> tuple[int, list[Path]]:
+) -> Outcome:
     """Run what a sweep lacks, `jobs` runs at a time; what is finished is not run again, what was stopped goes on.
 
-    Returns:
-        The exit code, which is 0 only if all runs are finished, and the folders of the runs that are.
+    KeyboardInterrupt stops the runs, and is told in the outcome.
 
     Raises:
         SettingsError: a run could not be started with its settings.
@@ -153,32 +176,34 @@ def sweep(
     waiting = [run for run in planned if not _finished(run)]
     done = len(planned) - len(waiting)
     console.print(f"{len(planned)} runs in {folder}, {done} of them finished", highlight=False, soft_wrap=True)
+    bar = notebook_bar("runs", len(planned)) if console.is_jupyter and waiting else None
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    failed: list[Running] = []
-    code = 0
+    failed: dict[Planned, str] = {}
     running: list[Running] = []
+    interrupted = False
     try:
-        with stop_signals_interrupt(), _stopped_together(running):
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    running.append(_start(experiment, waiting.pop(0), logs))
-                time.sleep(LOOK_SECONDS)
-                for ended in [job for job in running if job.process.poll() is not None]:
-                    running.remove(ended)
-                    done += 1
-                    if ended.process.returncode == 0:
-                        _tell(console, f"{done}/{len(planned)} {ended.run.name}: {_figures(ended.run)}")
-                    else:
-                        failed.append(ended)
-                        why = last_lines(ended.log, LOG_LINES)
-                        _tell(console, f"{done}/{len(planned)} {ended.run.name}: failed; see {ended.log}\n{why}")
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_start(experiment, waiting.pop(0), logs))
+            if bar is not None:
+                bar.show(done, f"{done} of {len(planned)} runs", _progress(running))
+            time.sleep(LOOK_SECONDS)
+            for ended in [job for job in running if job.process.poll() is not None]:
+                running.remove(ended)
+                done += 1
+                if ended.process.returncode == 0:
+                    _tell(console, f"{done}/{len(planned)} {ended.run.name}: {_figures(ended.run)}")
+                else:
+                    failed[ended.run] = why = last_lines(ended.log, LOG_LINES)
+                    _tell(console, f"{done}/{len(planned)} {ended.run.name}: failed; see {ended.log}\n{why}")
+        if bar is not None:
+            bar.show(done, f"{done} of {len(planned)} runs", "")
     except KeyboardInterrupt:
-        _tell(console, "Stopped; the same command goes on with what is missing.")
-        code = INTERRUPTED
-    if failed and not code:
-        code = 1
-    return code, [run.run_dir for run in planned if _finished(run)]
+        interrupted = True
+    finally:
+        child.stop([job.process for job in running])
+    return Outcome(planned, [run for run in planned if _finished(run)], failed, interrupted)
 
 
 def _finished(run: Planned) -> bool:
@@ -192,34 +217,13 @@ def _start(experiment: Path, run: Planned, logs: Path) -> Running:
         overrides.append("resume=true")
     log = logs / f"{run.name}.log"
     with log.open("ab") as file:
-        # In a group of its own: a Ctrl-C at the terminal reaches the sweep alone, which then stops its runs in order.
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "wildflower",
-                "run",
-                str(experiment),
-                *(part for override in overrides for part in ("--set", override)),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return Running(run, process, log)
+        process = child.start(experiment, overrides, file)
+    return Running(run, process, log, JournalWatch(run.run_dir))
 
 
-@contextmanager
-def _stopped_together(running: Sequence[Running]) -> Iterator[None]:
-    """Runs that still go on when the sweep ends are interrupted, as by Ctrl-C, and waited for."""
-    try:
-        yield
-    finally:
-        for job in running:
-            job.process.send_signal(signal.SIGINT)
-        for job in running:
-            job.process.wait()
+def _progress(running: Sequence[Running]) -> str:
+    """The rounds of the runs that go on."""
+    return " · ".join(f"{job.run.name}: round {len(job.journal.rounds())}/{job.run.rounds}" for job in running)
 
 
 def _figures(run: Planned) -> str:

@@ -18,7 +18,7 @@ from devices.fleet import Fleet, bundled_fleet
 from server_app.journal import Journal, RoundRecord, Summary, is_held
 from tests.server_app import fake_runs
 from wildflower import flower
-from wildflower.run import (
+from wildflower.experiment import (
     Deployment,
     Lines,
     find_app,
@@ -225,7 +225,7 @@ def test_a_server_process_that_is_killed_is_told_at_once_with_the_command_that_r
             os.kill(int(world.pids.read_text().split()[-1]), signal.SIGKILL)
         return held
 
-    monkeypatch.setattr("wildflower.run.is_held", kill_once_seen)
+    monkeypatch.setattr("wildflower.experiment.is_held", kill_once_seen)
     code, text = world.run("server dies", "rounds=5")
     assert time.monotonic() - looks[0] < 10
     assert code == 1
@@ -347,7 +347,7 @@ def test_find_app(tmp_path):
         find_app(tmp_path)
     (tmp_path / "pyproject.toml").write_text("")
     assert find_app(tmp_path) == tmp_path.resolve()
-    assert (find_app(None) / "wildflower" / "run.py").exists()
+    assert (find_app(None) / "wildflower" / "experiment.py").exists()
 
 
 def test_gpus_are_shared_out(monkeypatch):
@@ -396,7 +396,7 @@ def test_no_traceback_in_a_log(tmp_path):
 
 
 def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypatch):
-    monkeypatch.setattr("wildflower.run.MAX_WARNINGS", 2)
+    monkeypatch.setattr("wildflower.experiment.MAX_WARNINGS", 2)
     already = "Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5"
     log = (
         "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.\n"

@@ -1,5 +1,6 @@
 """`wildflower run`: one experiment from start to report, watched through its journal."""
 
+import html
 import math
 import re
 import signal
@@ -43,6 +44,7 @@ from wildflower.settings import SettingsError, beside, place, resolve, write_tom
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
+    from IPython.display import DisplayHandle
     from rich.progress import Progress, TaskID
 
     from rounds.engine import Engine, Scorer
@@ -325,7 +327,10 @@ class Show(Protocol):
 
 @contextmanager
 def progress(console: Console, total: int, earlier: int) -> Iterator[Show]:
-    """A bar on a terminal; elsewhere one line per round, but for the `earlier` ones that a resumed run finished."""
+    """A bar on a terminal or in a notebook; elsewhere a line per round, but for the `earlier` ones of a resumed run."""
+    if console.is_jupyter:
+        yield notebook_bar("starting", total)
+        return
     if not console.is_terminal:
         yield Lines(console, total, earlier)
         return
@@ -379,21 +384,56 @@ class Bar:
 
     def rounds(self, rounds: Sequence[RoundRecord]) -> None:
         """Move the bar to the last finished round."""
-        if not rounds:
-            return
-        evaluated = [record.score for record in rounds if record.score is not None]
-        text = score_format(rounds[-1].scale)
-        figures = [f"[bold]{text(evaluated[-1])}[/]"] if evaluated else []
-        figures.append(bytes_text(sum(record.bytes_down + record.bytes_up for record in rounds)))
-        left = seconds_left(rounds, self._total)
-        if left:
-            figures.append(f"{seconds_text(round(left))} left")
-        self._bars.update(
-            self._task,
-            completed=len(rounds),
-            description=f"round {len(rounds)}/{self._total}",
-            figures=" · ".join(figures),
-        )
+        if rounds:
+            self._bars.update(
+                self._task,
+                completed=len(rounds),
+                description=f"round {len(rounds)}/{self._total}",
+                figures=newest_figures(rounds, self._total),
+            )
+
+
+class NotebookBar:
+    """A progress bar in a notebook's output, which every front end shows and a saved notebook keeps."""
+
+    def __init__(self, handle: "DisplayHandle", total: int) -> None:
+        self._handle = handle
+        self._total = total
+        self._shown = ""
+
+    def rounds(self, rounds: Sequence[RoundRecord]) -> None:
+        """Move the bar to the last finished round."""
+        if rounds:
+            self.show(len(rounds), f"round {len(rounds)}/{self._total}", newest_figures(rounds, self._total))
+
+    def show(self, done: int, what: str, figures: str) -> None:
+        """Move the bar to `done`, with texts before and behind it."""
+        markup = f'{html.escape(what)} <progress value="{done}" max="{self._total}"></progress> {html.escape(figures)}'
+        if markup != self._shown:
+            self._shown = markup
+            text = f"{what}, {figures}" if figures else what
+            self._handle.update({"text/html": markup, "text/plain": text}, raw=True)
+
+
+def notebook_bar(what: str, total: int) -> NotebookBar:
+    """A bar in the output of the cell that runs, with its first text."""
+    from IPython.display import DisplayHandle
+
+    handle = DisplayHandle()
+    handle.display({"text/plain": what}, raw=True)
+    bar = NotebookBar(handle, total)
+    bar.show(0, what, "")
+    return bar
+
+
+def newest_figures(rounds: Sequence[RoundRecord], total: int) -> str:
+    """Of finished rounds in a few words: the last score, the bytes so far, the time that is left."""
+    evaluated = [record.score for record in rounds if record.score is not None]
+    figures = [score_format(rounds[-1].scale)(evaluated[-1])] if evaluated else []
+    figures.append(bytes_text(sum(record.bytes_down + record.bytes_up for record in rounds)))
+    if left := seconds_left(rounds, total):
+        figures.append(f"{seconds_text(round(left))} left")
+    return " · ".join(figures)
 
 
 def seconds_left(rounds: Sequence[RoundRecord], total: int) -> float:
@@ -493,32 +533,40 @@ def last_traceback(text: str, app_dir: Path, modules: Mapping[str, Path] | None 
 def summary_table(summary: Summary) -> Table:
     """The end of a run in a few lines."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in summary_rows(summary):
+        table.add_row(escape(name), escape(value))
+    return table
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The end of a run as names and values; what belongs to the row above begins with two spaces."""
+    rows: list[tuple[str, str]] = []
 
     def row(name: str, value: str) -> None:
-        table.add_row(name, escape(value))
+        rows.append((name, value))
 
     row("status", summary.status)
     row("rounds", str(summary.rounds))
-    label, text = escape(summary.scale.label), score_format(summary.scale)
+    label, text = summary.scale.label, score_format(summary.scale)
     if summary.delivered_score is not None:
         row(f"delivered {label}", text(summary.delivered_score))
         if note := delivered_note(summary):
             row("", note)
     for tier, score in (summary.delivered_score_by_tier or {}).items():
-        row(f"  tier {escape(tier)}", f"{text(score)}{' (worst)' if tier == summary.worst_tier else ''}")
+        row(f"  tier {tier}", f"{text(score)}{' (worst)' if tier == summary.worst_tier else ''}")
     if summary.final_score is not None and summary.best_score is not None:
         row("whole model", text(summary.final_score))
         row("  best", f"{text(summary.best_score)} in round {summary.best_round}")
     if summary.delivered_score is None:
         for tier, score in (summary.score_by_tier or {}).items():
-            row(f"  tier {escape(tier)}", text(score))
+            row(f"  tier {tier}", text(score))
     if summary.personal_score is not None:
         row(f"personal {label}", text(summary.personal_score))
     for tier, score in (summary.personal_score_by_tier or {}).items():
-        row(f"  tier {escape(tier)}", text(score))
+        row(f"  tier {tier}", text(score))
     row("bytes down", bytes_text(summary.bytes_down))
     row("bytes up", bytes_text(summary.bytes_up))
     row("devices", ", ".join(f"{count} {word}" for word, count in summary.devices_by_outcome.items()))
     row("simulated time", seconds_text(summary.simulated_seconds))
     row("time here", seconds_text(summary.wall_seconds))
-    return table
+    return rows

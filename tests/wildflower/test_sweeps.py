@@ -1,75 +1,24 @@
 """Sweeps, with a stand-in for the processes of `wildflower run` that writes a run's journal at once."""
 
-import json
 import re
-import signal
-from datetime import datetime
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from server_app.journal import Journal, read_config, read_summary
-from tests.wildflower.test_command import a_run
-from wildflower import sweep
+from server_app.journal import read_config, read_summary
+from tests.wildflower.fake_child import Runs
+from wildflower import sweeps
 from wildflower.command import app
-from wildflower.settings import SettingsError, place, resolve
+from wildflower.settings import SettingsError
 
 EXPERIMENT = 'task = "digits"\nrounds = 1\ndevices = 10\n'
 
 
-class Runs:
-    """What is asked of `wildflower run`, and what comes of it: a process that ends at once, or that waits."""
-
-    def __init__(self, line):
-        self.line = line
-        self.asked = []
-        self.fails = ""  # in the names of runs that fail
-        self.waits = False
-
-    def popen(self, command, stdin, stdout, stderr, start_new_session):
-        assert command[1:4] == ["-m", "wildflower", "run"]
-        assert command[5::2] == ["--set"] * len(command[6::2])
-        assert start_new_session
-        overrides = command[6::2]
-        self.asked.append(dict(override.split("=", 1) for override in overrides))
-        config, run_dir = place(resolve(Path(command[4]), overrides).config, Path.cwd(), datetime.now())
-        if self.fails and self.fails in run_dir.name:
-            stdout.write(b"no data are here\n")
-            return Process(1)
-        journal = Journal.open(run_dir, config.to_dict(), resume=config.resume)
-        if self.waits:
-            return Process(None)
-        scores = {"score": 0.5 + 0.1 * config.seed, "delivered_score": 0.4 + 0.1 * config.seed}
-        journal.write_round(self.line | {"strategy": config.strategy} | scores, [])
-        journal.finish("finished")
-        return Process(0)
-
-
-class Process:
-    def __init__(self, returncode):
-        self.returncode = returncode
-
-    def poll(self):
-        if self.returncode is None:
-            signal.raise_signal(signal.SIGINT)  # Ctrl-C while it goes on
-        return self.returncode
-
-    def send_signal(self, number):
-        assert number == signal.SIGINT
-        self.returncode = 130
-
-    def wait(self):
-        assert self.returncode is not None
-
-
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
-    line = json.loads((a_run(tmp_path / "model", 0.5) / "rounds.jsonl").read_text())
-    made = Runs(line)
-    monkeypatch.setattr(sweep, "subprocess", SimpleNamespace(Popen=made.popen, DEVNULL=None, STDOUT=None))
-    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.0)
+def runs(monkeypatch):
+    made = Runs()
+    monkeypatch.setattr("wildflower.child.start", made.start)
+    monkeypatch.setattr(sweeps, "LOOK_SECONDS", 0.0)
     return made
 
 
@@ -88,18 +37,18 @@ def swept(folder, *arguments):
     ("text", "seeds"), [("1-3", [1, 2, 3]), ("4", [4]), ("1, 4 ,7-8,1", [1, 4, 7, 8]), ("0-0", [0])]
 )
 def test_seeds(text, seeds):
-    assert sweep.parse_seeds(text) == seeds
+    assert sweeps.parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-1", "1-99999", "1.5", "1 2", "9" * 30])
 def test_seeds_that_are_none(text):
     with pytest.raises(SettingsError, match="--seeds"):
-        sweep.parse_seeds(text)
+        sweeps.parse_seeds(text)
 
 
 def test_a_grid_is_of_keys_and_their_values():
     texts = ["strategy=heterofl, fedrolex", 'widths="1, 0.5","1, 0.25"']
-    assert sweep.parse_grid(texts) == {"strategy": ["heterofl", "fedrolex"], "widths": ["1, 0.5", "1, 0.25"]}
+    assert sweeps.parse_grid(texts) == {"strategy": ["heterofl", "fedrolex"], "widths": ["1, 0.5", "1, 0.25"]}
 
 
 @pytest.mark.parametrize(
@@ -109,23 +58,21 @@ def test_a_grid_is_of_keys_and_their_values():
         (["=a,b"], "not of the form"),
         (["strategy="], "not of the form"),
         (["strategy=a", "strategy=b"], "given twice"),
-        (["seed=1,2"], "use --seeds"),
-        (["run-name=a"], "sets it for every run"),
         (["strategy=a,,b"], "empty"),
         (["strategy=a,a"], "twice"),
     ],
 )
 def test_grids_that_are_none(texts, words):
     with pytest.raises(SettingsError, match=words):
-        sweep.parse_grid(texts)
+        sweeps.parse_grid(texts)
 
 
 def test_names_tell_runs_apart_and_are_names_of_folders():
-    assert sweep.run_name(["strategy=heterofl", "seed=1"]) == "strategy=heterofl,seed=1"
-    assert sweep.run_name(["fleet=/a b/c.toml"]) == "fleet=_a_b_c.toml"
-    long = [sweep.run_name([f"widths={'1,' * 100}{last}"]) for last in (1, 2)]
+    assert sweeps.run_name(["strategy=heterofl", "seed=1"]) == "strategy=heterofl,seed=1"
+    assert sweeps.run_name(["fleet=/a b/c.toml"]) == "fleet=_a_b_c.toml"
+    long = [sweeps.run_name([f"widths={'1,' * 100}{last}"]) for last in (1, 2)]
     assert long[0] != long[1]
-    assert max(map(len, long)) <= sweep.MAX_NAME_LETTERS
+    assert max(map(len, long)) <= sweeps.MAX_NAME_LETTERS
 
 
 def test_every_value_is_run_with_every_seed_and_laid_side_by_side(folder, runs):
@@ -175,7 +122,11 @@ def test_settings_that_no_run_can_start_with_are_said_before_any_is_started(fold
     assert "rounds" in done.output
     done = swept(folder, "--set", "seed=3")
     assert done.exit_code == 1
-    assert "--set seed" in done.output
+    assert "seed is given for all runs" in done.output
+    for key, words in (("seed=1,2", "give the seeds as such"), ("run-name=a", "sets it for every run")):
+        done = swept(folder, "--grid", key)
+        assert done.exit_code == 1
+        assert words in done.output
     assert runs.asked == []
     assert not (folder / "out").exists()
 
@@ -185,7 +136,7 @@ def test_a_folder_with_runs_of_other_settings_is_refused(folder, runs):
     done = swept(folder, "--seeds", "1", "--set", "batch-size=7")
     assert done.exit_code == 1
     assert "batch-size was" in done.output
-    assert "--folder" in done.output
+    assert "another folder" in done.output
     assert len(runs.asked) == 1
 
 

@@ -1,0 +1,176 @@
+"""Figures of rounds to MLflow or Weights & Biases, each by its own library, beside the journal (docs/trackers.md)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from server_app.folders import file_written_whole
+
+log = logging.getLogger("flwr")
+
+PROJECT = "wildflower"  # where the user names none
+FILE = "tracker.json"  # of a run's folder: what the run is called over there, by which a resumed one is found again
+MAX_PARAMETERS = 100  # in one message to MLflow
+MAX_LETTERS = 500  # of a parameter's value
+NO_NAME = re.compile(r"[^\w\-. /]")  # what MLflow's names cannot have
+
+
+class TrackerError(RuntimeError):
+    """A tracker that cannot be written to; the text says what would help."""
+
+
+class Tracker(Protocol):
+    """Where figures go."""
+
+    def write(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Add the figures of a round."""
+
+    def end(self, status: str) -> None:
+        """The run is finished or failed."""
+
+
+def open_tracker(name: str, run_dir: Path, config: Mapping[str, Any]) -> Tracker:
+    """The tracker of a run, "mlflow" or "wandb". A run that goes on goes on there too.
+
+    Raises:
+        TrackerError: its library is not installed, or does not let the run begin.
+    """
+    try:
+        return Guarded(name, TRACKERS[name](run_dir, config))
+    except ImportError as error:
+        raise TrackerError(f"tracker = {name!r}: {error}; pip install 'wildflower[{name}]' installs it") from None
+    except Exception as error:  # whatever the library raises
+        raise TrackerError(f"tracker = {name!r}: {type(error).__name__}: {error}") from error
+
+
+class Guarded:
+    """A tracker whose troubles end the tracking and not the run: the journal has all figures anyway."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name = name
+        self._tracker: Tracker | None = tracker
+
+    def write(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Add the figures of a round, as long as that has always worked."""
+        if self._tracker is None:
+            return
+        try:
+            self._tracker.write(round, scalars)
+        except Exception as error:  # whatever the library raises
+            self._tracker = None
+            log.warning(
+                "%s takes no more figures, from round %s on: %s: %s. The run goes on, and its journal has them",
+                self._name,
+                round,
+                type(error).__name__,
+                error,
+            )
+
+    def end(self, status: str) -> None:
+        """The run has ended."""
+        if self._tracker is None:
+            return
+        try:
+            self._tracker.end(status)
+        except Exception as error:  # whatever the library raises
+            log.warning("%s does not end the run: %s: %s", self._name, type(error).__name__, error)
+
+
+class MLflow:
+    """A run of MLflow, where MLFLOW_TRACKING_URI says, or else in the database `mlflow.db` beside the run's folder."""
+
+    def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        import mlflow
+        from mlflow.entities import Metric, Param
+
+        self._metric = Metric
+        folder = run_dir.parent.absolute()
+        known = _known(run_dir, "mlflow")
+        # Runs of a sweep begin at once, and only one of them can make the database and the experiment.
+        with (folder / ".mlflow.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._client = mlflow.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db")
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+            experiment = self._client.get_experiment_by_name(name)
+            place = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
+        if known is not None:
+            self._run = known
+            self._client.update_run(known, status="RUNNING")
+            return
+        self._run = self._client.create_run(place, run_name=run_dir.name).info.run_id
+        parameters = [Param(key, str(value)[:MAX_LETTERS]) for key, value in config.items()]
+        for start in range(0, len(parameters), MAX_PARAMETERS):
+            self._client.log_batch(self._run, params=parameters[start : start + MAX_PARAMETERS])
+        _remember(run_dir, "mlflow", self._run)
+
+    def write(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Add the figures of a round as metrics of that step."""
+        now = int(1000 * time.time())
+        metrics = [self._metric(NO_NAME.sub("_", name), value, now, round) for name, value in scalars.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def end(self, status: str) -> None:
+        """The run has ended."""
+        self._client.set_terminated(self._run, status="FINISHED" if status == "finished" else "FAILED")
+
+
+class Wandb:
+    """A run of Weights & Biases, in the project that WANDB_PROJECT names; its files lie in the run's folder."""
+
+    def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        name = _known(run_dir, "wandb") or uuid4().hex[:8]
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=name,
+            name=run_dir.name,
+            dir=str(run_dir),
+            config=dict(config),
+            resume="allow",
+        )
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")
+        _remember(run_dir, "wandb", name)
+
+    def write(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Add the figures of a round."""
+        self._run.log({"round": round, **scalars})
+
+    def end(self, status: str) -> None:
+        """The run has ended."""
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+TRACKERS = {"mlflow": MLflow, "wandb": Wandb}
+
+
+def finite(scalars: Mapping[str, float | None]) -> dict[str, float]:
+    """The figures that are there, without those that are no numbers, which not every store takes."""
+    return {name: value for name, value in scalars.items() if value is not None and math.isfinite(value)}
+
+
+def _known(run_dir: Path, tracker: str) -> str | None:
+    """What the run is called in a tracker; None where it is not there yet."""
+    path = run_dir / FILE
+    if not path.exists():
+        return None
+    name = json.loads(path.read_text(encoding="utf-8")).get(tracker)
+    return str(name) if name is not None else None
+
+
+def _remember(run_dir: Path, tracker: str, name: str) -> None:
+    path = run_dir / FILE
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    with file_written_whole(path) as file:
+        file.write(json.dumps(known | {tracker: name}).encode())

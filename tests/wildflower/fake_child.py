@@ -1,0 +1,68 @@
+"""Stands in for the processes of runs: writes a run's journal at once, without any learning."""
+
+import signal
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+from server_app.journal import Journal
+from tests.server_app import fake_runs
+from wildflower.settings import place, resolve
+
+
+class Process:
+    """One that has ended with a code, or that goes on until it is interrupted (None)."""
+
+    def __init__(self, returncode: int | None) -> None:
+        self.returncode = returncode
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            signal.raise_signal(signal.SIGINT)  # Ctrl-C while it goes on
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        assert number == signal.SIGINT
+        self.returncode = 130
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and timeout is not None:
+            signal.raise_signal(signal.SIGINT)
+        assert self.returncode is not None
+        return self.returncode
+
+
+class Runs:
+    """In place of `child.start`: what was asked, and what comes of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.fails = ""  # in the names of runs that fail
+        self.waits = False  # runs go on after their first round
+
+    def start(self, experiment: Path, overrides: Sequence[str], output: IO[bytes]) -> Process:
+        self.asked.append(dict(override.split("=", 1) for override in overrides))
+        config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
+        if self.fails and self.fails in run_dir.name:
+            output.write(b"round 1/2, accuracy 3 %\nno data are here\n")
+            output.flush()
+            return Process(1)
+        journal = Journal.open(run_dir, config.to_dict(), resume=config.resume)
+        for number in range(journal.last_round + 1, config.rounds + 1):
+            scores = {"score": 0.5 + 0.1 * config.seed, "delivered_score": 0.4 + 0.1 * config.seed}
+            record = fake_runs.a_round(number, strategy=config.strategy, **scores)
+            journal.write_round(record, [fake_runs.a_device(number, 0), fake_runs.a_device(number, 1, outcome="late")])
+            if self.waits:
+                return Process(None)
+        journal.finish("finished")
+        return Process(0)
+
+
+def in_place_of_processes() -> Runs:
+    """Let all runs of this process be stood in for; for a notebook, which has no fixtures."""
+    from wildflower import child
+
+    runs = Runs()
+    child.start = runs.start  # type: ignore[assignment]
+    return runs

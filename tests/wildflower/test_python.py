@@ -1,0 +1,229 @@
+"""Wildflower from Python: what stands in for the processes of runs is in fake_child, but for one that is real."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import wildflower as wf
+from server_app.config import RunConfig
+from server_app.journal import check_resumable, is_held
+from tests.wildflower.fake_child import Runs
+from wildflower import python, sweeps
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    made = Runs()
+    monkeypatch.setattr("wildflower.child.start", made.start)
+    monkeypatch.setattr(sweeps, "LOOK_SECONDS", 0.0)
+    return made
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exp.toml").write_text('task = "digits"\nrounds = 2\ndevices-per-round = 3\n')
+    return "exp.toml"
+
+
+def test_importing_it_imports_nothing_heavy():
+    code = (
+        "import sys, wildflower, wildflower.child; print([m for m in ('torch', 'pandas', 'flwr') if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
+
+
+def test_what_is_offered_is_there():
+    assert {getattr(wf, name).__name__ for name in wf.__all__} == set(wf.__all__) == set(python.__all__)
+    assert set(wf.__all__) <= set(dir(wf))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = wf.nothing
+
+
+def test_names_of_arguments_are_no_keys():
+    keys = {key.replace("-", "_") for key in RunConfig().to_dict()}
+    assert keys.isdisjoint({"experiment", "seeds", "grid", "jobs", "folder"})
+
+
+def test_a_run_and_what_it_left(experiment, runs):
+    run = wf.run(experiment, strategy="fedprox", seed=1, run_name="one", fedprox={"mu": 0.5}, learning_rate=0.25)
+    assert (run.status, run.summary.rounds, run.config["learning-rate"]) == ("finished", 2, 0.25)
+    assert run.config["fedprox.mu"] == 0.5
+    assert run.folder == Path("runs/one").absolute()
+    assert list(run.rounds.index) == [1, 2]
+    assert list(run.rounds["delivered_score"]) == [0.5, 0.5]
+    assert list(run.rounds["delivered_score_by_tier.small"]) == [0.05, 0.1]
+    assert "delivered_score_by_tier" not in run.rounds
+    assert list(run.devices["outcome"]) == ["trained", "late"] * 2
+    assert run.devices["architecture"][0] == {"widths": [3, 8]}
+    assert run.report.exists()
+    assert "<td style" in run._repr_html_()
+    assert repr(wf.load("runs/one")) == "<Run runs/one: finished, 2 rounds>"
+
+
+def test_rounds_without_evaluation_are_nan(experiment, runs, monkeypatch):
+    run = wf.run(experiment, run_name="one")
+    lines = (run.folder / "rounds.jsonl").read_text().splitlines()
+    gone = lines[0].replace('"delivered_score_by_tier":{"small":0.05,"large":0.1}', '"delivered_score_by_tier":null')
+    assert gone != lines[0]
+    (run.folder / "rounds.jsonl").write_text(f"{gone}\n{lines[1]}\n")
+    by_tier = wf.load(run.folder).rounds["delivered_score_by_tier.small"]
+    assert np.isnan(by_tier[1])
+    assert by_tier[2] == 0.1
+
+
+def test_values_are_what_they_are_in_python(experiment, runs):
+    settings = {"rounds": np.int64(1), "alpha": np.float32(0.5), "widths": [1, 0.5], "evaluate_tiers": True}
+    run = wf.run(experiment, **settings, data_dir=Path("here"), run_name="007")
+    assert run.folder.name == run.config["run-name"] == "007"
+    assert (run.config["rounds"], run.config["alpha"], run.config["widths"]) == (1, 0.5, "1, 0.5")
+    assert run.config["evaluate-tiers"] is True
+    assert run.config["data-dir"] == str(Path("here").absolute())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"stratgy": "fedavg"}, "unknown key 'stratgy' = 'fedavg': did you mean 'strategy'"),
+        ({"rounds": "3"}, "rounds = '3': must be a whole number"),
+        ({"rounds": 2.5}, "rounds = 2.5: must be a whole number"),
+        ({"rounds": True}, "rounds = True: must be a whole number"),
+        ({"rounds": None}, "rounds = None: must be a text, a number"),
+        ({"strategy": "fedprox", "fedprox": {"mu": "much"}}, "fedprox.mu = 'much': must be a number"),
+        ({"fedprox": {"nu": 1}}, "unknown key 'fedprox.nu'"),
+        ({"fleet": ""}, "need a fleet"),
+        ({"resume": True}, "needs the run-name"),
+    ],
+)
+def test_bad_settings_are_told_before_anything_is_started(settings, words, experiment, runs):
+    with pytest.raises(wf.SettingsError, match=words):
+        wf.run(experiment, **settings)
+    assert runs.asked == []
+    assert not Path("runs").exists()
+
+
+def test_what_is_there_is_not_overwritten(experiment, runs):
+    wf.run(experiment, run_name="one")
+    with pytest.raises(wf.JournalError, match="already holds a finished run"):
+        wf.run(experiment, run_name="one")
+    with pytest.raises(wf.JournalError, match=r"another configuration: alpha was 0\.5 and is 0.1"):
+        wf.run(experiment, run_name="one", resume=True, alpha=0.1)
+    assert len(runs.asked) == 1
+    with pytest.raises(wf.JournalError, match=r"no config\.json"):
+        wf.load("runs")
+
+
+def test_a_run_that_is_interrupted_says_how_it_goes_on_and_does(experiment, runs):
+    runs.waits = True
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 2 rounds are in .*run_name='one', resume=True goes on"):
+        wf.run(experiment, run_name="one")
+    stopped = wf.load("runs/one")
+    assert (stopped.status, len(stopped.rounds)) == ("unfinished", 1)
+    check_resumable(stopped.folder, stopped.config | {"resume": True})
+    runs.waits = False
+    run = wf.run(experiment, run_name="one", resume=True)
+    assert (run.status, len(run.rounds)) == ("finished", 2)
+
+
+def test_a_run_that_fails_says_why(experiment, runs):
+    runs.fails = "one"
+    with pytest.raises(wf.RunError) as error:
+        wf.run(experiment, run_name="one")
+    assert str(error.value) == "one: no data are here"
+
+
+def test_what_was_said_of_keys_that_nothing_reads_is_a_warning(experiment, runs):
+    with pytest.warns(UserWarning, match=r"does not read: fedprox.mu = 0.5"):
+        wf.run(experiment, fedprox={"mu": 0.5})
+
+
+def test_a_sweep_and_its_tables(experiment, runs):
+    swept = wf.sweep(
+        experiment, seeds=range(1, 3), grid={"strategy": ["heterofl", "fedrolex"], "learning_rate": [0.1]}, jobs=2
+    )
+    assert swept.folder == Path("runs/exp-sweep").absolute()
+    assert [run.folder.name for run in swept.runs] == list(swept.table.index)
+    assert list(swept.table["strategy"]) == ["heterofl"] * 2 + ["fedrolex"] * 2
+    assert list(swept.table["seed"]) == [1, 2, 1, 2]
+    assert list(swept.table["learning-rate"]) == [0.1] * 4
+    assert list(swept.table["delivered_score"]) == pytest.approx([0.5, 0.6] * 2)
+    assert "That it is better than" in repr(swept.comparison)
+    assert "<table>" in swept.comparison._repr_html_()
+    # The command calls the same runs by the same names.
+    assert swept.table.index[0] == sweeps.run_name(["strategy=heterofl", "learning-rate=0.1", "seed=1"])
+    again = wf.sweep(experiment, seeds=[1, 2], grid={"strategy": ["heterofl", "fedrolex"], "learning-rate": [0.1]})
+    assert len(again.runs) == len(runs.asked) == 4
+    assert wf.compare([again.runs[0], again.runs[2].folder]).target == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"grid": {"stratgy": ["fedavg"]}}, "unknown key 'stratgy'"),
+        ({"grid": {"rounds": [1, "many"]}}, "rounds = 'many': must be a whole number"),
+        ({"grid": {"strategy": "fedavg"}}, "must be a list of values"),
+        ({"grid": {"strategy": []}}, "there is no value"),
+        ({"grid": {"rounds": [1, 1]}}, "stands there twice"),
+        ({"grid": {"seed": [1]}}, "seed cannot be in the grid"),
+        ({"grid": {"rounds": [1]}, "rounds": 2}, "rounds is given for all runs"),
+        ({"seeds": "1-3"}, "seeds must be whole numbers"),
+        ({"seeds": [1.5]}, "seeds must be whole numbers"),
+        ({"jobs": 0}, "jobs = 0"),
+    ],
+)
+def test_sweeps_that_cannot_be(arguments, words, experiment, runs):
+    with pytest.raises(wf.SettingsError, match=words):
+        wf.sweep(experiment, **arguments)
+    assert runs.asked == []
+
+
+def test_a_sweep_over_runs_of_other_settings_is_refused(experiment, runs):
+    wf.sweep(experiment, seeds=[1])
+    with pytest.raises(wf.SettingsError, match=r"alpha was 0\.5 and is 0\.1.*another folder"):
+        wf.sweep(experiment, seeds=[1], alpha=0.1)
+
+
+def test_a_sweep_with_a_run_that_fails_keeps_the_others(experiment, runs):
+    runs.fails = "seed=1"
+    with pytest.raises(wf.RunError, match=r"1 of 2 runs have failed(.|\n)*no data are here"):
+        wf.sweep(experiment, seeds=[1, 2])
+    runs.fails = ""
+    assert len(wf.sweep(experiment, seeds=[1, 2]).runs) == 2
+    assert [asked["seed"] for asked in runs.asked] == ["1", "2", "1"]
+
+
+def test_a_sweep_that_is_interrupted_goes_on(experiment, runs):
+    runs.waits = True
+    with pytest.raises(KeyboardInterrupt, match="0 of 2 runs are finished"):
+        wf.sweep(experiment, seeds=[1, 2])
+    runs.waits = False
+    assert len(wf.sweep(experiment, seeds=[1, 2]).runs) == 2
+    assert [(asked["seed"], "resume" in asked) for asked in runs.asked] == [("1", False), ("1", True), ("2", False)]
+
+
+def test_a_real_run(experiment, capsys):
+    run = wf.run(experiment, rounds=1, devices_per_round=1, workers=1, run_name="one")
+    assert (run.status, list(run.rounds.index)) == ("finished", [1])
+    assert capsys.readouterr().out.startswith("round 1/1, accuracy ")
+
+
+def test_a_run_ends_with_the_process_that_started_it(experiment):
+    code = (
+        "import sys, time; from pathlib import Path; from wildflower import child\n"
+        "run = child.start(Path('exp.toml'), ['rounds=100000', 'run-name=one'], sys.stderr.buffer)\n"
+        "print(run.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        run = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    psutil.wait_procs([run], timeout=60)
+    assert not run.is_running()
+    assert not is_held(Path("runs/one"))

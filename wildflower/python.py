@@ -1,0 +1,393 @@
+"""What `import wildflower` offers: runs and sweeps from Python, and what they left as tables (docs/python.md)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from html import escape
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from server_app.compare import Comparison
+from server_app.compare import compare as compare_runs
+from server_app.journal import (
+    DeviceRecord,
+    JournalError,
+    RoundRecord,
+    Summary,
+    check_folder,
+    check_resumable,
+    read_config,
+    read_devices,
+    read_rounds,
+    read_summary,
+    summarize,
+)
+from wildflower import child
+from wildflower.experiment import (
+    LOOK_SECONDS,
+    JournalWatch,
+    check_population,
+    log_since,
+    progress,
+    summary_rows,
+    warnings_text,
+)
+from wildflower.flower import last_lines
+from wildflower.settings import SettingsError, beside, parse_override, place, resolve, toml
+from wildflower.sweeps import folder_of
+from wildflower.sweeps import sweep as run_sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pydantic import BaseModel
+
+__all__ = [
+    "Comparison",
+    "JournalError",
+    "Run",
+    "RunError",
+    "SettingsError",
+    "Sweep",
+    "compare",
+    "load",
+    "run",
+    "sweep",
+]
+
+SAID_LINES = 60
+OF_A_ROUND = re.compile(r"round \d+/\d+,")
+
+
+class RunError(RuntimeError):
+    """A run that has failed, or runs of a sweep; the text says why, and how to go on with what is finished."""
+
+
+class Run:
+    """What a run has left in its folder, finished or not.
+
+    Attributes:
+        folder: where it lies.
+        summary: its figures, as summary.json has them; of a run that has not ended those of its rounds so far.
+    """
+
+    def __init__(self, folder: Path, summary: Summary) -> None:
+        self.folder = folder
+        self.summary = summary
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder}: {self.status}, {self.summary.rounds} rounds>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><td style="text-align:left;white-space:pre">{escape(name)}</td>'
+            f'<td style="text-align:left">{escape(value)}</td></tr>'
+            for name, value in summary_rows(self.summary)
+        )
+        return f"<b>{escape(self.folder.name)}</b><table>{rows}</table>"
+
+    @property
+    def status(self) -> str:
+        """Finished, failed or unfinished."""
+        return self.summary.status
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Every key of the run and its value."""
+        return dict(read_config(self.folder)["config"])
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row per finished round, by its number: docs/design.md says what is in it.
+
+        What a round has of every tier, exit or part of the work is a column each, such as
+        `delivered_score_by_tier.small`. Where a round was not evaluated, its scores are NaN. Bytes and seconds are
+        those of the round, `simulated_seconds` is the virtual clock at its end.
+        """
+        return _frame(read_rounds(self.folder), RoundRecord).set_index("round")
+
+    @cached_property
+    def devices(self) -> pd.DataFrame:
+        """One row per device and round in which it was sampled: its tier, its model, what that took, and the outcome.
+
+        `architecture` holds dicts. What a device that did not train cannot have is missing.
+        """
+        finished = self.summary.rounds
+        records = [record for record in read_devices(self.folder) if record.round <= finished]
+        return _frame(records, DeviceRecord, whole=("architecture",))
+
+    @property
+    def report(self) -> Path:
+        """The page about the run, report.html."""
+        return self.folder / "report.html"
+
+
+class Sweep:
+    """The finished runs of a sweep.
+
+    Attributes:
+        folder: where they lie.
+        runs: in the order of the grid, seed by seed.
+        grid: the values of every key of the grid.
+    """
+
+    def __init__(self, folder: Path, runs: list[Run], grid: Mapping[str, Sequence[str]]) -> None:
+        self.folder = folder
+        self.runs = runs
+        self.grid = grid
+
+    def __repr__(self) -> str:
+        return f"<Sweep {self.folder}: {len(self.runs)} runs>"
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per run: its place in the grid, its seed, and its figures, shares between 0 and 1."""
+        import pandas as pd
+
+        places = [{key: run.config[key] for key in (*self.grid, "seed")} for run in self.runs]
+        names = [run.folder.name for run in self.runs]
+        figures = _frame([run.summary for run in self.runs], Summary)
+        return pd.concat([pd.DataFrame(places, index=names), figures.set_axis(names)], axis="columns")
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The runs side by side, and in words which method to take and how sure that is."""
+        return compare(self.runs)
+
+
+def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
+    """Run an experiment on simulated devices, as `wildflower run` does, in processes of its own.
+
+    Args:
+        experiment: the experiment file.
+        settings: keys in place of the experiment's, with `_` for `-`: `learning_rate=0.1`. A method's own are given as
+            a dict: `fedprox={"mu": 0.1}`. `resume=True` with a `run_name` goes on with a run that was stopped.
+
+    Raises:
+        SettingsError: no run can start with these settings; nothing was started.
+        JournalError: there is such a run already, or none to be resumed; nothing was started.
+        RunError: the run has failed.
+        KeyboardInterrupt: the run was interrupted and stopped; the text says how it goes on.
+    """
+    file = Path(experiment)
+    overrides = _overrides(settings)
+    with beside(file):
+        config, folder = place(resolve(file, overrides, given_in="Python").config, Path.cwd(), datetime.now())
+        check_folder(folder, config.resume)
+        if config.resume:
+            check_resumable(folder, config.to_dict())
+        check_population(config, None)
+    if ignored := config.ignored_text():
+        warnings.warn(ignored, stacklevel=2)
+    overrides += _overrides({"run-name": config.run_name, "output-dir": config.output_dir})
+    earlier = len(read_rounds(folder))
+    app_log = folder / "app.log"
+    app_log_start = app_log.stat().st_size if app_log.exists() else 0
+    with tempfile.NamedTemporaryFile(prefix="wildflower-", suffix=".log") as said:
+        with open(said.name, "ab") as output:
+            process = child.start(file, overrides, output)
+        try:
+            with progress(Console(), config.rounds, earlier) as show:
+                journal = JournalWatch(folder)
+                while True:
+                    ended = _has_ended(process)
+                    show.rounds(journal.rounds())
+                    if ended:
+                        break
+        except KeyboardInterrupt:
+            child.stop([process])
+            raise KeyboardInterrupt(_how_to_go_on(folder, config.run_name, config.rounds)) from None
+        except BaseException:
+            child.stop([process])
+            raise
+        if told := warnings_text(log_since(app_log, app_log_start), app_log, already=ignored):
+            warnings.warn(told, stacklevel=2)
+        if process.returncode != 0:
+            lines = [
+                line for line in last_lines(Path(said.name), SAID_LINES).splitlines() if not OF_A_ROUND.match(line)
+            ]
+            reason = "\n".join(lines).strip() or f"its process has ended with code {process.returncode}"
+            raise RunError(f"{config.run_name}: {reason}")
+    return load(folder)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(timeout=LOOK_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _how_to_go_on(folder: Path, name: str, rounds: int) -> str:
+    finished = len(read_rounds(folder))
+    if not finished:
+        return "the run was stopped before its first round was finished"
+    return (
+        f"the run was stopped; {finished} of {rounds} rounds are in {folder}. The same call with "
+        f"run_name={name!r}, resume=True goes on with it"
+    )
+
+
+def load(folder: str | os.PathLike[str]) -> Run:
+    """What a run has left so far: one from `run`, from the command, or from real devices.
+
+    Raises:
+        JournalError: the folder holds no run.
+    """
+    path = Path(folder)
+    read_config(path)
+    return Run(path, read_summary(path) or summarize(path, "unfinished", None))
+
+
+def sweep(
+    experiment: str | os.PathLike[str],
+    *,
+    seeds: Iterable[int] = (1, 2, 3),
+    grid: Mapping[str, Iterable[Any]] | None = None,
+    jobs: int = 1,
+    folder: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Sweep:
+    """Run an experiment with several seeds and values, as `wildflower sweep` does, as far as runs are missing.
+
+    Args:
+        experiment: the experiment file.
+        seeds: what every combination of values is run with.
+        grid: the values of keys, such as `{"strategy": ["heterofl", "fedrolex"], "learning_rate": [0.1, 0.01]}`.
+        jobs: runs at a time, which share the CPU's cores.
+        folder: where the runs lie; by default runs/NAME-sweep, by the experiment's name. The same call goes on there.
+        settings: keys of all runs, as for `run`.
+
+    Raises:
+        SettingsError: a run cannot start with its settings, or the folder has a run of other ones; none was started.
+        RunError: some runs have failed; those that are finished stay.
+        KeyboardInterrupt: the sweep was interrupted; the same call goes on with what is missing.
+    """
+    file = Path(experiment)
+    texts = {_key(key): _values(key, values) for key, values in (grid or {}).items()}
+    if not _is_whole(jobs, least=1):
+        raise SettingsError(f"jobs = {jobs!r}: must be a whole number from 1 on")
+    where = folder_of(file, None if folder is None else Path(folder))
+    outcome = run_sweep(file, _overrides(settings), _seeds(seeds), texts, where, jobs, Console())
+    if outcome.interrupted:
+        done, total = len(outcome.finished), len(outcome.planned)
+        raise KeyboardInterrupt(
+            f"the sweep was stopped; {done} of {total} runs are finished in {where}. The same call goes on with the "
+            "others"
+        )
+    if outcome.failed:
+        reasons = "\n".join(f"{run.name}: {why}" for run, why in outcome.failed.items())
+        raise RunError(
+            f"{len(outcome.failed)} of {len(outcome.planned)} runs have failed; the others are finished in {where}, "
+            f"and the same call tries again what is missing.\n{reasons}"
+        )
+    return Sweep(where, [load(run.run_dir) for run in outcome.finished], texts)
+
+
+def compare(runs: Iterable[Run | str | os.PathLike[str]], target: float | None = None) -> Comparison:
+    """Lay finished runs side by side, as `wildflower compare` does: `print` the result, or save its `html`.
+
+    Args:
+        runs: runs, or their folders.
+        target: the score that they are timed to reach; by default the worst that one of them delivers.
+
+    Raises:
+        JournalError: a folder holds no run, none is finished, or their scores are of different metrics.
+    """
+    return compare_runs([run.folder if isinstance(run, Run) else Path(run) for run in runs], target)
+
+
+# Settings and tables --------------------------------------------------------------------------------------------------
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _seeds(seeds: Any) -> list[int]:
+    given = [*seeds] if isinstance(seeds, Iterable) and not isinstance(seeds, str) else [seeds]
+    if wrong := [seed for seed in given if not _is_whole(seed, least=0)]:
+        raise SettingsError(f"seeds must be whole numbers from 0 on, such as range(1, 4), not {wrong[0]!r}")
+    return list(dict.fromkeys(int(seed) for seed in given))
+
+
+def _values(key: str, values: object) -> list[str]:
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise SettingsError(f"grid {key} = {values!r}: must be a list of values")
+    texts = [_text(key, value) for value in values]
+    if not texts or len(set(texts)) < len(texts):
+        raise SettingsError(f"grid {key}: there is no value, or one stands there twice")
+    return texts
+
+
+def _overrides(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Settings as the command takes them, "key=value"; SettingsError for what is no setting's value."""
+    texts: list[str] = []
+    for name, value in settings.items():
+        key = f"{prefix}{_key(name)}"
+        if isinstance(value, Mapping):
+            texts += _overrides(value, f"{key}.")
+        else:
+            texts.append(f"{key}={_text(key, value)}")
+    return texts
+
+
+def _text(key: str, value: object) -> str:
+    """A value as it stands behind `key=`, so that it is read as what it is: "3" as a text and 3 as a number."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, list | tuple) and all(_is_number(part) for part in value):
+        value = ", ".join(str(part) for part in value)
+    if isinstance(value, str):
+        is_read_as_it_is = parse_override(f"{key}={value}", {}) == (key, value)
+        return value if is_read_as_it_is else toml(value)
+    if isinstance(value, bool):
+        return toml(value)
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return toml(float(value))
+    raise SettingsError(f"{key} = {value!r}: must be a text, a number, True or False, or a list of numbers")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _frame(records: Iterable[BaseModel], kind: type[BaseModel], whole: Sequence[str] = ()) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = [_flat(record.model_dump(), whole) for record in records]
+    frame = pd.DataFrame(rows, columns=None if rows else list(kind.model_fields))
+    # Where a round has none of something, that stands beside the columns of the others' parts.
+    parted = {str(column).rpartition(".")[0] for column in frame.columns}
+    order = {name: place for place, name in enumerate(kind.model_fields)}
+    columns = [column for column in frame.columns if column not in parted]
+    return frame[sorted(columns, key=lambda column: order[str(column).partition(".")[0]])]
+
+
+def _flat(record: Mapping[str, Any], whole: Iterable[str] = ()) -> dict[str, Any]:
+    """A record with an entry per part of its dicts and lists, which count from 1; the `whole` ones stay as they are."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if key not in whole and isinstance(value, dict):
+            flat |= {f"{key}.{part}": entry for part, entry in value.items()}
+        elif key not in whole and isinstance(value, list):
+            flat |= {f"{key}.{number}": entry for number, entry in enumerate(value, start=1)}
+        else:
+            flat[key] = value
+    return flat
