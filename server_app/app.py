@@ -306,6 +306,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         privacy=_privacy(config),
         secure_minimum=config.secure_minimum if config.secure_aggregation else 0,
         aggregation=Aggregation(config.aggregation, config.aggregation_trim),
+        wire=config.wire,
         metric=task.metric,
         label_sets=task.label_sets is not None,
         score_without_model=task.metric.without_model(task.test.labels),

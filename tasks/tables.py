@@ -92,7 +92,7 @@ def own(data_dir: str, arguments: TableArguments) -> DataSet:
     )
     if not train and not test:
         raise no_file(folder, arguments.train, "table", EXPECTED)
-    files: list[Path | None] = [*(train or [None]), *test]
+    files: list[Path | None] = [train[0] if train else None, *test]
     return _read(files, arguments)
 
 
