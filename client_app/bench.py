@@ -19,9 +19,10 @@ from client_app import board_gpu
 from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touched_bytes
 from client_app.sgd import Sgd
 from client_app.state import DeviceState
+from messages.encoding import Wire, decode, decode_entry, encode, encode_entry, parts_of, restored
 from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
-from messages.packing import Layout, MessageError, pick, unpack
-from messages.parcels import Parcels, Weights, digest, frozen_layout
+from messages.packing import Entry, Layout, MessageError, pick, unpack
+from messages.parcels import Parcel, Parcels, Weights, digest, frozen_layout
 from models.architecture import Architecture
 from models.base import Family, trained_parameters, with_weights
 from models.layers import Network
@@ -31,6 +32,7 @@ from tasks.own import UnfitError
 from tasks.task import Task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
+LOST_ON_THE_WIRE = "lost-on-the-wire"  # under which name, and a parcel's, a device keeps what rounding has lost
 
 
 class Refusal(Exception):
@@ -67,9 +69,13 @@ class Chance(random.Random):
 
 @dataclass
 class Done:
-    """The result of a work order: what the device half answers, and the figures of the update."""
+    """The result of a work order: what the device half answers, and the figures of the update.
+
+    encoded: the answer's parcels as they travel, where the wire rounds.
+    """
 
     answer: Answer
+    encoded: dict[str, bytes]
     examples: int
     seconds: float
     measured_memory_bytes: int | None  # None in a simulation
@@ -101,6 +107,7 @@ class DeviceBench:
         before_round: what the device kept in this round or later is not used.
         received: the packed arrays of the message.
         evaluated_round: in an evaluation, its round; the device then keeps nothing. None where it trains.
+        wire: as what parcels travel. In a simulation they come in full, and are rounded here as they would have been.
 
     Raises:
         MessageError: the arrays are not those that the device half expects.
@@ -121,13 +128,14 @@ class DeviceBench:
         *,
         earlier: Network | None = None,
         evaluated_round: int | None = None,
+        wire: Wire = "float32",
     ) -> None:
         self.order, self.local, self.family, self.training = order, local, family, training
         try:
             self.task = task.for_device(order.device)
         except UnfitError as error:
             raise Refusal(f"device {order.device}: its data do not fit: {error}") from error
-        self.place, self.device = place, place.device
+        self.place, self.device, self.wire = place, place.device, wire
         self.architecture = Architecture.from_json(order.architecture)
         family.validate(self.architecture)
         self.sent = local.sent(family, self.architecture)
@@ -151,7 +159,13 @@ class DeviceBench:
         who = f"device {order.device}"
         self._packed = {name: pick(arrays, index, who) for name, index in order.payloads.items()}
         self._frozen = self._frozen_tensors(arrays)
-        self.received: Parcels = {name: self.sent_again(name) for name in self._packed}
+        if wire != "float32" and place.available_bytes is None:
+            self._encoded = {name: self._rounded(name) for name in self._packed}
+        else:
+            self._encoded = self._packed
+        self.received: Parcels = {
+            name: decode(data, self.sent[name].layout, wire) for name, data in self._encoded.items()
+        }
         self.earlier = earlier
         if earlier is not None:
             earlier.to(self.device).eval().requires_grad_(False)
@@ -201,8 +215,50 @@ class DeviceBench:
         return found
 
     def sent_again(self, parcel: str) -> Weights:
-        """A fresh copy of a parcel as it was sent: training changes the one in `received`. {} where none was sent."""
+        """A fresh copy of a parcel as the server has it, because training changes `received`; {} where none was sent.
+
+        Only a simulated device knows it where the wire rounds.
+        """
         return unpack(self._packed[parcel], self.sent[parcel].layout) if parcel in self._packed else {}
+
+    def _rounded(self, parcel: str) -> bytes:
+        layout = self.sent[parcel].layout
+        return encode(unpack(self._packed[parcel], layout), layout, self.wire)
+
+    def encoded(self, parcels: Parcels) -> dict[str, bytes]:
+        """What the device returns, as it travels under a wire that rounds: tensor by tensor, to hold little at once.
+
+        Tensors that the device was sent travel as their changes. What rounding loses is kept, and added the next time.
+        MessageError where a value is not finite.
+        """
+        return {name: self._encoded_parcel(name, parcel, parcels[name]) for name, parcel in self.returned.items()}
+
+    def _encoded_parcel(self, name: str, parcel: Parcel, contents: Weights) -> bytes:
+        feedback = isinstance(self.order, WorkOrder) and self.order.feedback and parcel.steady
+        lost = (self.kept(f"{LOST_ON_THE_WIRE}-{name}") if feedback else None) or {}
+        begun: dict[str, tuple[Entry, memoryview]] = {}
+        if name in self._encoded:
+            sent = parts_of(self._encoded[name], self.sent[name].layout, self.wire)
+            begun = {entry.name: (entry, data) for entry, data in sent}
+        found = []
+        for entry in parcel.layout.entries:
+            value = contents[entry.name].detach().cpu()
+            if entry.dtype == torch.float32:
+                if entry.name in begun and begun[entry.name][0].shape == entry.shape:
+                    value = value - decode_entry(begun[entry.name][1], entry, self.wire)
+                if entry.name in lost and lost[entry.name].shape == value.shape:  # of a pruned tensor it is another
+                    value = value + lost[entry.name]
+            found.append(encode_entry(value, entry, self.wire))
+            if entry.dtype == torch.float32:
+                lost[entry.name] = value - decode_entry(found[-1], entry, self.wire)
+        if feedback:
+            self.keep(f"{LOST_ON_THE_WIRE}-{name}", lost)
+        return b"".join(found)
+
+    def restored(self, parcel: str, data: bytes) -> Weights:
+        """A parcel as the server makes it of what has travelled. Only a simulated device can."""
+        layout = self.returned[parcel].layout
+        return restored(decode(data, layout, self.wire), self.sent_again(parcel), layout)
 
     # What stays on the device
 
@@ -386,6 +442,7 @@ def do_order(bench: DeviceBench) -> Done:
     _check(answer, bench)
     return Done(
         answer,
+        {} if bench.wire == "float32" else bench.encoded(answer.parcels),
         bench.examples,
         time.perf_counter() - started,
         bench.measured_bytes(),

@@ -123,6 +123,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
                 DeviceState(_state_dir(batch, config), batch.run, order.device),
                 Workplace(device, _make_room(order, batch.shared_process), _board(batch, config)),
                 earlier=_earlier(order, models),
+                wire=batch.wire,
             )
             done = do_order(bench)
             updates.append(_answer(batch, order, bench, done, out, sums))
@@ -186,7 +187,8 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     far = False
     added: dict[str, Tensor] = {}
     for name in merged:
-        added[name], moved = _bounded(batch, bench, name, done.answer.parcels[name])
+        contents = bench.restored(name, done.encoded[name]) if done.encoded else done.answer.parcels[name]
+        added[name], moved = _bounded(batch, bench, name, contents)
         far = far or moved
     if merged:
         _check_finite(bench, {name: done.answer.parcels[name] for name in bench.returned.keys() - merged})
@@ -197,9 +199,13 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     else:
         _add(batch, order, bench, done, added, sums)
     for name, parcel in bench.returned.items():
-        if name not in merged:
+        if name in merged:
+            continue
+        payloads[name] = len(out)
+        if done.encoded:
+            out.append(done.encoded[name])
+        else:
             contents = done.answer.parcels[name]
-            payloads[name] = len(out)
             out.append(pack({e.name: contents[e.name].cpu() for e in parcel.layout.entries}, parcel.layout))
     if order.masked_with:  # what else would tell something of this device alone stays with it
         return Update(

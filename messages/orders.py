@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic_core import core_schema
 
 from devices.validation import MAX_LETTERS, MAX_WHOLE, one_line
+from messages.encoding import Wire
 from messages.error import MessageError
 from tasks.own import Summary
 
@@ -124,6 +125,8 @@ class WorkOrder(_Model):
         kept: the device has kept something in an earlier round; where nothing of it is left, it was lost.
         frozen: SHA-256 of the packed tensors of the sub-model that are frozen; "" where none are.
         frozen_payload: index of their array in this message; None where the device has them already.
+        feedback: what rounding for the wire loses is kept, and added to what the device returns next. False where that
+            is of other coordinates, since another selection of channels comes in every round.
         masked_with: the devices, itself among them, whose sum is all that the server may see; it adds the masks that
             were agreed with them. [] without secure aggregation.
     """
@@ -143,6 +146,7 @@ class WorkOrder(_Model):
     kept: bool = False
     frozen: Frozen = ""
     frozen_payload: NonNegative | None = None
+    feedback: bool = True
     masked_with: list[NonNegative] = Field(default_factory=list)
 
 
@@ -153,6 +157,8 @@ class Batch(_Model):
         shared_process: the node carries many simulated devices beside other such nodes, so it trains on one thread.
         norm_bound: how far an update may be from what was sent, where the node adds updates up; 0: as far as it likes.
         clip: where above 0, changes of at most this norm are added up in place of weights, every device counting alike.
+        wire: as what parcels travel (`messages.encoding`). To a node of many devices they come in full, and it does to
+            each device's what the wire would do.
         each_by_itself: the node adds nothing up: the server wants every device's parcels by themselves.
         state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
     """
@@ -163,6 +169,7 @@ class Batch(_Model):
     family: dict[str, Any]
     training: LocalTraining
     shared_process: bool
+    wire: Wire = "float32"
     each_by_itself: bool = False
     norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from messages.encoding import Wire, encoded_bytes
 from messages.orders import Merge
 from messages.packing import Layout
 from models.architecture import Architecture
@@ -33,14 +34,17 @@ class Parcel:
         merge: how a node that carries many devices adds their parcels up before it answers. None: the server gets
             every device's parcel by itself. It has no meaning for parcels that the server sends.
         class_spans: (start, stop) in the flat vector of every tensor whose first dimension is the classes.
+        steady: its elements are of the same coordinates in every round, so that a device may add what rounding for the
+            wire has lost to what it returns next. False where the device itself chooses which.
     """
 
     layout: Layout
     merge: Merge | None = None
     class_spans: tuple[tuple[int, int], ...] = ()
+    steady: bool = True
 
     @classmethod
-    def of(cls, tensors: Mapping[str, TensorSpec], merge: Merge | None = None) -> Parcel:
+    def of(cls, tensors: Mapping[str, TensorSpec], merge: Merge | None = None, *, steady: bool = True) -> Parcel:
         """The parcel of these tensors, such as those of `Family.tensors`; what is frozen travels by itself, once."""
         tensors = {name: spec for name, spec in tensors.items() if not spec.frozen}
         layout = Layout.of(tensors)
@@ -51,7 +55,7 @@ class Parcel:
             if axes and isinstance(axes[0], Axis) and axes[0].group == CLASSES:
                 spans.append((start, start + entry.numel))
             start += entry.numel
-        return cls(layout, merge, tuple(spans))
+        return cls(layout, merge, tuple(spans), steady)
 
 
 def frozen_layout(family: Family, architecture: Architecture) -> Layout:
@@ -60,9 +64,9 @@ def frozen_layout(family: Family, architecture: Architecture) -> Layout:
     return Layout.of({name: spec for name, spec in tensors.items() if spec.frozen})
 
 
-def nbytes(parcels: Mapping[str, Parcel]) -> int:
-    """Bytes of some parcels together."""
-    return sum(parcel.layout.nbytes for parcel in parcels.values())
+def nbytes(parcels: Mapping[str, Parcel], wire: Wire = "float32") -> int:
+    """Bytes of some parcels together, as they travel."""
+    return sum(encoded_bytes(parcel.layout, wire) for parcel in parcels.values())
 
 
 def digest(sent: Mapping[str, Parcel], returned: Mapping[str, Parcel]) -> str:

@@ -21,6 +21,7 @@ from models.densenet import DenseNet121
 from models.encoder import Encoder
 from models.lenet import LeNet5
 from models.levels import Levels
+from models.mlp import Mlp
 from models.mobilenet import MobileNetV2, MobileNetV3
 from models.ofa_resnet import OfaResNet50
 from models.resnet import ResNet18, ResNet34, ResNet152
@@ -33,7 +34,7 @@ __all__ = ["FAMILIES", "Family", "family_class", "make_family"]
 FAMILIES: dict[str, type[Family]] = {
     family.name: family
     for family in (
-        *(LeNet5, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
+        *(LeNet5, Mlp, Cnn3, Cnn10, PflCnn, Vgg, ResNet18, ResNet34, ResNet152, DenseNet121),
         *(MobileNetV2, MobileNetV3, OfaResNet50),
         *(VitTiny, Bert, BertTiny, Encoder, Darts, Choice),
     )

@@ -204,6 +204,7 @@ class Engine:
                 norm_bound=self.settings.norm_bound,
                 clip=self.settings.privacy.clip if self.settings.privacy else 0.0,
                 each_by_itself=not self.settings.aggregation.adds_up,
+                wire=self.settings.wire,
             )
             self._route(grid, work)
             self._secure = self._agree(grid, work)
@@ -326,7 +327,8 @@ class Engine:
         return beside_message(
             budget,
             lambda part: sum(
-                parcel_bytes(local(o), family, o.architecture)[0] + frozen_layout(family, o.architecture).nbytes
+                parcel_bytes(local(o), family, o.architecture, self.settings.wire)[0]
+                + frozen_layout(family, o.architecture).nbytes
                 for o in wanted(part)
             ),
         )
@@ -746,6 +748,7 @@ class Engine:
             enough=len(assignments),
             simulated=self.population.simulated,
             each_by_itself=not self.settings.aggregation.adds_up,
+            wire=self.settings.wire,
         )
         return work, lambda: mean.mean(zeros)
 

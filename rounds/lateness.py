@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
 def load_of(orders: Sequence[Assignment], family: Family, population: Population, settings: RoundSettings) -> Load:
     """A device downloads all its parcels, trains one model after the other, and uploads all."""
-    travelling = [parcel_bytes(a.task.local, family, a.task.architecture) for a in orders]
+    travelling = [parcel_bytes(a.task.local, family, a.task.architecture, settings.wire) for a in orders]
     down, up = (sum(way) for way in zip(*travelling, strict=True))
     down += sum(a.frozen_bytes for a in orders)
     examples = settings.examples_trained(population.examples(orders[0].device))

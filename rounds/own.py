@@ -17,6 +17,7 @@ from messages.packing import MessageError
 from messages.wire import DATA_ANSWER_LIMITS, from_records, to_records
 from rounds.exchange import Failure, exchange
 from rounds.population import Population
+from tasks.data import DataSet
 from tasks.own import Agreed, Summary, problem_of
 from tasks.task import TaskSpec, describe
 
@@ -32,10 +33,11 @@ class OwnData:
 
     Attributes:
         spec: of the task, with what was agreed.
+        test: the server's test set as its folder has it; None where only devices have examples to test on.
     """
 
-    def __init__(self, spec: TaskSpec, run: str) -> None:
-        self.spec, self._run = spec, run
+    def __init__(self, spec: TaskSpec, run: str, test: DataSet | None = None) -> None:
+        self.spec, self.test, self._run = spec, test, run
         self._claims: dict[int, tuple[int, int]] = {}  # device -> examples for training and for testing
 
     def training(self, device: int) -> int:

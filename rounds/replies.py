@@ -19,8 +19,9 @@ from torch import Tensor
 from devices.report import DeviceReport
 from devices.validation import one_line, shown
 from messages.bound import bounded, bounded_change
+from messages.encoding import decode, restored
 from messages.orders import Reply, Update
-from messages.packing import MessageError, int64_vector, pick, unpack
+from messages.packing import MessageError, int64_vector, pick
 from messages.parcels import Parcels, Weights
 from messages.sums import MASKED, WeightedSum, device_weight, flatten, joined, present_mask
 from messages.wire import from_records, reply_limits
@@ -142,13 +143,15 @@ def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[byt
     each: Parcels = {}
     for name, index in update.payloads.items():
         parcel = returned[name]
-        contents = unpack(pick(arrays, index, who), parcel.layout)
+        contents = decode(pick(arrays, index, who), parcel.layout, work.wire)
+        start: Weights = {}
+        if work.norm_bound or work.clip or work.wire != "float32":
+            start = work.start(a.group, name)
+        if work.wire != "float32":
+            contents = restored(contents, start, parcel.layout)
         for tensor, value in contents.items():
             if not bool(torch.isfinite(value.float()).all()):
                 raise MessageError(f"{who}: tensor {tensor!r} of {name!r} holds values that are not finite")
-        start: Weights = {}
-        if (work.norm_bound or work.clip) and (sent := work.packed(a.group).get(name)) is not None:
-            start = unpack(sent, group.sent[name].layout)
         if work.norm_bound:
             contents, moved = bounded(contents, start, work.norm_bound)
             far = far or moved

@@ -11,14 +11,16 @@ from flwr.app import Message, MessageType
 
 from devices.budget import Budget
 from devices.clock import Timing
+from messages.encoding import Wire, encode
 from messages.orders import Batch, Update, WorkOrder
-from messages.packing import Layout, pack
+from messages.packing import Layout, pack, unpack
 from messages.parcels import Parcel, Parcels, Weights, digest, nbytes
 from messages.sums import WeightedSum, joined
 from messages.wire import to_records
 from models.architecture import Architecture
 from models.cost import Cost
 from models.family import Family
+from models.placement import leading
 from rounds.frozen import Frozen
 from strategies.method import Contribution, Group, Local, Order, Selection
 from strategies.settings import RoundSettings
@@ -188,13 +190,19 @@ class Orders:
         adds_up = not self.each_by_itself
         return sum(parcel.layout.nbytes for parcel in parcels if (parcel.merge is not None and adds_up) == merged)
 
-    def arrays(self, batch: list[Assignment]) -> tuple[list[bytes], dict[int, dict[str, int]]]:
-        """The packed parcels of a batch, those that several devices share once, and where each group's are."""
+    def arrays(
+        self, batch: list[Assignment], of_group: Callable[[int], dict[str, bytes]] | None = None
+    ) -> tuple[list[bytes], dict[int, dict[str, int]]]:
+        """The parcels of a batch, those that several devices share once, and where each group's are.
+
+        of_group: what gives the parcels of a group; as they are packed by default.
+        """
+        of_group = of_group or self.packed
         found: list[bytes] = []
         places: dict[int, dict[str, int]] = {}
         for group in sorted({a.group for a in batch}):
             places[group] = {}
-            for name, data in self.packed(group).items():
+            for name, data in of_group(group).items():
                 places[group][name] = len(found)
                 found.append(data)
         return found, places
@@ -248,6 +256,7 @@ class Work(Orders):
         simulated: nodes carry many devices, and add up what may be added up.
         norm_bound: how far a parcel may be from what its device was sent (`messages.bound`); 0: as far as it likes.
         clip: changes of at most this norm are added up in place of weights, all devices counting alike; 0: weights are.
+        wire: as what parcels travel.
         refused: nodes of which the server has refused something, and why.
     """
 
@@ -256,7 +265,9 @@ class Work(Orders):
     simulated: bool
     norm_bound: float = 0.0
     clip: float = 0.0
+    wire: Wire = "float32"
     refused: dict[int, str] = field(init=False, default_factory=dict)
+    _encoded: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
 
     @property
     def adds_up(self) -> bool:
@@ -265,13 +276,32 @@ class Work(Orders):
 
     def bytes_down(self, a: Assignment) -> int:
         """Bytes of the parcels that a device is sent, and of what it lacks of the frozen tensors."""
-        return nbytes(self.groups[a.group].sent) + a.frozen_bytes
+        return nbytes(self.groups[a.group].sent, self.wire) + a.frozen_bytes
 
     def bytes_up(self, a: Assignment) -> int:
         """Bytes of the parcels that a device returns; under masks, of 64-bit integers in their place."""
         if a.masked_with:
             return 8 * joined(self.empty_sums(a)).numel()
-        return nbytes(self.groups[a.group].returned)
+        return nbytes(self.groups[a.group].returned, self.wire)
+
+    def encoded(self, group: int) -> dict[str, bytes]:
+        """The parcels of a group as they travel, kept while they are small because other nodes want them too."""
+        if group not in self._encoded:
+            sent = self.groups[group].sent
+            found = {
+                name: encode(unpack(data, sent[name].layout), sent[name].layout, self.wire)
+                for name, data in self.packed(group).items()
+            }
+            size = sum(len(array) for parcels in (*self._encoded.values(), found) for array in parcels.values())
+            if size > MESSAGE_BYTES:
+                self._encoded.clear()
+            self._encoded[group] = found
+        return self._encoded[group]
+
+    def start(self, group: int, parcel: str) -> Weights:
+        """What the server had for devices of a group under this name, before the wire rounded it; {} for nothing."""
+        sent = self.packed(group).get(parcel)
+        return {} if sent is None else unpack(sent, self.groups[group].sent[parcel].layout)
 
     def empty_sums(self, a: Assignment) -> dict[str, WeightedSum]:
         """An empty sum of every parcel of an order that is added up."""
@@ -283,7 +313,8 @@ class Work(Orders):
 
     def content(self, settings: RoundSettings, batch: list[Assignment]) -> tuple[Batch, list[bytes]]:
         """What the message that carries a batch to its node says, and its packed arrays."""
-        arrays, position = self.arrays(batch)
+        travels_in_full = self.simulated or self.wire == "float32"
+        arrays, position = self.arrays(batch, None if travels_in_full else self.encoded)
         frozen = self.add_frozen(batch, arrays)
         places = {a.number: place for orders in by_device(batch).values() for place, a in enumerate(orders)}
         orders = [
@@ -303,6 +334,7 @@ class Work(Orders):
                 kept=a.kept,
                 frozen=a.frozen,
                 frozen_payload=frozen.get(a.number),
+                feedback=a.task.selection.select is leading,
                 masked_with=a.masked_with,
             )
             for a in batch
@@ -314,6 +346,7 @@ class Work(Orders):
             family=self.family.spec(),
             training=settings.training_in(self.round),
             shared_process=self.simulated,
+            wire=self.wire,
             each_by_itself=self.each_by_itself,
             norm_bound=self.norm_bound,
             clip=self.clip,

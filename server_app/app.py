@@ -46,7 +46,7 @@ from tasks.data import DataSet
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
 from tasks.scoring import HELD_OUT
-from tasks.task import Task, TaskSpec, load_task, server_test, with_test
+from tasks.task import Task, TaskSpec, load_task, with_test
 
 SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
 
@@ -244,7 +244,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         if own is None and not config.fleet:
             raise ConfigError("partition = 'own': no node has been asked yet what its device's data are")
         own = own or agree_here(config, spec)
-        spec, test = own.spec, server_test(spec)
+        spec, test = own.spec, own.test
     task = load_task(spec)
     if test is not None:
         task = with_test(task, test)
@@ -306,6 +306,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         privacy=_privacy(config),
         secure_minimum=config.secure_minimum if config.secure_aggregation else 0,
         aggregation=Aggregation(config.aggregation, config.aggregation_trim),
+        wire=config.wire,
         metric=task.metric,
         label_sets=task.label_sets is not None,
         score_without_model=task.metric.without_model(task.test.labels),

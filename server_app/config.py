@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from devices.validation import did_you_mean, nearest
+from messages.encoding import Wire
 from messages.masks import MIN_MEMBERS
 from models.family import FAMILIES, family_class
 from models.initial import checked_names
@@ -312,6 +313,11 @@ class RunConfig(Params):
     secure_minimum: Annotated[int, Field(ge=MIN_MEMBERS, le=1000)] = Field(
         5, description="Smallest number of devices whose sum the server may see; smaller groups are left out"
     )
+    wire: Wire = Field(
+        "float32",
+        description="As what parcels travel, both ways: float32, or rounded to float16 or int8, half the bytes or a "
+        "quarter (docs/design.md#messages)",
+    )
     schedule: Literal["steps", "cosine"] = Field(
         "steps",
         description="Schedule of the learning rate: steps (at decay-rounds), cosine (down to 0 in the last round)",
@@ -578,6 +584,18 @@ class RunConfig(Params):
             self._check_private(need)
         if self.secure_aggregation:
             self._check_secure(need)
+        if self.wire != "float32":
+            need(
+                not self.secure_aggregation,
+                "wire",
+                "does not go with secure-aggregation, whose masks hide integers of 64 bits: leave it 'float32'",
+            )
+            need(
+                not self.is_private,
+                "wire",
+                "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): what rounding loses of a "
+                "device's change comes in a later round, in which nobody counts it: leave it 'float32'",
+            )
         parted = self.partition == "strong-and-weak"
         need(
             not parted or 0 < self.strong_devices < self.devices,

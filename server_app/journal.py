@@ -211,6 +211,9 @@ class Summary(ScoreRecord):
     delivered_devices: Count | None = None  # these three of the last evaluation
     devices_without_model: Count | None = None
     devices_beyond_budget: Count | None = None
+    worst_device: Count | None = None  # these three of the last evaluation, where devices score
+    worst_device_score: float | None = None
+    scored_devices: Count | None = None
     final_evaluations: Count | None = None  # how many the means are over
     personal_score: float | None  # means over the personal evaluations in the last fifth of the rounds
     personal_score_by_tier: dict[str, float] | None
@@ -617,6 +620,9 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         delivered_devices=last.delivered_devices if last else None,
         devices_without_model=last.devices_without_model if last else None,
         devices_beyond_budget=last.devices_beyond_budget if last else None,
+        worst_device=last.worst_device if last else None,
+        worst_device_score=last.worst_score if last else None,
+        scored_devices=last.scored_devices if last else None,
         final_evaluations=len(final),
         personal_score=_mean(r.personal_score for r in personal),
         personal_score_by_tier=_means_by_tier([r.personal_score_by_tier for r in personal], tier_of),

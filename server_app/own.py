@@ -14,6 +14,7 @@ from rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
 from server_app.config import ConfigError, RunConfig
 from server_app.folders import file_written_whole
 from server_app.journal import JournalError
+from tasks.data import DataSet
 from tasks.own import Agreed, Declared, Summary, agree, declared_by
 from tasks.task import TaskSpec, server_test
 
@@ -27,7 +28,8 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
     least = min(config.devices, config.devices_per_round)
     wait_for_nodes(grid, lambda found: len(found) >= least, WAIT_SECONDS)
     nodes = wait_for_nodes(grid, lambda found: len(found) >= config.devices, max(0.0, end - time.monotonic()))
-    declared = _declared(spec)
+    test = server_test(spec)
+    declared = declared_by(spec.arguments, test)
     said = ask_nodes(
         grid,
         spec,
@@ -37,27 +39,26 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
         poll_seconds=ConnectedDevices.poll_seconds,
         moments=not declared.mean,
     )
-    return _own_data(said, declared, config, spec)
+    return _own_data(said, declared, config, spec, test)
 
 
 def agree_here(config: RunConfig, spec: TaskSpec) -> OwnData:
     """Read the folders of simulated devices, which lie on this machine. ConfigError where none has data that fit."""
-    declared = _declared(spec)
+    test = server_test(spec)
+    declared = declared_by(spec.arguments, test)
     said = ask_here(spec, range(config.devices), moments=not declared.mean)
-    return _own_data(said, declared, config, spec)
+    return _own_data(said, declared, config, spec, test)
 
 
 def own_of_run(run_dir: Path, config: RunConfig, spec: TaskSpec) -> OwnData | None:
     """The devices of a run that has begun, under what they had agreed on; None where it broke off before."""
     agreed = read_agreed(run_dir)
-    return None if agreed is None else OwnData(replace(spec, agreed=agreed), config.run_name)
+    return None if agreed is None else OwnData(replace(spec, agreed=agreed), config.run_name, server_test(spec))
 
 
-def _declared(spec: TaskSpec) -> Declared:
-    return declared_by(spec.arguments, server_test(spec))
-
-
-def _own_data(said: Mapping[int, Summary], declared: Declared, config: RunConfig, spec: TaskSpec) -> OwnData:
+def _own_data(
+    said: Mapping[int, Summary], declared: Declared, config: RunConfig, spec: TaskSpec, test: DataSet | None
+) -> OwnData:
     try:
         agreed, unfit = agree(said.values(), declared, spec.max_examples)
     except ValueError as error:
@@ -68,7 +69,7 @@ def _own_data(said: Mapping[int, Summary], declared: Declared, config: RunConfig
             "examples to test on: set test-fraction, such as 0.2, or give the server a test set in its data-dir"
         )
     tell(agreed, unfit, len(said) - len(unfit))
-    own = OwnData(replace(spec, agreed=agreed), config.run_name)
+    own = OwnData(replace(spec, agreed=agreed), config.run_name, test)
     own.take(each for each in said.values() if each.device not in unfit)
     return own
 

@@ -200,6 +200,9 @@ def _headline(summary: Summary, activity: Activity) -> str:
         delivered.append((f"Delivered {label}", text(summary.delivered_score), delivered_note(summary)))
     if summary.worst_tier is not None and summary.worst_tier_score is not None:
         delivered.append(("Worst tier", text(summary.worst_tier_score), summary.worst_tier))
+    if summary.worst_device is not None and summary.worst_device_score is not None:
+        where = f"device {summary.worst_device}, of {summary.scored_devices} that have a score"
+        delivered.append(("Worst device", text(summary.worst_device_score), where))
     whole = f"{summary.scale.title} of the whole model" if delivered else f"Final {label}"
     tiers = ", ".join(f"{tier} {text(score)}" for tier, score in (summary.personal_score_by_tier or {}).items())
     personal = (

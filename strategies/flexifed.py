@@ -180,7 +180,7 @@ class FlexiFed(CandidateMethod):
 
     def cost(self, architecture: Architecture) -> Cost:
         """Priced as in a device's first round, when its own layers travel to it."""
-        down, up = parcel_bytes(self._half(begins=True), self.family, architecture)
+        down, up = parcel_bytes(self._half(begins=True), self.family, architecture, self.settings.wire)
         down += frozen_layout(self.family, architecture).nbytes
         return replace(self.training_cost(architecture), payload_bytes=max(down, self.settings.upload_bytes(up)))
 

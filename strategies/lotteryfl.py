@@ -285,7 +285,7 @@ class LotteryFL(OneModel):
 
     def cost(self, architecture: Architecture) -> Cost:
         """Priced as in a device's first round: nothing is pruned yet, and the first weights travel too."""
-        down, up = parcel_bytes(self._half(0, begins=True), self.family, architecture)
+        down, up = parcel_bytes(self._half(0, begins=True), self.family, architecture, self.settings.wire)
         down += frozen_layout(self.family, architecture).nbytes
         return replace(self.training_cost(architecture), payload_bytes=max(down, up))
 

@@ -27,7 +27,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from devices.budget import Budget
-from devices.validation import shown
+from devices.validation import MAX_WHOLE, shown
+from messages.encoding import Wire
 from messages.error import MessageError
 from messages.orders import LocalHalf, LocalTraining, Merge
 from messages.parcels import Parcel, Parcels, Weights, frozen_layout, nbytes
@@ -663,7 +664,7 @@ class Method(ABC):
 
     def cost(self, architecture: Architecture) -> Cost:
         """`training_cost`, with the bytes of the parcels that travel: one way, the heavier one."""
-        down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture)
+        down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture, self.settings.wire)
         # A device that gets an architecture for the first time is sent what is frozen of it, too.
         down += frozen_layout(self.family, architecture).nbytes
         return replace(self.training_cost(architecture), payload_bytes=max(down, self.settings.upload_bytes(up)))
@@ -728,9 +729,23 @@ def with_parameter_copies(price: Cost, copies: int) -> Cost:
 
 
 @lru_cache(maxsize=4096)
-def parcel_bytes(local: Local, family: Family, architecture: Architecture) -> tuple[int, int]:
+def parcel_bytes(local: Local, family: Family, architecture: Architecture, wire: Wire = "float32") -> tuple[int, int]:
     """Bytes that travel to and from a device for one order."""
-    return nbytes(local.sent(family, architecture)), nbytes(local.returned(family, architecture))
+    return nbytes(local.sent(family, architecture), wire), nbytes(local.returned(family, architecture), wire)
+
+
+def in_floats(budget: Budget, local: Local, family: Family, smallest: Architecture, wire: Wire) -> Budget:
+    """A budget for a search that prices payloads as 32-bit floats, where they travel in fewer bytes.
+
+    Bytes of the smallest architecture shrink least, because it has most scales for its weights: what fits the budget
+    that this returns does so on the wire.
+    """
+    if wire == "float32":
+        return budget
+    full, encoded = (max(parcel_bytes(local, family, smallest, one)) for one in ("float32", wire))
+    limit_bytes = budget.payload_bytes
+    payload_bytes = None if limit_bytes is None else min(limit_bytes * full // encoded, MAX_WHOLE)
+    return replace(budget, payload_bytes=payload_bytes, seconds_per_byte=budget.seconds_per_byte * encoded / full)
 
 
 def fits(price: Cost, budget: Budget) -> bool:

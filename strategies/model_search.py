@@ -19,7 +19,7 @@ from devices.budget import Budget
 from models.architecture import Architecture
 from models.space import Space
 from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
-from strategies.method import Local, Order, Selection, Setup, State, Training
+from strategies.method import Local, Order, Selection, Setup, State, Training, in_floats
 from strategies.params import Count, Numbers, Params
 from strategies.search import ExactSearch, PoolSearch
 
@@ -133,6 +133,10 @@ class ModelSearch(HeteroFL):
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """What the search finds; where not even the smallest fits, `below-smallest` says what to do."""
+        if isinstance(self.searcher, ExactSearch):
+            smallest = self.space.smallest()
+            local = self.local(Order(device, smallest))
+            budget = in_floats(budget, local, self.family, smallest, self.settings.wire)
         return self.searcher.find(budget, self.rng(4, device)) or self.below_the_smallest
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:

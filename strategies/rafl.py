@@ -45,6 +45,7 @@ from strategies.method import (
     State,
     Trained,
     fits,
+    in_floats,
     parcel_bytes,
 )
 from strategies.params import Count, Numbers, Params, Rate
@@ -343,6 +344,8 @@ class RaFL(CandidateMethod):
 
     def search(self, device: int, budget: Budget, *, grows: bool = True) -> Architecture | None:
         """The best architecture for a budget (Eq. 2), the same for a device in every round; None: none fits."""
+        half = self._half(first=True)
+        budget = in_floats(budget, half, self.family, self.smallest_architecture, self.settings.wire)
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
         memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
         link_bytes = None if budget.payload_bytes is None else budget.payload_bytes - knowledge.payload_bytes
@@ -495,7 +498,7 @@ class RaFL(CandidateMethod):
         )
 
     def _price(self, architecture: Architecture, *, first: bool) -> Cost:
-        down, up = parcel_bytes(self._half(first=first), self.family, architecture)
+        down, up = parcel_bytes(self._half(first=first), self.family, architecture, self.settings.wire)
         return replace(self.training_cost(architecture), payload_bytes=max(down, up))
 
     def _plain(self, family: Family, architecture: Architecture) -> Cost:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from messages.encoding import Wire
 from messages.orders import LocalTraining
 from strategies.aggregation import MEAN, Aggregation
 from strategies.privacy import Privacy
@@ -44,6 +45,7 @@ class RoundSettings:
     privacy: Privacy | None = None
     secure_minimum: int = 0  # the fewest devices whose sum the server may see; 0: it sees every device's update
     aggregation: Aggregation = MEAN
+    wire: Wire = "float32"
     metric: Metric = ACCURACY
     label_sets: bool = False  # whether devices have classes of their own
     score_without_model: float = 0.0  # what a device counts as that is given no model

@@ -93,8 +93,8 @@ class SalientTraining(Training):
             for group, count in encoder_groups(family, salient).items()
         }
         return {
-            "weights": Parcel.of(encoder),
-            "control_change": Parcel.of(parameters_of(encoder)),
+            "weights": Parcel.of(encoder, steady=False),
+            "control_change": Parcel.of(parameters_of(encoder), steady=False),
             "channels": Parcel.of(channels),
         }
 

@@ -27,7 +27,7 @@ class TakeStatistics(Local):
     def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
         """The running means and variances as "statistics", averaged by examples."""
         tensors = {name: spec for name, spec in family.tensors(architecture).items() if name.endswith(STATISTICS)}
-        return {"statistics": Parcel.of(tensors, Merge())}
+        return {"statistics": Parcel.of(tensors, Merge(), steady=False)}
 
     def train(self, bench: Bench) -> Answer:
         """Take them."""

@@ -183,11 +183,16 @@ def describe_files(files: list[Path]) -> list[tuple[str, int, int]]:
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
+def no_file(folder: Path, name: str, task: str, expected: str) -> FileNotFoundError:
+    """The error that says which file a folder lacks."""
+    return FileNotFoundError(f"{folder}: no file {name} of the task '{task}'; expected {expected}")
+
+
 def find_file(folder: Path, name: str, task: str, expected: str) -> Path:
     """The one file of that name in a folder or below it; FileNotFoundError for none, ValueError for several."""
     found = sorted(folder.rglob(name))
     if not found:
-        raise FileNotFoundError(f"{folder}: no file {name} of the task '{task}'; expected {expected}")
+        raise no_file(folder, name, task, expected)
     if len(found) > 1:
         raise ValueError(f"{folder}: several files {name}: {', '.join(map(str, found))}; leave one")
     return found[0]

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 PARTS = ("train", "test")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-MAX_IMAGES, MAX_PIXELS, MAX_BYTES = 1_000_000, 2**26, 2**33
+MAX_IMAGES, MAX_BYTES = 1_000_000, 2**33
+MAX_PIXELS = 2**26  # of one image, before it is decoded
 MODES = {"gray": "L", "rgb": "RGB"}  # of Pillow's
 
 
@@ -186,19 +187,35 @@ def _decode(parts: list[list[Listed]], arguments: ImageArguments) -> DataSet:
 
 def _read(listed: Listed, arguments: ImageArguments) -> Tensor:
     """An image as bytes (channels, height, width)."""
+    try:
+        return read_image(io.BytesIO(listed.encoded()), MODES[arguments.color], arguments.size)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{listed.name}: cannot be read as an image: {error}") from error
+
+
+def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> Tensor:
+    """The bytes (channels, height, width) of an image, for training and for `wildflower predict` alike.
+
+    Args:
+        file: of at most MAX_PIXELS pixels; others are not decoded.
+        mode, size: as of `pixels_of`.
+
+    Raises:
+        ValueError: it cannot be read as an image; the text says why.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(listed.encoded())) as image:
+        with Image.open(file) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} are more than {MAX_PIXELS} pixels")
-            return pixels_of(image, MODES[arguments.color], arguments.size)
+            return pixels_of(image, mode, size)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
-        raise ValueError(f"{listed.name}: cannot be read as an image: {error or type(error).__name__}") from error
+        raise ValueError(str(error) or type(error).__name__) from error
 
 
 def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:
-    """The bytes (channels, height, width) of an image, for training and for `wildflower predict` alike.
+    """The bytes (channels, height, width) of an image that is open.
 
     Args:
         mode: Pillow's "L" or "RGB", to which the image is converted.

@@ -326,7 +326,10 @@ def _normalization(moments: Sequence[Moments]) -> tuple[tuple[float, ...], tuple
     square = [math.fsum(column) / values for column in zip(*(each.squares for each in moments), strict=True)]
     std = [math.sqrt(max(0.0, q - m * m)) for m, q in zip(mean, square, strict=True)]
     if 0.0 in std:
-        raise ValueError("a channel of all devices' inputs has one value only, so it cannot be normalized")
+        raise ValueError(
+            f"channel {std.index(0.0)} of all devices' inputs, counted from 0, has one value only, so it cannot be "
+            "normalized"
+        )
     return tuple(mean), tuple(std)
 
 

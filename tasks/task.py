@@ -30,6 +30,7 @@ from tasks import (
     shakespeare,
     stl10,
     svhn,
+    tables,
     texts,
     trec,
     unimib,
@@ -96,6 +97,7 @@ TASKS: dict[str, Kind] = {
     "idx": Kind(idx.load_any, "lenet5"),
     "npz": Kind(npz.load, "cnn3", arguments=OwnArguments, own=npz.own),
     "images": Kind(images.load, "cnn3", arguments=images.ImageArguments, own=images.own),
+    "table": Kind(tables.load, "mlp", arguments=tables.TableArguments, own=tables.own),
     "cifar10": Kind(partial(hub.load, "cifar10"), "resnet18", crop_padding=4, flip=True, label_names=CIFAR10),
     "cifar100": Kind(partial(hub.load, "cifar100"), "resnet18", crop_padding=4, flip=True),
     # A mirrored house number is another number or none.

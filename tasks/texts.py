@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch.nn import functional
 
-from tasks.data import Data, DataSet, find_file, stratified_test
+from tasks.data import Data, DataSet, find_file, no_file, stratified_test
 from tasks.hub import existing_folder, import_datasets
 from tasks.labels import NO_LABEL
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
@@ -145,7 +145,7 @@ def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         for names, part in ((arguments.train_files, "train"), (arguments.test_files, "test"))
     ]
     if not any(there):
-        find_file(folder, arguments.train_files[0], "text", "the files that task-arguments name")
+        raise no_file(folder, arguments.train_files[0], "text", "the files that task-arguments name")
 
     def read() -> DataSet:
         train, test = (
@@ -220,7 +220,7 @@ def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
     ](file)
     tags = arguments.labels == "tags"
     text = _words if tags else _text
-    label: Callable[[object], Any] = {"classes": _name, "numbers": _number, "tags": _words}[arguments.labels]
+    label: Callable[[object], Any] = {"classes": as_name, "numbers": as_number, "tags": _words}[arguments.labels]
     readers = {arguments.text: (found.texts, text), arguments.label: (found.labels, label)}
     if file.suffix == ".conll":
         if not tags:
@@ -229,7 +229,7 @@ def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
     if arguments.pair:
         readers[arguments.pair] = (found.pairs, _text)
     if arguments.source:
-        readers[arguments.source] = (found.sources, _name)
+        readers[arguments.source] = (found.sources, as_name)
     for line, row in rows:
         for column, (values, read) in readers.items():
             if column not in row:
@@ -249,7 +249,8 @@ def _text(value: object) -> str:
     return value
 
 
-def _name(value: object) -> str:
+def as_name(value: object) -> str:
+    """The name that a value of a column is; ValueError, which the column's name goes before, where it is none."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -259,7 +260,8 @@ def _name(value: object) -> str:
     return value.strip()
 
 
-def _number(value: object) -> float:
+def as_number(value: object) -> float:
+    """The finite number that a value of a column is, also as a text; ValueError as of `as_name`."""
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):

@@ -554,6 +554,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
             row("", note)
     for tier, score in (summary.delivered_score_by_tier or {}).items():
         row(f"  tier {tier}", f"{text(score)}{' (worst)' if tier == summary.worst_tier else ''}")
+    if summary.worst_device is not None and summary.worst_device_score is not None:
+        row("worst device", f"{text(summary.worst_device_score)}, device {summary.worst_device}")
     if summary.final_score is not None and summary.best_score is not None:
         row("whole model", text(summary.final_score))
         row("  best", f"{text(summary.best_score)} in round {summary.best_round}")

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from devices.validation import one_line
 from server_app.models import Which, load_model
-from tasks.images import pixels_of
+from tasks.images import SUFFIXES, read_image
 from wildflower.export import ExportError, Facts, Program, asked, facts_of, read_program, with_preparation
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 MAX_IMAGES = 10_000
-MAX_PIXELS = 50_000_000  # of one image, before it is decoded
 MODES = {1: "L", 3: "RGB"}  # by the number of channels
 ASKED_TOGETHER = 64
 
@@ -110,14 +108,9 @@ def _prediction(file: str, output: Tensor, facts: Facts) -> Prediction:
 
 def _read(path: Path, facts: Facts) -> Tensor | str:
     """The image as the model reads it, (channels, height, width), or what is wrong with the file."""
-    from PIL import Image, UnidentifiedImageError
-
     channels, height, width = facts.input_shape
     try:
-        with Image.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                return f"{image.width} x {image.height} are more than {MAX_PIXELS} pixels"
-            pixels = pixels_of(image, MODES[channels], (height, width))
-            return pixels.float() if facts.input_dtype == "float32" else pixels
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
-        return one_line(str(error) or type(error).__name__, 200)
+        pixels = read_image(path, MODES[channels], (height, width))
+    except ValueError as error:
+        return one_line(str(error), 200)
+    return pixels.float() if facts.input_dtype == "float32" else pixels

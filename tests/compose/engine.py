@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,11 +186,27 @@ def _debian_base(folder: Path, name: str, *options: str) -> str:
     return name
 
 
+def fill(volume: str, folder: Path, image: str) -> None:
+    """Make a volume whose content is that of a folder, for the user of our images."""
+    copy = "rm -rf /data/* && cp -r /from/. /data && chown -R 10001:10001 /data"
+    mounts = ("--volume", f"{volume}:/data", "--volume", f"{folder}:/from:ro")
+    run("docker", "run", "--rm", "--user", "0", "--network", "none", *mounts, image, "sh", "-c", copy)
+
+
 class Deployment:
     """A running compose project of this repository."""
 
-    def __init__(self, folder: Path, images: str, other: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """`images` is the prefix of the images' names; `other` has what is otherwise in single services."""
+    def __init__(
+        self,
+        folder: Path,
+        images: str,
+        other: Mapping[str, Mapping[str, Any]] | None = None,
+        volumes: Sequence[str] = (),
+    ) -> None:
+        """`images` is the prefix of the images' names; `other` has what is otherwise in single services.
+
+        volumes: further ones, which `other` may mount.
+        """
         self.secrets = folder / "secrets"
         self.environment = os.environ | {
             "COMPOSE_PROJECT_NAME": PROJECT,
@@ -203,7 +219,8 @@ class Deployment:
         self._compose = ["docker", "compose"] if v2 else ["docker-compose"]
         if other:
             override = folder / "override.yml"
-            override.write_text(json.dumps({"services": other}))  # which YAML can be
+            content = {"services": other} | ({"volumes": {name: {} for name in volumes}} if volumes else {})
+            override.write_text(json.dumps(content))  # which YAML can be
             self._compose += ["--file", str(ROOT / "docker-compose.yml"), "--file", str(override)]
         self.images = images
         self._folder = folder

@@ -19,9 +19,9 @@ from client_app.work import family_of
 from devices.budget import Budget
 from devices.fleet import Fleet
 from devices.report import DeviceReport
+from messages.encoding import Wire, encode
 from messages.error import MessageError
 from messages.orders import Batch, NodeReport, Reply, Update, parse
-from messages.packing import pack
 from messages.records import make_records
 from messages.sums import SCALE
 from messages.wire import NODE_REPORT_LIMITS, from_records
@@ -70,7 +70,7 @@ FAMILY = LeNet5(input_shape=(1, 8, 8), classes=4, conv_channels=(2, 3), hidden=(
 REPORT = DeviceReport("raspberry-pi-4", 4 * 2**30, 2**30, 20.0, 5.0)
 
 
-def replies() -> Target:
+def replies(name: str, count: int, wire: Wire) -> Target:
     """A node's reply to one order, under a norm bound."""
     local, full = MaskedTraining(weighting="uniform"), FAMILY.full()
     price = cost(FAMILY, full, batch_size=4, optimizer="sgd")
@@ -86,9 +86,12 @@ def replies() -> Target:
         enough=1,
         simulated=False,
         norm_bound=BOUND,
+        wire=wire,
     )
     parcel = work.groups[0].returned["weights"]
-    array = pack({name: value + 0.001 for name, value in sent.items()}, parcel.layout)
+    # Weights, or where the wire rounds how they have changed.
+    returned = {n: value + 0.001 if wire == "float32" else torch.full_like(value, 0.001) for n, value in sent.items()}
+    array = encode(returned, parcel.layout, wire)
     update = Update(
         order=0,
         device=3,
@@ -133,7 +136,7 @@ def replies() -> Target:
         assert all(outcome.isprintable() for outcome in checked.outcomes.values())
         assert all(isinstance(report, DeviceReport) for report in checked.reports.values())
 
-    return Target("replies", 8000, make, read, (MessageError,), harmless)
+    return Target(name, count, make, read, (MessageError,), harmless)
 
 
 def orders() -> Target:
@@ -309,7 +312,8 @@ def all_targets(folder: Path) -> list[Target]:
     for name in ("checkpoints", "journals", "fleets"):
         (folder / name).mkdir()
     return [
-        replies(),
+        replies("replies", 5000, "float32"),
+        replies("replies in int8", 3000, "int8"),
         orders(),
         reports(),
         checkpoints(folder / "checkpoints"),

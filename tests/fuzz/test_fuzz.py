@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz.harness import fuzz
 from tests.fuzz.targets import Target, all_targets
 
-NAMES = ("replies", "orders", "reports", "checkpoints", "journals", "fleet files", "configurations")
+NAMES = ("replies", "replies in int8", "orders", "reports", "checkpoints", "journals", "fleet files", "configurations")
 
 
 @pytest.fixture(scope="module")

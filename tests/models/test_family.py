@@ -23,6 +23,7 @@ SMALL = [
     {"name": "lenet5", "input_shape": [3, 32, 32], "classes": 7},
     {"name": "lenet5", "norm": "static", "scaler": True},
     {"name": "lenet5", "input_shape": [1, 12, 12], "exits": [1, 2], "scaler": True},
+    {"name": "mlp", "input_shape": [5, 1], "classes": 3, "hidden": [7, 4], "scaler": True},
     {
         "name": "choice",
         "input_shape": [1, 12, 12],
@@ -210,7 +211,7 @@ def test_state_is_floating_point_and_static_norms_have_no_statistics(spec):
     family = make_family(spec)
     state = family.build(family.full()).state_dict()
     assert all(tensor.is_floating_point() for tensor in state.values())
-    without_batch_norm = ("pfl-cnn", "vit-tiny", "bert", "bert-tiny")
+    without_batch_norm = ("mlp", "pfl-cnn", "vit-tiny", "bert", "bert-tiny")
     normalized = family.norm == "batch" and spec["name"] not in without_batch_norm
     assert any("running_mean" in name for name in state) == normalized
 

@@ -19,6 +19,7 @@ from server_app.config import ConfigError, RunConfig
 from server_app.journal import read_devices, read_rounds
 from server_app.models import load_model
 from tasks.own import Agreed
+from tasks.task import server_test
 from tests.grid import InProcessGrid
 from tests.own_folders import digits, digits_of_devices, image_folder, npz_folder
 from tests.small_run import changed_reply, same_bits, simulated_grid
@@ -80,7 +81,9 @@ def test_nodes_train_on_their_own_files_and_the_server_scores_on_its_test_set(tm
     npz_devices(tmp_path)
     _, _, inputs, labels = digits()
     server = npz_folder(tmp_path / "server", inputs[:100], labels[:100], "test")
-    run_dir = run(nodes_over(tmp_path), own_config(tmp_path, data_dir=str(server), test_fraction=0.0))
+    with mock.patch("server_app.own.server_test", wraps=server_test) as read:
+        run_dir = run(nodes_over(tmp_path), own_config(tmp_path, data_dir=str(server), test_fraction=0.0))
+    assert read.call_count == 1
     rounds, devices = list(read_rounds(run_dir)), list(read_devices(run_dir))
     assert [record.devices_replied for record in rounds] == [DEVICES, DEVICES]
     assert {record.examples for record in devices} == {30}

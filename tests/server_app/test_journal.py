@@ -198,6 +198,9 @@ def test_summary_of_a_finished_run(tmp_path):
         "delivered_devices": 5,
         "devices_without_model": 0,
         "devices_beyond_budget": 0,
+        "worst_device": None,
+        "worst_device_score": None,
+        "scored_devices": None,
         "final_evaluations": 1,
         "personal_score": None,
         "personal_score_by_tier": None,
@@ -256,13 +259,35 @@ def test_final_figures_are_means_of_the_last_fifth_of_the_evaluations(tmp_path):
         assert text in page
 
 
+def test_the_worst_device_of_the_last_evaluation_is_named(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1, worst_device=1, worst_score=0.05, scored_devices=4), [])
+    journal.write_round(a_round(2, worst_device=3, worst_score=0.125, scored_devices=5), [])
+    journal.write_round(a_round(3, score=None, score_by_tier=None), [])
+    summary = journal.finish("finished")
+    assert (summary.worst_device, summary.worst_device_score, summary.scored_devices) == (3, 0.125, 5)
+    page = (tmp_path / "report.html").read_text()
+    assert "Worst device" in page
+    assert "device 3, of 5 that have a score" in page
+
+
 def test_runs_from_before_delivery_are_read_and_shown(tmp_path):
     new = ("delivered_score", "delivered_score_by_tier", "delivered_devices")
     new += ("devices_without_model", "devices_beyond_budget")
     summary = three_rounds(tmp_path).finish("finished")
     old = [{k: v for k, v in a_round(number).items() if k not in new} for number in (1, 2, 3)]
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
-    gone = {*new, "worst_tier", "worst_tier_score", "last_score", "last_delivered_score", "final_evaluations"}
+    gone = {
+        *new,
+        "worst_device",
+        "worst_device_score",
+        "scored_devices",
+        "worst_tier",
+        "worst_tier_score",
+        "last_score",
+        "last_delivered_score",
+        "final_evaluations",
+    }
     (tmp_path / "summary.json").write_text(summary.model_dump_json(exclude=gone))
     assert read_rounds(tmp_path)[2].delivered_score is None
     assert read_summary(tmp_path).delivered_score is None

@@ -28,6 +28,7 @@ from tasks.own import (
     moments_of,
 )
 from tasks.task import TaskSpec, describe, load_task, server_test
+from tasks.texts import OwnTextArguments
 from tests.fuzz.mutations import as_text, changed_json
 from tests.own_folders import image_folder, npz_folder
 
@@ -270,6 +271,13 @@ def test_the_server_has_no_test_set(tmp_path):
         server_test(spec_of(tmp_path))
 
 
+def test_files_of_simulated_devices_are_not_the_servers(tmp_path):
+    for device in ("0000", "0001"):
+        (tmp_path / "devices" / device).mkdir(parents=True)
+        (tmp_path / "devices" / device / "train.jsonl").write_text('{"text": "a", "label": "b"}\n')
+    assert server_test(spec_of(tmp_path, "text", arguments=OwnTextArguments(tokenizer="none"))) is None
+
+
 def test_images_listed_in_metadata(tmp_path):
     for part, rows in (("train", [("1.png", "cat"), ("2.png", "dog")]), ("test", [("1.png", "dog")])):
         (tmp_path / part).mkdir()
@@ -310,7 +318,9 @@ def test_images_may_be_dealt_out_as_well(tmp_path):
 
 
 def test_a_task_without_a_reader_is_refused():
-    with pytest.raises(ValueError, match=r"'digits' has no reader for partition 'own': take one of npz, images, text"):
+    with pytest.raises(
+        ValueError, match=r"'digits' has no reader for partition 'own': take one of npz, images, table, text"
+    ):
         TaskSpec("digits", devices=1, partition="own")
 
 

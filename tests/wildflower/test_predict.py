@@ -59,9 +59,10 @@ def test_other_sizes_and_colors_become_what_the_model_reads(a_run, tmp_path):
     image = Image.fromarray(a_run[1].test.inputs[3][0].numpy())
     image.save(folder / "a.png")
     image.resize((64, 64), Image.Resampling.NEAREST).convert("RGBA").save(folder / "b.png")
-    first, second = predict(a_run[0], folder)
-    assert first.label == second.label
-    assert second.problem is None
+    image.save(folder / "c.pgm")  # which training reads too
+    first, second, third = predict(a_run[0], folder)
+    assert first.label == second.label == third.label
+    assert (second.problem, third.problem) == (None, None)
 
 
 def test_bounds_hold(a_run, images, tmp_path, monkeypatch):
@@ -75,7 +76,7 @@ def test_bounds_hold(a_run, images, tmp_path, monkeypatch):
     with pytest.raises(PredictError, match="21 images: at most 3"):
         predict(a_run[0], images)
     monkeypatch.setattr(module, "MAX_IMAGES", 30)
-    monkeypatch.setattr(module, "MAX_PIXELS", 63)
+    monkeypatch.setattr("tasks.images.MAX_PIXELS", 63)
     assert all(p.problem for p in predict(a_run[0], images))
 
 

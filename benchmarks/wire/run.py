@@ -1,0 +1,115 @@
+"""Runs whose parcels travel as float32, float16 and int8: bytes and accuracy; resumable, one run after the other.
+
+python -m benchmarks.wire.run          # runs what results.json lacks
+python -m benchmarks.wire.run --table  # the table alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+import server_app.app
+from benchmarks.runs import summary_of
+from client_app.app import app as client
+from server_app.config import RunConfig
+from tests.grid import InProcessGrid
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+SEEDS = (1, 2, 3)
+COMMON: dict[str, Any] = {
+    "task": "fashion-mnist",
+    "fleet": str(HERE / "fleet.toml"),
+    "widths": "1, 0.5, 0.25",
+    "devices": 50,
+    "devices-per-round": 5,
+    "partition": "dirichlet",
+    "alpha": 0.5,
+    "local-steps": 10,
+    "batch-size": 32,
+    "evaluate-tiers": False,
+    "workers": 1,
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "lenet5": {
+        "family": "lenet5",
+        "strategy": "heterofl",
+        "rounds": 40,
+        "evaluate-every": 4,
+        "learning-rate": 0.05,
+        "decay-rounds": "28, 36",
+    },
+    # As in benchmarks/model_search/vit.toml.
+    "vit twin": {
+        "family": "vit-tiny",
+        "family-arguments": "hidden = 48, depth = 6, heads = 3, mlp = 96",
+        "strategy": "heterofl",
+        "rounds": 40,
+        "evaluate-every": 8,
+        "optimizer": "adamw",
+        "learning-rate": 0.001,
+        "weight-decay": 0.01,
+        "decay-rounds": "28, 36",
+    },
+}
+WIRES = ("float32", "int8", "float16")
+
+
+def run_one(task: str, wire: str, seed: int) -> dict[str, Any]:
+    """Bytes of a whole run, and its accuracy: the mean of the last fifth of the evaluations."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"wire": wire, "seed": seed, "output-dir": folder, "run-name": "run"}
+        run_dir = server_app.app.run(InProcessGrid(client, 1), RunConfig.from_run_config(COMMON | TASKS[task] | own))
+        summary = summary_of(run_dir)
+    return {key: summary[key] for key in ("bytes_down", "bytes_up", "final_score", "best_score")}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Means over the seeds, and how many times fewer bytes than as float32."""
+    lines = [
+        "| | | MB down | times fewer | MB up | times fewer | accuracy | by seed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for task in TASKS:
+        for wire in WIRES:
+            seeds = [seed for seed in SEEDS if f"{task} {wire} {seed}" in results]
+            if not seeds:
+                continue
+            found = [results[f"{task} {wire} {seed}"] for seed in seeds]
+            full = [results[f"{task} float32 {seed}"] for seed in seeds]
+            cells = []
+            for way in ("bytes_down", "bytes_up"):
+                own, before = (mean(run[way] for run in runs) for runs in (found, full))
+                cells += [f"{own / 1e6:.2f}", f"{before / own:.2f}"]
+            scores = [run["final_score"] for run in found]
+            by_seed = ", ".join(f"{100 * score:.2f}" for score in scores)
+            lines.append(f"| {task} | {wire} | {' | '.join(cells)} | {100 * mean(scores):.2f} % | {by_seed} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Do the runs that are missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    wanted = [(task, wire, seed) for wire in WIRES for seed in SEEDS for task in TASKS]
+    wanted.sort(key=lambda one: (one[1] == "float16", one[0], one[2]))
+    for task, wire, seed in () if arguments.table else wanted:
+        key = f"{task} {wire} {seed}"
+        if key not in results:
+            results[key] = run_one(task, wire, seed)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

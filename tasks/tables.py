@@ -1,0 +1,137 @@
+"""Rows of numbers in files of one's own: CSV, TSV or JSON lines, with the columns named in task-arguments."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from tasks.data import (
+    DECODED_VERSION,
+    Data,
+    DataSet,
+    decoded_once,
+    describe_files,
+    digest,
+    find_file,
+    make_data_set,
+    no_file,
+    stratified_test,
+)
+from tasks.hub import existing_folder
+from tasks.own import FLOAT32_MAX, MAX_CHANNELS, OwnArguments, made
+from tasks.texts import MAX_FILE_BYTES, as_name, as_number, csv_rows, json_rows, saved, saved_rows, tsv_rows
+
+READERS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".arrow": saved_rows}
+FORMATS = (".csv", ".tsv", ".jsonl")
+EXPECTED = "the files that task-arguments name"
+
+Column = Annotated[str, Field(min_length=1)]
+
+
+class TableArguments(OwnArguments):
+    """What the task `table` takes."""
+
+    columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=MAX_CHANNELS)] = Field(
+        description="Columns of numbers that a model reads, in their order"
+    )
+    label: str = Field("label", description="Column of the label", min_length=1)
+    labels: Literal["classes", "numbers"] = Field(
+        "classes", description="What labels are: names of classes, or numbers"
+    )
+    train: str = Field("train.csv", description=f"File to train on ({', '.join(FORMATS)})")
+    test: str = Field("", description="File to test on, with the same columns; empty: a part of that to train on")
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="Share of each class that is kept for testing where there is no test file"
+    )
+
+    @model_validator(mode="after")
+    def _columns_and_files(self) -> TableArguments:
+        twice = [column for column in self.columns if self.columns.count(column) > 1]
+        if twice or self.label in self.columns:
+            raise ValueError(f"columns: {twice[0] if twice else self.label!r} is there twice, or is the label")
+        for name in (self.train, *([self.test] if self.test else [])):
+            if Path(name).name != name or Path(name).suffix not in FORMATS:
+                raise ValueError(f"{name!r} is no file name that ends in {', '.join(FORMATS)}")
+        return self
+
+
+def load(data_dir: str, arguments: TableArguments) -> DataSet:
+    """The rows of the files in `data_dir`, which must be given.
+
+    FileNotFoundError where a file is not there, ValueError with file and line where something in it is wrong.
+    """
+    if not data_dir:
+        raise ValueError("the task 'table' needs data-dir: the folder of your files")
+    folder = existing_folder("table", data_dir)
+    names = [arguments.train, *([arguments.test] if arguments.test else [])]
+    found = _read([find_file(folder, name, "table", EXPECTED) for name in names], arguments)
+    train, test = found.train, found.test
+    if not len(test):
+        strata = train.labels if arguments.labels == "classes" else torch.zeros(len(train), dtype=torch.int64)
+        mask = stratified_test(strata, arguments.test_share)
+        train, test = (Data(train.inputs[part], train.labels[part]) for part in (~mask, mask))
+    if arguments.labels == "classes" and found.classes < 2:
+        raise ValueError(f"{folder}: all rows have the label {found.label_names[0]!r}: at least two are needed")
+    measured = make_data_set(train, test)
+    return DataSet(train, test, found.classes, measured.mean, measured.std, label_names=found.label_names)
+
+
+def own(data_dir: str, arguments: TableArguments) -> DataSet:
+    """The rows of a device's folder, in the files that `load` reads; of those to train on and to test on one may lack.
+
+    In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote.
+    """
+    folder = existing_folder("table", data_dir)
+    train, test = (
+        [folder / name] if name and (folder / name).is_file() else saved(folder / part)
+        for name, part in ((arguments.train, "train"), (arguments.test, "test"))
+    )
+    if not train and not test:
+        raise no_file(folder, arguments.train, "table", EXPECTED)
+    files: list[Path | None] = [train[0] if train else None, *test]
+    return _read(files, arguments)
+
+
+def _read(files: list[Path | None], arguments: TableArguments) -> DataSet:
+    """The rows to train on and, where there is a second file, those to test on; None stands for no rows."""
+    key = digest(
+        decoded=DECODED_VERSION,
+        files=[None if file is None else describe_files([file])[0] for file in files],
+        columns=arguments.columns,
+        label=(arguments.label, arguments.labels),
+    )
+    return decoded_once("table", key, lambda: made([_rows(file, arguments) for file in files]))
+
+
+def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, list[object]]:
+    """(rows, columns, 1), and a label per row. ValueError names file and line of what is wrong."""
+    columns, labels = arguments.columns, list[object]()
+    values = array("f")
+    if file is not None:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"{file}: {file.stat().st_size} bytes are more than {MAX_FILE_BYTES}")
+        label_of = as_number if arguments.labels == "numbers" else as_name
+        for line, row in READERS[file.suffix](file):
+            if missing := [column for column in (*columns, arguments.label) if column not in row]:
+                raise ValueError(f"{file}:{line}: no column {missing[0]!r}, there are {', '.join(map(repr, row))}")
+            column = arguments.label
+            try:
+                labels.append(label_of(row[column]))
+                for column in columns:
+                    values.append(_float32(as_number(row[column])))
+            except ValueError as error:
+                raise ValueError(f"{file}:{line}: {column} {error}") from None
+        if not labels:
+            raise ValueError(f"{file}: holds no rows")
+    inputs = torch.tensor(values, dtype=torch.float32)
+    return inputs.view(len(labels), len(columns), 1), labels
+
+
+def _float32(number: float) -> float:
+    if abs(number) > FLOAT32_MAX:
+        raise ValueError(f"is {number:g}, more than a number of 32 bits can be")
+    return number

@@ -1,0 +1,176 @@
+"""Rows of numbers in CSV, TSV and JSON lines: what is read, and what is told of other files."""
+
+import json
+
+import pytest
+import torch
+
+from server_app.app import run
+from server_app.config import RunConfig
+from server_app.journal import read_devices, read_rounds
+from tasks.own import Agreed, Form
+from tasks.tables import TableArguments
+from tasks.task import TaskSpec, describe, load_task
+from tests.small_run import simulated_grid
+
+ARGUMENTS = TableArguments(columns=("height", "weight"), label="kind")
+CSV = "weight,kind,note,height\n2,cat,soft,1.5\n4,dog,,-2\n8,cat,x,1e3\n"
+
+
+def spec_of(folder, arguments=ARGUMENTS, **given):
+    return TaskSpec("table", devices=4, data_dir=str(folder), partition="own", arguments=arguments, **given)
+
+
+def problem(folder, arguments=ARGUMENTS):
+    found = describe(spec_of(folder, arguments), 0, moments=True)
+    assert (found.examples, found.form, found.moments) == (0, None, None)
+    return found.problem
+
+
+def test_columns_are_read_by_their_names_in_the_order_of_the_configuration(tmp_path):
+    (tmp_path / "train.csv").write_text(CSV)
+    found = describe(spec_of(tmp_path), 0, moments=True)
+    assert found.form == Form(stored="float32", input_shape=(2, 1), labels="classes")
+    assert (found.examples, found.label_names) == (3, ("cat", "dog"))
+    assert found.moments.values == 3
+    assert found.moments.sums == (1.5 - 2 + 1000, 14.0)
+    assert found.moments.squares == (2.25 + 4 + 1e6, 84.0)
+    agreed = Agreed(form=found.form, label_names=("cat", "dog"), mean=(0.0, 0.0), std=(1.0, 1.0))
+    task = load_task(spec_of(tmp_path, agreed=agreed)).for_device(0)
+    assert task.train.inputs[:, :, 0].tolist() == [[1.5, 2.0], [-2.0, 4.0], [1000.0, 8.0]]
+    assert task.train.labels.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl", "saved"])
+def test_other_files_hold_the_same(tmp_path, form):
+    rows = [dict(zip(("weight", "kind", "height"), row, strict=True)) for row in ((2, "cat", 1.5), (4, "dog", -2.0))]
+    arguments = ARGUMENTS.model_copy(update={"train": f"train.{form}" if form != "saved" else "train.csv"})
+    if form == "tsv":
+        (tmp_path / "train.tsv").write_text("weight\tkind\theight\n2\tcat\t1.5\n4\tdog\t-2\n")
+    elif form == "jsonl":
+        (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "train")
+    found = describe(spec_of(tmp_path, arguments), 0, moments=True)
+    assert (found.examples, found.label_names, found.moments.sums) == (2, ("cat", "dog"), (-0.5, 6.0))
+
+
+def test_a_device_may_have_rows_to_test_on_and_none_to_train_on(tmp_path):
+    (tmp_path / "test.csv").write_text(CSV)
+    arguments = ARGUMENTS.model_copy(update={"test": "test.csv"})
+    assert "no training examples" in problem(tmp_path, arguments)
+    (tmp_path / "train.csv").write_text(CSV.replace("8,cat,x,1e3\n", ""))
+    found = describe(spec_of(tmp_path, arguments), 0, moments=True)
+    assert (found.examples, found.test_examples) == (2, 3)
+
+
+def test_labels_may_be_numbers(tmp_path):
+    (tmp_path / "train.csv").write_text("a,b\n1,0.5\n2,1\n")
+    found = describe(spec_of(tmp_path, TableArguments(columns=("a",), label="b", labels="numbers")), 0, moments=True)
+    assert (found.form.labels, found.label_names) == ("numbers", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "train.csv: has no header with the columns' names"),
+        ("weight,kind,height\n", "train.csv: holds no rows"),
+        ("weight,kind\n2,cat\n", "train.csv:2: no column 'height', there are 'weight', 'kind'"),
+        ("weight,height\n2,3\n", "train.csv:2: no column 'kind', there are 'weight', 'height'"),
+        (CSV + "1,cat,,tall\n", "train.csv:5: height is 'tall', it must be a finite number"),
+        (CSV + "1,cat,,\n", "train.csv:5: height is '', it must be a finite number"),
+        (CSV + "nan,cat,,1\n", "train.csv:5: weight is 'nan', it must be a finite number"),
+        (CSV + "1e39,cat,,1\n", "train.csv:5: weight is 1e+39, more than a number of 32 bits can be"),
+        (CSV + "1,,,1\n", "train.csv:5: kind is '', it must be a name or a whole number"),
+        (CSV + "1,cat\n", "train.csv:5: 2 values, the header has 4 columns"),
+        ('weight,kind\n"2,cat\n', "train.csv:2: unexpected end of data"),
+    ],
+)
+def test_what_is_wrong_is_told_with_file_and_line(tmp_path, text, why):
+    (tmp_path / "train.csv").write_text(text)
+    assert why in problem(tmp_path)
+
+
+def test_no_file(tmp_path):
+    assert "no file train.csv of the task 'table'" in problem(tmp_path)
+    (tmp_path / "train.jsonl").write_text("[1, 2]\n")
+    assert "train.jsonl:1: must be an object" in problem(
+        tmp_path, ARGUMENTS.model_copy(update={"train": "train.jsonl"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({}, "columns"),
+        ({"columns": []}, "columns"),
+        ({"columns": ["a", "a"]}, "'a' is there twice"),
+        ({"columns": ["label"]}, "'label' is there twice, or is the label"),
+        ({"columns": ["a"] * 257}, "columns"),
+        ({"columns": ["a"], "train": "../other.csv"}, "is no file name that ends in .csv, .tsv, .jsonl"),
+        ({"columns": ["a"], "test": "test.xls"}, "is no file name that ends in"),
+    ],
+)
+def test_arguments_are_checked(values, why):
+    with pytest.raises(ValueError, match=why):
+        TableArguments.model_validate_json(json.dumps(values))
+
+
+def test_rows_may_be_dealt_out_as_well(tmp_path):
+    rows = [f"{number},{-number},{'cat' if number % 2 else 'dog'}" for number in range(20)]
+    (tmp_path / "train.csv").write_text("\n".join(["height,weight,kind", *rows]))
+    spec = TaskSpec("table", devices=2, data_dir=str(tmp_path), arguments=ARGUMENTS)
+    task = load_task(spec)
+    assert (len(task.train), len(task.test), task.label_names, task.input_shape) == (16, 4, ("cat", "dog"), (2, 1))
+    assert task.normalization[0].tolist() == pytest.approx(task.train.inputs.mean(dim=0)[:, 0].tolist())
+    (tmp_path / "train.csv").write_text("height,weight,kind\n1,2,cat\n3,4,cat\n5,6,cat\n")
+    load_task.cache_clear()
+    with pytest.raises(ValueError, match="all rows have the label 'cat'"):
+        load_task(spec)
+
+
+def write_devices(folder, rows=40):
+    """Three devices, whose label is which of two numbers is larger; one has a single class, one lacks a column."""
+    generator = torch.Generator().manual_seed(0)
+    for device in range(4):
+        lines = ["height,weight,kind"]
+        for height, weight in torch.randn(rows, 2, generator=generator).tolist():
+            if device == 1 and height < weight:
+                height, weight = weight, height
+            lines.append(f"{height},{weight},{'tall' if height > weight else 'wide'}")
+        if device == 3:
+            lines[0] = "length,weight,kind"
+        where = folder / "devices" / f"{device:04d}"
+        where.mkdir(parents=True)
+        (where / "train.csv").write_text("\n".join(lines))
+
+
+def test_devices_with_tables_train_and_one_without_a_column_is_refused(tmp_path):
+    write_devices(tmp_path)
+    fleet = tmp_path / "four.toml"
+    fleet.write_text('[[group]]\nname = "all"\ncount = 4\nmemory = "4 GB"\nlink = "100 Mbit/s"\nspeed = 1.0\n')
+    keys = {
+        "task": "table",
+        "task-arguments": "columns = ['height', 'weight'], label = 'kind'",
+        "partition": "own",
+        "test-fraction": 0.25,
+        "data-dir": str(tmp_path),
+        "fleet": str(fleet),
+        "family-arguments": "hidden = [8]",
+        "strategy": "heterofl",
+        "devices": 4,
+        "devices-per-round": 4,
+        "rounds": 4,
+        "local-epochs": 4,
+        "batch-size": 8,
+        "output-dir": str(tmp_path / "runs"),
+        "seed": 1,
+    }
+    config = RunConfig.from_run_config({**keys, "run-name": "one"})
+    run_dir = run(simulated_grid(), config)
+    last = read_rounds(run_dir)[-1]
+    assert (last.devices_replied, last.devices_refused, last.scored_devices) == (3, 1, 3)
+    assert last.score > 0.85
+    [outcome] = {device.outcome for device in read_devices(run_dir) if device.device == 3}
+    assert "train.csv:2: no column 'height', there are 'length', 'weight', 'kind'" in outcome
