@@ -19,7 +19,7 @@ from wildflower.flower import flower_environment, stop_everything
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 120.0
-AGAIN = 'while :; do "$@"; sleep 2; done'  # a shell that starts a command again whenever it ends, as systemd does
+AGAIN = 'while :; do "$@"; sleep 15; done'  # a shell that starts a command again whenever it ends, as systemd does
 
 
 class Deployment:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ import psutil
 import pytest
 
 from server_app.journal import DeviceRecord, RoundRecord, read_devices, read_rounds
-from server_app.nodes import read_nodes
-from tests.deployment import ROOT, Deployment
+from tests.deployment import ROOT, Deployment, kill
 
 NODES = 3
 EXPERIMENT = f"""
@@ -56,7 +56,7 @@ HINT = "go on with the same command and --set resume=true --set run-name=one"
 MB = 2**20
 
 
-# What is written down --------------------------------------------------------------------------------------------------
+# What is written down -------------------------------------------------------------------------------------------------
 
 
 Note = Callable[..., None]
@@ -202,7 +202,7 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-# Simulations on own workers ---------------------------------------------------------------------------------------------
+# Simulations on own workers -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -351,3 +351,284 @@ def test_a_configuration_that_is_torn_stops_the_command_and_nothing_is_changed(s
     seconds = simulation.start("resume=true", "rounds=3").wait_for_round(3)
     seen = f"{quoted(said, 'Without the configuration')}; with the file put back it goes on"
     note("torn file: config.json", seen, seconds, before, simulation.rounds())
+
+
+# Real nodes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Nodes:
+    """A SuperLink, three nodes that are started again whenever they end, and a run over them that has two rounds."""
+
+    deployment: Deployment
+    run: Run
+    superlink: subprocess.Popen[bytes]
+    shells: list[subprocess.Popen[bytes]]
+    database: Path
+    runs: Path
+
+    def process(self, node: int, words: str, seconds: float = 120) -> psutil.Process:
+        """A process of a node by words in its command, as soon as there is one."""
+        found: list[psutil.Process] = wait_for(
+            f"{words} of node {node}", lambda: descendants(self.shells[node].pid, words), seconds, 0.02
+        )
+        return found[0]
+
+    def worker(self, node: int) -> psutil.Process:
+        """The worker of a node, which is a session of its own, by the state folder that it keeps."""
+        superexec = self.process(node, "flower-superexec").pid
+        workers = [p for p in psutil.process_iter(["cmdline"]) if "client_app.worker" in (p.info["cmdline"] or [])]
+        [found] = [p for p in workers if p.info["cmdline"][-1] == str(superexec)]
+        return found
+
+    def server(self) -> psutil.Process:
+        """The process of the run's server."""
+        [found] = descendants(self.superlink.pid, "flwr-serverapp")
+        return found
+
+    def log_of(self, node: str) -> str:
+        """What a node has printed."""
+        return (self.deployment.folder / f"{node}.log").read_text(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    (folder / "hostile").mkdir()
+    (folder / "hostile" / "sitecustomize.py").write_text(HOSTILE.format(flag=str(folder / "lies")))
+    deployment = Deployment(folder / "flower", key_count=NODES + 1)
+    with ExitStack() as disks:
+        database = disks.enter_context(small_disk(folder / "database", 200 * MB))
+        runs = disks.enter_context(small_disk(folder / "runs", 64 * MB))
+        disks.enter_context(small_disk(folder / "flower" / "node-1", 4 * MB))
+        try:
+            superlink = deployment.start_superlink(database / "state.db")
+            deployment.enroll()
+            hostile = {"PYTHONPATH": str(folder / "hostile")}
+            shells = [
+                deployment.start_node(device, of=NODES, again=True, environment=hostile if device == 2 else {})
+                for device in range(NODES)
+            ]
+            run = Run(folder, deployment, runs).start()
+            try:
+                run.wait_for_round(2)
+                yield Nodes(deployment, run, superlink, shells, database, runs)
+            finally:
+                run.stop()
+        finally:
+            deployment.close()
+
+
+# Put before everything that a node's Python imports: what its device sends is what the file holds, while there is one.
+HOSTILE = '''
+import importlib.abc, importlib.util, os, sys
+class Hostile(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "messages.records":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def exec_module(module):
+            load(module)
+            honest = module.make_records
+            def make_records(text, arrays=()):
+                if arrays and os.path.exists({flag!r}):
+                    shapes = "[" + ",".join(["[4611686018427387904,4611686018427387904]"] * 100000) + "]"
+                    text = text.replace('"facts":{{}}', '"facts":{{}},"index":' + shapes, 1)
+                return honest(text, arrays)
+            module.make_records = make_records
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Hostile())
+'''
+
+
+def outcomes(run: Run, number: int) -> dict[int, str]:
+    """What became of every device in a round."""
+    return {d.device: d.outcome for d in run.devices() if d.round == number}
+
+
+def test_the_processes_of_nodes_are_killed(nodes, note):
+    """All in one round: Flower needs a minute to miss a node."""
+    run, before = nodes.run, nodes.run.rounds()
+    victims = {
+        "ClientApp (one message's process) of a node": nodes.process(0, "flwr-clientapp"),
+        "SuperNode": nodes.process(1, "wildflower-node"),
+        "worker of a node": nodes.worker(2),
+    }
+    hit = len(run.rounds()) + 1
+    killed = time.monotonic()
+    for victim in victims.values():
+        victim.kill()
+    run.wait_for_round(hit)
+    print("hit", hit, time.monotonic() - killed, outcomes(run, hit))
+    run.wait_for_round(hit + 1)
+    print(time.monotonic() - killed, outcomes(run, hit + 1))
+    for device, who in enumerate(victims):
+        back = run.wait_for_device(device, hit, True)
+        print(who, outcomes(run, hit)[device], back.round, time.monotonic() - killed)
+        note(f"kill -9: {who}", outcomes(run, hit)[device], time.monotonic() - killed, before, run.rounds())
+
+
+def test_the_superexec_of_a_node_is_killed(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    nodes.process(0, "flower-superexec").kill()
+    killed = time.monotonic()
+    back = run.wait_for_device(0, len(before) + 1, True, 250)
+    print(back.round, time.monotonic() - killed, [outcomes(run, n) for n in range(len(before) + 1, back.round + 1)])
+
+
+def test_a_node_is_paused(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    brief, long = (psutil.Process(nodes.shells[node].pid).children(recursive=True) for node in (0, 1))
+    for process in [*brief, *long]:
+        with suppress(psutil.Error):
+            process.suspend()
+    paused = time.monotonic()
+    time.sleep(20)
+    for process in brief:
+        with suppress(psutil.Error):
+            process.resume()
+    time.sleep(80)
+    for process in long:
+        with suppress(psutil.Error):
+            process.resume()
+    resumed = time.monotonic()
+    hit = len(before) + 1
+    run.wait_for_round(hit)
+    print("pause", time.monotonic() - paused, outcomes(run, hit))
+    back = run.wait_for_device(1, hit, True)
+    print(back.round, time.monotonic() - resumed, [outcomes(run, n) for n in range(hit, back.round + 1)])
+
+
+def test_the_disk_of_a_node_fills(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    ballast = fill(nodes.deployment.folder / "node-1")
+    lost = run.wait_for_device(1, len(before), False)
+    print(lost)
+    ballast.unlink()
+    freed = time.monotonic()
+    back = run.wait_for_device(1, lost.round, True)
+    print(back.round, time.monotonic() - freed)
+
+
+def test_a_node_sends_hostile_replies(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    flag = nodes.run.folder / "lies"
+    flag.touch()
+    lost = run.wait_for_device(2, len(before), False)
+    print(lost, run.rounds()[-1].server_seconds)
+    wait_for("quarantine", lambda: "is quarantined" in run.log(), 120)
+    flag.unlink()
+    node = lost.node
+    command = [sys.executable, "-m", "wildflower", "nodes", *nodes.deployment.connection, "--run", str(run.dir)]
+    print(subprocess.run(command, capture_output=True, text=True))
+    print(subprocess.run([*command, "--release", str(node)], capture_output=True, text=True))
+    released = time.monotonic()
+    back = run.wait_for_device(2, len(run.rounds()), True)
+    print(back.round, time.monotonic() - released)
+
+
+def test_a_key_is_copied(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    copy = nodes.deployment.start_node(0, of=NODES, again=True, log="copy.log", **{"state-dir": str(run.folder / "copy")})
+    time.sleep(45)
+    print(nodes.log_of("copy")[-3000:])
+    print([outcomes(run, n) for n in range(len(before), len(run.rounds()) + 1)])
+    print([line for line in run.log().splitlines() if "WARN" in line][-5:])
+    kill(copy)
+
+
+def test_a_clock_is_wrong(nodes, note):
+    run = nodes.run
+    for shift in ("+20s", "-400s"):
+        wrong = nodes.deployment.start_node(
+            NODES - 1, of=NODES, key=NODES, again=True, under=("faketime", "-m", "-f", shift), log="clock.log",
+            environment={"DONT_FAKE_MONOTONIC": "1"},
+        )
+        time.sleep(20)
+        print(nodes.log_of("clock")[-3000:])
+        kill(wrong)
+
+
+def test_the_server_is_paused(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    server = nodes.server()
+    server.suspend()
+    time.sleep(20)
+    server.resume()
+    print("server paused", run.next_round())
+    superlink = psutil.Process(nodes.superlink.pid)
+    superlink.suspend()
+    time.sleep(20)
+    superlink.resume()
+    print("superlink paused", run.next_round(), run.next_round(), [outcomes(run, n) for n in range(len(before), len(run.rounds()) + 1)])
+
+
+def test_the_runner_is_killed(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    run.process.kill()
+    run.process.wait()
+    run.start("resume=true")
+    code = run.process.wait(60)
+    print(code, run.said(), len(before), len(run.rounds()))
+    run.process = None
+    print(run.next_round())
+
+
+def test_the_server_is_killed(nodes, note):
+    run = nodes.run
+    print(subprocess.run(["flwr", "list"], capture_output=True, text=True))
+    before = run.rounds()
+    nodes.server().kill()
+    killed = time.monotonic()
+    time.sleep(10)
+    run.start("resume=true")
+    print(run.next_round(), run.said())
+    before = run.rounds()
+    nodes.server().kill()
+    killed = time.monotonic()
+    said = run.ends(1)
+    print(time.monotonic() - killed, said)
+    seconds = run.start("resume=true").next_round()
+    print(seconds)
+
+
+def test_the_superexec_of_the_superlink_is_killed(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    descendants(nodes.superlink.pid, "flower-superexec")[0].kill()
+    killed = time.monotonic()
+    time.sleep(15)
+    print(run.process.poll(), run.said(), len(before), len(run.rounds()), nodes.superlink.poll(), descendants(nodes.superlink.pid, "flwr"))
+
+
+def test_the_superlink_is_killed(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    nodes.superlink.kill()
+    killed = time.monotonic()
+    print(run.process.wait(100), time.monotonic() - killed, run.said())
+    nodes.superlink = nodes.deployment.start_superlink(nodes.database / "state.db")
+    print("up", time.monotonic() - killed)
+    seconds = run.start("resume=true").next_round()
+    print(seconds)
+
+
+def test_the_disk_of_the_superlinks_database_fills(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    ballast = fill(nodes.database)
+    time.sleep(40)
+    print(run.process.poll(), run.said()[-2000:], len(before), len(run.rounds()), nodes.superlink.poll())
+    ballast.unlink()
+    time.sleep(20)
+    print(run.process.poll(), run.said()[-2000:], len(before), len(run.rounds()), nodes.superlink.poll())
+
+
+def test_the_disk_of_the_servers_runs_fills(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    ballast = fill(nodes.runs)
+    said = run.ends(1, 100)
+    print(said)
+    ballast.unlink()
+    print(run.start("resume=true").next_round())
