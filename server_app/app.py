@@ -163,7 +163,7 @@ def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal)
         log(INFO, "%s has no checkpoint yet: the run begins anew", run_dir)
         journal.drop_after(0)
         return 1
-    saved = checkpoint.load(run_dir, config.resume_from)
+    saved = checkpoint.load(run_dir, config.resume_from, at_most=journal.last_round)
     engine.load(saved.state)
     engine.population.now_seconds = saved.now_seconds
     # The checkpoints first: they must never be ahead of the journal.

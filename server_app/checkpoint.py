@@ -74,8 +74,13 @@ def exists(run_dir: Path) -> bool:
     return bool(rounds(run_dir)) or _of_earlier_version(run_dir) is not None
 
 
-def load(run_dir: Path, round: int = 0) -> Checkpoint:
+def load(run_dir: Path, round: int = 0, at_most: int | None = None) -> Checkpoint:
     """The newest good checkpoint of a run, or that of a `round`. Those that are passed over are told.
+
+    Args:
+        run_dir: of the run.
+        round: which one; 0: the newest.
+        at_most: how many rounds the journal has; a checkpoint of a later one is passed over. None: any number.
 
     Raises CheckpointError where there is none such.
     """
@@ -93,6 +98,11 @@ def load(run_dir: Path, round: int = 0) -> Checkpoint:
     problems: list[str] = []
     for number in numbers:
         try:
+            if at_most is not None and number > at_most:
+                raise CheckpointError(
+                    f"{_folder(run_dir, number)} goes beyond the journal (rounds.jsonl and devices.jsonl), which is "
+                    f"torn and whole up to round {at_most}"
+                )
             found = _read(_folder(run_dir, number))
         except CheckpointError as error:
             problems.append(str(error))

@@ -261,8 +261,8 @@ class Journal:
 
         `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them; `fleet_digest`
         stands for the contents of the fleet's files, `plugins` for those of the modules from outside, by their names,
-        `initial_digest` for the file of first weights. A resumed journal still holds all its rounds: call `drop_after`
-        with the round of the checkpoint.
+        `initial_digest` for the file of first weights. A resumed journal still holds all its rounds, of which
+        `last_round` is the last that both files have in full: call `drop_after` with the round of the checkpoint.
 
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
         it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
@@ -278,9 +278,10 @@ class Journal:
             check_same_fleet(run_dir, config, fleet_digest)
             check_same_plugins(run_dir, plugins or {})
             check_same_initial(run_dir, initial_digest)
-            rounds = read_rounds(run_dir)
-            # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
-            journal.drop_after(rounds[-1].round if rounds else 0)
+            journal.last_round = whole_rounds(run_dir)
+            if journal.last_round == len(read_rounds(run_dir)):
+                # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
+                journal.drop_after(journal.last_round)
         elif (run_dir / "devices.jsonl").exists():  # of a run that broke off before its first checkpoint
             journal.drop_after(0)
         resolved = {
@@ -548,7 +549,10 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
     except (ValueError, RecursionError) as error:  # of its letters, its form, or how deep it is
-        raise JournalError(f"{path} is not JSON: {error}") from None
+        raise JournalError(
+            f"{path} is not JSON: {error}. Without the configuration that it began with a run does not go on: put the "
+            "file back from a copy, or start another run"
+        ) from None
     if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
     return content
@@ -579,6 +583,27 @@ def read_rounds(run_dir: Path) -> list[RoundRecord]:
 def read_devices(run_dir: Path) -> Iterator[DeviceRecord]:
     """The devices of every round, one after the other, also those of a round that a crash kept from finishing."""
     return _read_lines(run_dir / "devices.jsonl", DeviceRecord)
+
+
+def whole_rounds(run_dir: Path) -> int:
+    """How many rounds both files of the journal have in full: a damaged disk may have taken the end of either."""
+    rounds = len(read_rounds(run_dir))
+    path = run_dir / "devices.jsonl"
+    if path.exists() and not _ends_with_a_line(path):
+        last = 0
+        for device in read_devices(run_dir):
+            last = device.round
+        return min(rounds, max(last - 1, 0))
+    return rounds
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        if file.tell() == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
 
 def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"], error: str | None) -> Summary:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.client
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,14 +17,22 @@ import psutil
 
 from wildflower.flower import flower_environment, stop_everything
 
+ROOT = Path(__file__).parents[1]
 START_SECONDS = 120.0
+AGAIN = 'while :; do "$@"; sleep 15; done'  # a shell that starts a command again whenever it ends, as systemd does
 
 
 class Deployment:
-    """The processes of a deployment; `close` stops all of them, and whatever they started."""
+    """The processes of a deployment; `close` stops all of them, and whatever they started.
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    Attributes:
+        secrets: the folder of `deploy/certs`, where the SuperLink has TLS and knows its nodes by their keys.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, *, key_count: int = 0) -> None:
+        """With `key_count` keys of nodes, node-0 and on, everything is signed and encrypted; without, nothing is."""
         self.folder = folder
+        self.secrets = folder / "secrets" if key_count else None
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._started: list[subprocess.Popen[bytes]] = []
@@ -33,47 +42,101 @@ class Deployment:
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
             **(environment or {}),
         }
+        if self.secrets:
+            subprocess.run([ROOT / "deploy/certs", "--out", self.secrets, "--nodes", str(key_count)], check=True)
 
-    def start_superlink(self) -> subprocess.Popen[bytes]:
+    def start_superlink(self, database: Path | None = None) -> subprocess.Popen[bytes]:
         """Start the SuperLink on the database that an earlier one left; returns when it answers."""
         process = self._start(
             "superlink.log",
-            "flower-superlink --insecure --isolation subprocess --disable-runtime-dependency-installation",
-            *("--host", "127.0.0.1", "--port", str(self.port), "--database", str(self.folder / "state.db")),
+            *("flower-superlink", "--isolation", "subprocess", "--disable-runtime-dependency-installation"),
+            *("--host", "127.0.0.1", "--port", str(self.port), *self._server_trust()),
+            *("--database", str(database or self.folder / "state.db")),
         )
-        self._wait(process, self.port)
+        self._wait(process, self.port, self.secrets)
         return process
 
-    def start_node(self, device: int, of: int, **config: str) -> subprocess.Popen[bytes]:
-        """Start the SuperNode of a device."""
+    def enroll(self) -> str:
+        """Register all keys with the SuperLink; what that printed."""
+        assert self.secrets is not None
+        command = [ROOT / "deploy/enroll", self.address, self.secrets / "ca.crt", self.secrets / "public"]
+        done = subprocess.run([sys.executable, *command], env=self._environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start_node(
+        self,
+        device: int,
+        of: int,
+        *,
+        key: int | None = None,
+        under: Sequence[str] = (),
+        again: bool = False,
+        environment: Mapping[str, str] | None = None,
+        log: str = "",
+        **config: str,
+    ) -> subprocess.Popen[bytes]:
+        """Start the SuperNode of a device.
+
+        Args:
+            device: also the number of its key.
+            of: how many devices there are.
+            key: the number of another key.
+            under: a command that starts the node's, such as one that gives it another clock.
+            again: it is started again whenever it ends, and is not waited for.
+            environment: more of it.
+            log: the name of the file for what it prints; "" names it after the device.
+            config: more of its node config.
+        """
         port = free_port()
         own = {"state-dir": str(self.folder / f"node-{device}"), **config}
         words = [f"partition-id={device}", f"num-partitions={of}", *(f'{key}="{value}"' for key, value in own.items())]
         process = self._start(
-            f"node-{device}.log",
-            "wildflower-node --insecure --isolation subprocess",
+            log or f"node-{device}.log",
+            *(("sh", "-c", AGAIN, "sh") if again else ()),
+            *under,
+            *("wildflower-node", "--isolation", "subprocess"),
             *("--superlink", self.address, "--host", "127.0.0.1", "--port", str(port)),
+            *self._node_trust(device if key is None else key),
             *("--node-config", " ".join(words)),
+            environment=environment,
         )
-        self._wait(process, port)
+        if not again:
+            self._wait(process, port)
         return process
 
     def run(self, *arguments: str) -> subprocess.Popen[str]:
         """`wildflower run ... --superlink` of this deployment; its output is one pipe."""
-        command = [sys.executable, "-m", "wildflower", "run", *arguments, "--superlink", self.address, "--insecure"]
-        return subprocess.Popen(
-            command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        command = [sys.executable, "-m", "wildflower", "run", *arguments, *self.connection]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    @property
+    def connection(self) -> tuple[str, ...]:
+        """The words of a command that say where the SuperLink is."""
+        trust = ("--root-certificates", str(self.secrets / "ca.crt")) if self.secrets else ("--insecure",)
+        return "--superlink", self.address, *trust
+
+    def _server_trust(self) -> tuple[str, ...]:
+        if self.secrets is None:
+            return ("--insecure",)
+        certificates = {"ca-certfile": "ca.crt", "certfile": "server.crt", "keyfile": "server.key"}
+        return ("--enable-supernode-auth", *(f"--ssl-{k}={self.secrets / name}" for k, name in certificates.items()))
+
+    def _node_trust(self, key: int) -> tuple[str, ...]:
+        if self.secrets is None:
+            return ("--insecure",)
+        private = self.secrets / "nodes" / f"node-{key}"
+        return "--root-certificates", str(self.secrets / "ca.crt"), "--auth-supernode-private-key", str(private)
 
     def close(self) -> None:
         """Stop everything."""
         stop_everything(self._started, self.folder)
 
-    def _start(self, log: str, command: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, log: str, *command: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         with (self.folder / log).open("ab") as file:
             process = subprocess.Popen(
-                [*command.split(), *arguments],
-                env=self._environment,
+                command,
+                env=self._environment | dict(environment or {}),
                 cwd=self.folder / "here",
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -83,11 +146,16 @@ class Deployment:
         self._started.append(process)
         return process
 
-    def _wait(self, process: subprocess.Popen[bytes], port: int) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], port: int, secrets: Path | None = None) -> None:
+        trust = ssl.create_default_context(cafile=secrets / "ca.crt") if secrets else None
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
-            assert process.poll() is None, f"{process.args} ended with code {process.returncode}"
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+            assert process.poll() is None, f"{process.args!r} ended with code {process.returncode}"
+            connection = (
+                http.client.HTTPSConnection("127.0.0.1", port, timeout=1.0, context=trust)
+                if trust
+                else http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
+            )
             with suppress(OSError, http.client.HTTPException):
                 connection.request("GET", "/health")
                 if connection.getresponse().status == 200:

@@ -3,6 +3,7 @@
 import html
 import math
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -55,6 +56,7 @@ LOOK_SECONDS = 0.3
 TRACEBACK_LINES = 30
 ENDED_SILENTLY = "The server's process has ended without a word: it was killed, or the run was stopped from elsewhere"
 MAX_WARNINGS = 5
+FULL_DISK_BYTES = 10**6
 WARNING_LETTERS = 400
 FLOWERS_WARNING = "Since flwr "  # how what Flower itself warns of in every run begins
 LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
@@ -167,6 +169,8 @@ def _run(
         console.print(f"[bold red]The run failed.[/] {escape(failure)}", highlight=False, soft_wrap=True)
         if reason != failure:
             console.print(reason, markup=False, highlight=False, soft_wrap=True)
+        if full := full_disk_text(run_dir):
+            console.print(full, markup=False, highlight=False, soft_wrap=True)
         logs = str(app_log) if deployment or local else f"{app_log} and {run_dir / 'superlink.log'}"
         console.print(f"Logs: {logs}", markup=False, highlight=False, soft_wrap=True)
         if own is None or "\n" in own:  # what the run says of itself in words would come again
@@ -176,6 +180,14 @@ def _run(
     console.print(summary_table(summary))
     console.print(f"Report: {run_dir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def full_disk_text(run_dir: Path) -> str:
+    """What to do where the disk of a run's folder has no room left, not even for its log; "" where it has."""
+    free_bytes = shutil.disk_usage(run_dir).free
+    if free_bytes >= FULL_DISK_BYTES:
+        return ""
+    return f"The disk of {run_dir} is full ({bytes_text(free_bytes)} are free): make room before the run goes on"
 
 
 def check_population(config: "RunConfig", deployment: Deployment | None) -> None:

@@ -41,7 +41,7 @@ COMMON: dict[str, Any] = {
     "devices": DEVICES,
     "devices-per-round": DEVICES,
     "rounds": ROUNDS,
-    "evaluate-every": 5,
+    "evaluate-every": ROUNDS,
     "evaluate-tiers": False,
 }
 TASKS: dict[str, dict[str, Any]] = {

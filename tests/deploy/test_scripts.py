@@ -1,14 +1,21 @@
 import datetime
+import json
 import os
 import shutil
+import ssl
 import stat
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.proto.control_pb2 import RegisterNodeRequest, RegisterNodeResponse, UnregisterNodeRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from devices.probe import board_kind
 
@@ -201,36 +208,96 @@ def test_the_key_is_removed_also_where_nothing_else_was_ever_installed(board, tm
     assert "rm -f /etc/systemd/system/wildflower-node.service" in did
 
 
+@pytest.fixture
+def superlink(secrets):
+    """What answers as a SuperLink's control API would: what `said` holds, a status and a body. Keeps the requests."""
+
+    class Control(BaseHTTPRequestHandler):
+        said: ClassVar[tuple[int, bytes]] = (200, b"")
+        asked: ClassVar[list[tuple[str, bytes]]] = []
+
+        def do_POST(self):
+            self.asked.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            status, body = self.said
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Control)
+    trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trust.load_cert_chain(secrets / "server.crt", secrets / "server.key")
+    server.socket = trust.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def says(detail: str) -> tuple[int, bytes]:
+    return 412, json.dumps({"code": 23, "detail": detail}).encode()
+
+
 @pytest.mark.parametrize(
     ("answer", "code", "words"),
     [
-        ('{"success": true, "node-id": "7"}', 0, "node-1: registered as node 7"),
-        ('{"success": false, "error-message": "Public key already in use"}', 0, "node-1: registered before"),
-        ('{"success": false, "error-message": "no such thing"}', 1, "node-1: no such thing"),
-        ("Connection refused", 1, "node-1: Connection refused"),
+        ((200, RegisterNodeResponse(node_id=7).SerializeToString()), 0, "node-1: registered as node 7"),
+        (says("Public key already in use."), 0, "node-1: registered before"),
+        (says("no such thing"), 1, "node-1: [code: 23] no such thing"),
     ],
 )
-def test_every_public_key_is_registered(secrets, tmp_path, answer, code, words):
-    program(tmp_path / "bin", "flwr", f"echo '{answer}'")
-    found, text = enroll(tmp_path, secrets / "public")
+def test_every_public_key_is_registered(secrets, superlink, answer, code, words):
+    superlink.RequestHandlerClass.said = answer
+    found, text = enroll(secrets, superlink, secrets / "public")
     assert (found, words in text) == (code, True), text
+    files = sorted((secrets / "public").iterdir())
+    keys = {file.stem: public_key_to_bytes(load_ssh_public_key(file.read_bytes())) for file in files}
+    asked = [(path, RegisterNodeRequest.FromString(body)) for path, body in superlink.RequestHandlerClass.asked]
+    assert {path for path, _ in asked} == {"/v1/control/register-node"}
+    assert {request.name: request.public_key for _, request in asked} == keys
 
 
-def test_a_node_is_revoked_by_its_number(tmp_path):
-    program(tmp_path / "bin", "flwr", f"""echo "$@" >{tmp_path / "log"}; echo '{{"success": true}}'""")
-    code, text = enroll(tmp_path, "--revoke", "42")
+def test_a_file_that_holds_no_key_is_named_and_the_others_are_registered(secrets, superlink, tmp_path):
+    superlink.RequestHandlerClass.said = 200, RegisterNodeResponse(node_id=7).SerializeToString()
+    (tmp_path / "a.pub").write_text("ssh-rsa nothing")
+    (tmp_path / "b.pub").write_bytes(bytes(10_001))
+    shutil.copy(secrets / "public" / "node-1.pub", tmp_path / "c.pub")
+    code, text = enroll(secrets, superlink, tmp_path)
+    assert code == 1
+    assert f"a: {tmp_path / 'a.pub'}: no public key in OpenSSH's form" in text
+    assert f"b: {tmp_path / 'b.pub'}: more than 10000 bytes" in text
+    assert "c: registered as node 7" in text
+    assert enroll(secrets, superlink, secrets / "nodes") == (1, f"enroll: no public keys (*.pub) in {secrets}/nodes\n")
+
+
+def test_a_node_is_revoked_by_its_number(secrets, superlink):
+    code, text = enroll(secrets, superlink, "--revoke", 42)
     assert code == 0, text
     assert "node 42: its key is refused" in text
-    assert (tmp_path / "log").read_text() == "supernode unregister 42 here --format json\n"
-    program(tmp_path / "bin", "flwr", """echo '{"success": false, "error-message": "unknown node"}'""")
-    code, text = enroll(tmp_path, "--revoke", "42")
-    assert (code, "node 42: unknown node" in text) == (1, True)
+    [(path, body)] = superlink.RequestHandlerClass.asked
+    assert (path, UnregisterNodeRequest.FromString(body).node_id) == ("/v1/control/unregister-node", 42)
+    superlink.RequestHandlerClass.said = says("unknown node")
+    code, text = enroll(secrets, superlink, "--revoke", 42)
+    assert (code, "node 42: " in text, "unknown node" in text) == (1, True, True)
+    assert "expected the node's number" in enroll(secrets, superlink, "--revoke", "node-1")[1]
 
 
-def enroll(folder: Path, *what: object) -> tuple[int, str]:
-    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    command = [sys.executable, DEPLOY / "enroll", "superlink:8000", "/ca.crt", *map(str, what)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+def test_a_superlink_that_is_not_there_is_told(secrets, superlink):
+    superlink.server_port = 1
+    code, text = enroll(secrets, superlink, "--revoke", 42)
+    assert (code, "node 42: Connection to the SuperLink is unavailable" in text) == (1, True)
+
+
+def enroll(secrets: Path, superlink: ThreadingHTTPServer, *what: object) -> tuple[int, str]:
+    superlink.RequestHandlerClass.asked.clear()
+    address = f"127.0.0.1:{superlink.server_port}"
+    command = [sys.executable, DEPLOY / "enroll", address, secrets / "ca.crt", *map(str, what)]
+    done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -11,24 +11,39 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from client_app.secure import do_step, masked
 from client_app.work import family_of
 from devices.budget import Budget
 from devices.fleet import Fleet
 from devices.report import DeviceReport
 from messages.encoding import Wire, encode
 from messages.error import MessageError
-from messages.orders import Batch, NodeReport, Reply, Update, parse
+from messages.masks import SEALED_BYTES, SEED_BYTES, Secrets, add_common_masks, mask_key, seal, unseal
+from messages.orders import (
+    Batch,
+    DataAnswer,
+    KeyAnswer,
+    KeyOrder,
+    KeyReply,
+    NodeReport,
+    Reply,
+    Update,
+    parse,
+)
+from messages.packing import pack
 from messages.records import make_records
-from messages.sums import SCALE
-from messages.wire import NODE_REPORT_LIMITS, from_records
+from messages.sums import SCALE, joined
+from messages.wire import DATA_ANSWER_LIMITS, NODE_REPORT_LIMITS, from_records
 from models.architecture import Architecture
 from models.cost import cost
 from models.lenet import LeNet5
 from rounds.replies import read_reply
+from rounds.secure import SecureRound
 from rounds.work import Assignment, Given, Work
 from server_app import checkpoint
 from server_app.checkpoint import Checkpoint, CheckpointError
@@ -37,10 +52,11 @@ from server_app.journal import JournalError, read_config, read_devices, read_rou
 from strategies.heterofl import MaskedTraining
 from strategies.method import LEADING, Order, State, local_half
 from strategies.submodel import initial_weights
+from tasks.own import Agreed, Declared, Summary, agree
 from tests.client_app.work_orders import batch, work_order
 from tests.fuzz.mutations import as_text, changed_bytes, changed_json, changed_text
 from tests.server_app.fake_runs import CONFIG, three_rounds
-from tests.small_run import FLEET
+from tests.small_run import FLEET, small_config, started
 
 Made = Callable[[random.Random], Any]
 """Makes one hostile input."""
@@ -66,6 +82,7 @@ class Target:
 # A node trusts its server with all its work: large batches are honest, and take their time.
 MAX_ORDER_LETTERS = 2**17
 BOUND, HELD = 0.5, 24  # the norm bound, and how many examples the device has
+MAX_EXAMPLES = 1000  # that a device may say that it has
 FAMILY = LeNet5(input_shape=(1, 8, 8), classes=4, conv_channels=(2, 3), hidden=(8, 6))
 REPORT = DeviceReport("raspberry-pi-4", 4 * 2**30, 2**30, 20.0, 5.0)
 
@@ -162,7 +179,7 @@ def orders() -> Target:
         assert 1 <= len(found.orders) <= 4000
         assert all(0 <= order.device < 2**63 for order in found.orders)
 
-    return Target("orders", 5000, make, read, (MessageError,), harmless)
+    return Target("orders", 4000, make, read, (MessageError,), harmless)
 
 
 def reports() -> Target:
@@ -182,7 +199,115 @@ def reports() -> Target:
         assert 0 <= report.memory_available_bytes <= report.memory_total_bytes < 2**63
         assert replace(report) == report
 
-    return Target("reports", 6000, make, read, (ValueError,), harmless)
+    return Target("reports", 3000, make, read, (ValueError,), harmless)
+
+
+def key_answers(folder: Path) -> Target:
+    """What a device answers about its keys, of the shares that it seals, and of those that it reveals: one of four."""
+    keys = {"fleet": "", "strategy": "fedavg", "devices": 4, "devices-per-round": 4, "secure-minimum": 3}
+    engine, _ = started(small_config(folder, **keys | {"secure-aggregation": True}))
+    local, full, everybody = MaskedTraining(weighting="uniform"), FAMILY.full(), [0, 1, 2, 3]
+    price = cost(FAMILY, full, batch_size=4, optimizer="sgd")
+    orders = [
+        Assignment(d, "all", Budget(2**30, None, None), Given(Order(d, full), LEADING, price, local), node=d + 1)
+        for d in everybody
+    ]
+    nothing: dict[str, Any] = {"payload": lambda group: {}, "absorb": print, "enough": 1, "simulated": False}
+    work = Work(round=1, assignments=orders, family=FAMILY, **nothing)
+    secure = SecureRound(work, engine.settings, engine.population)
+    [found] = secure.sums
+    # An honest round of the four, whose third is lost while it trains.
+    homes = [folder / str(device) for device in everybody]
+    members = [do_step(KeyOrder(device=d), homes[d], 1).member for d in everybody]
+    found.members = [member for member in members if member is not None]
+    for d in everybody:
+        found.sealed[d] = do_step(found.order(d), homes[d], 1).sealed
+        orders[d].update = Update(order=d, device=d, outcome="trained", examples=HELD)
+    values = joined(work.empty_sums(orders[0]))
+    for d in everybody:
+        words = masked(values + (d + 1), d, everybody, homes[d], 1)
+        if d != 2:
+            found.add(d, torch.frombuffer(bytearray(words), dtype=torch.int64))
+    answers = {d: do_step(found.order(d, reveals=True), homes[d], 1) for d in found.arrived}
+    sessions = [Secrets(bytes.fromhex(json.loads((home / "secure.json").read_text())["root"])) for home in homes]
+    right = secure._unmasked(found, answers).sums["weights"].total
+    assert int(right[0]) == 1 + 2 + 4
+    honest = [
+        KeyAnswer(device=0, member=found.members[0]),
+        KeyAnswer(device=0, sealed=found.sealed[0]),
+        answers[0],
+    ]
+    texts = [json.loads(KeyReply(run=engine.settings.run, round=1, answers=[a]).model_dump_json()) for a in honest]
+
+    def make(rng: random.Random) -> RecordDict:
+        reply = rng.choice(texts)
+        how = rng.random()
+        text = as_text(changed_json(rng, reply)) if how < 0.8 else changed_text(rng, as_text(reply))
+        if how < 0.3:  # other letters in a key or a share, which keeps its length
+            place = rng.randrange(len(text))
+            text = text[:place] + rng.choice("0123456789abcdef") + text[place + 1 :]
+        return make_records(text)
+
+    def read(records: RecordDict) -> KeyAnswer:
+        answer = secure._read([KeyOrder(device=0)], Message(records, 1, "query")).get(0)
+        if answer is None or answer.error:
+            raise MessageError("no answer" if answer is None else str(answer.error))
+        return answer
+
+    def harmless(answer: KeyAnswer) -> None:
+        """The sum stays the one of the honest devices, or is lost with words: no answer makes it another one."""
+        with suppress(MessageError):
+            if answer.member is not None:
+                shares = seal(sessions[1].channel, 1, answer.member, bytes(16), bytes(16))
+                assert len(shares) == SEALED_BYTES
+                add_common_masks(np.zeros(4, np.uint64), 1, mask_key(sessions[1].mask_seed), {0: answer.member})
+        for sealed in answer.sealed[:4]:
+            with suppress(MessageError):
+                own, mask = unseal(sessions[1].channel, 1, found.members[0], bytes.fromhex(sealed))
+                assert len(own) == len(mask) == SEED_BYTES
+        if answer.shares:
+            with suppress(MessageError):
+                total = secure._unmasked(found, answers | {0: answer}).sums["weights"].total
+                assert torch.equal(total, right)
+
+    return Target("answers about keys", 2000, make, read, (MessageError,), harmless)
+
+
+def data_answers() -> Target:
+    """What a device says of the data that it alone holds, beside two honest ones."""
+    form = {"stored": "uint8", "input_shape": [1, 8, 8], "labels": "classes"}
+    moments = {"values": HELD * 64, "sums": [1.0e5], "squares": [1.0e7]}
+    said = {"examples": HELD, "test_examples": 6, "form": form, "label_names": ["0", "1"], "moments": moments}
+    honest = {"run": "a run", "said": {"device": 0, **said}}
+    others = [parse(DataAnswer, as_text({"run": "a run", "said": {"device": d, **said}})).said for d in (1, 2)]
+    before, _ = agree(others, Declared(), MAX_EXAMPLES)
+
+    def make(rng: random.Random) -> RecordDict:
+        text = as_text(changed_json(rng, honest)) if rng.random() < 0.85 else changed_text(rng, as_text(honest))
+        return make_records(text)
+
+    def read(records: RecordDict) -> tuple[Summary, Agreed]:
+        answer, _ = from_records(DataAnswer, records, DATA_ANSWER_LIMITS)
+        if answer.run != "a run" or answer.said.device != 0:
+            raise MessageError("of another run, or of another device")
+        agreed, unfit = agree([answer.said, *others], Declared(), MAX_EXAMPLES)
+        if 0 in unfit:
+            raise MessageError(unfit[0])
+        return answer.said, agreed
+
+    def harmless(found: tuple[Summary, Agreed]) -> None:
+        """Its weight is bounded, the form is the others', and inputs are normalized by what pixels can have."""
+        said, agreed = found
+        assert 1 <= said.examples <= MAX_EXAMPLES
+        assert said.test_examples <= MAX_EXAMPLES
+        assert agreed.form == before.form
+        assert set(before.label_names) <= set(agreed.label_names)
+        assert len(agreed.label_names) <= len(before.label_names) + said.examples + said.test_examples
+        assert all(name.isprintable() for name in agreed.label_names)
+        assert 0 <= agreed.mean[0] <= 255
+        assert 0 < agreed.std[0] <= 255
+
+    return Target("answers about data", 2000, make, read, (ValueError,), harmless)
 
 
 def checkpoints(folder: Path) -> Target:
@@ -309,13 +434,15 @@ def configurations() -> Target:
 
 def all_targets(folder: Path) -> list[Target]:
     """All of them, over a folder of their own."""
-    for name in ("checkpoints", "journals", "fleets"):
+    for name in ("keys", "checkpoints", "journals", "fleets"):
         (folder / name).mkdir()
     return [
         replies("replies", 5000, "float32"),
         replies("replies in int8", 3000, "int8"),
         orders(),
         reports(),
+        key_answers(folder / "keys"),
+        data_answers(),
         checkpoints(folder / "checkpoints"),
         journals(folder / "journals"),
         fleets(folder / "fleets"),

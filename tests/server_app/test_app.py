@@ -251,6 +251,26 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(t
         small_config(tmp_path, resume_from=2)
 
 
+@pytest.mark.parametrize("file", ["rounds.jsonl", "devices.jsonl"])
+def test_a_run_goes_on_from_a_checkpoint_that_the_torn_journal_reaches(file, tmp_path, caplog):
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    keys = METHODS["fedadam"]
+    whole = run(simulated_grid(), small_config(tmp_path / "whole", **keys))
+    broken = run(simulated_grid(), small_config(tmp_path / "broken", **keys))
+    data = (broken / file).read_bytes()
+    (broken / file).write_bytes(data[:-20])
+    run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True))
+    assert "torn and whole up to round 3: going back to the checkpoint of round 3" in caplog.text
+    assert told(whole) == told(broken)
+    assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
+    # With nothing that it reaches, nothing is changed.
+    (broken / file).write_bytes(data[:20])
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="torn and whole up to round 0"):
+            run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True))
+
+
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_disk_that_fills_before_the_first_checkpoint_does_not_block_the_runs_name(resume, tmp_path, monkeypatch):
     for name in ("whole", "broken"):

@@ -1,0 +1,634 @@
+"""What is seen of every fault, how many finished rounds are lost, and how long it takes until the run goes on.
+
+One row of benchmarks/trust/README.md's table per fault (`python -m benchmarks.trust.faults` writes it), with processes
+of this machine: simulations on own workers, and a SuperLink with TLS and keys with nodes that are started again
+whenever they end, as systemd does. Gates, containers and links are in tests/compose/faults.py.
+
+Not part of `make test`, because most of their time is waiting: `make test-compose` names this file. Root fills disks.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from server_app.journal import DeviceRecord, RoundRecord, read_devices, read_rounds
+from tests.deployment import ROOT, Deployment, kill
+
+NODES = 3
+EXPERIMENT = f"""
+task = "digits"
+family = "vgg"
+family-arguments = "block_channels = [2, 4, 32], exits = [0, 1, 2]"
+strategy = "depthfl"
+depthfl.alpha = 0.1  # devices keep corrections from one round to the next
+fleet = ""
+devices = {NODES}
+devices-per-round = {NODES}
+rounds = 1000
+local-steps = 20
+examples-per-device = 24
+evaluate-every = 1000
+deadline-seconds = 200
+seed = 3
+run-name = "one"
+"""
+SIMULATED = """
+task = "digits"
+workers = 1
+devices-per-round = 2
+rounds = 1000
+evaluate-every = 1000
+learning-rate = 0.01
+run-name = "one"
+"""
+HINT = "go on with the same command and --set resume=true --set run-name=one"
+MB = 2**20
+
+
+# What is written down -------------------------------------------------------------------------------------------------
+
+
+Note = Callable[..., None]
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, Any], None]) -> Note:
+    """Writes a row of the table down, after it has held that nothing finished was lost."""
+
+    def note(
+        fault: str, seen: str, seconds: float, before: Sequence[RoundRecord] = (), after: Sequence[RoundRecord] = ()
+    ) -> None:
+        """`before` and `after` are the finished rounds when the fault came, and when the run had gone on."""
+        again = sum(one not in after for one in before)
+        lost = sum(not any(same_figures(one, other) for other in after) for one in before)
+        assert lost == 0, f"{fault}: {lost} finished rounds are lost"
+        row = {"fault": fault, "seen": seen, "rounds_lost": lost, "rounds_again": again, "seconds": round(seconds, 1)}
+        record_property("fault", row)
+
+    return note
+
+
+def same_figures(one: RoundRecord, other: RoundRecord) -> bool:
+    """Whether two records say the same but for what clocks measured, and the memory of a process."""
+    measured = {"wall_seconds": 0.0, "server_seconds": {}, "server_peak_rss_bytes": 0}
+    return one.model_copy(update=measured) == other.model_copy(update=measured)
+
+
+def wait_for(what: str, look: Callable[[], Any], seconds: float, every: float = 0.1) -> Any:
+    """What `look` gives as soon as it is true; AssertionError after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(every)
+    raise AssertionError(f"{what}: not within {seconds:g} s")
+
+
+def descendants(pid: int, words: str) -> list[psutil.Process]:
+    """The processes below one in whose command these words stand."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                if words in " ".join(process.cmdline()):
+                    found.append(process)
+    return found
+
+
+class Run:
+    """A `wildflower run` of a folder's experiment, whose output goes to a file."""
+
+    def __init__(self, folder: Path, deployment: Deployment | None = None, output: Path | None = None) -> None:
+        self.folder, self.deployment = folder, deployment
+        self.dir = (output or folder) / "one"
+        self.arguments = [str(folder / "experiment.toml"), "--set", f"output-dir={output or folder}"]
+        if deployment is not None:
+            self.arguments += deployment.connection
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *settings: str) -> Run:
+        """Start it with more settings; where one of an earlier start runs, that one stays."""
+        words = [word for setting in settings for word in ("--set", setting)]
+        return self._start([sys.executable, "-m", "wildflower", "run", *self.arguments, *words])
+
+    def _start(self, command: list[str]) -> Run:
+        with (self.folder / "said").open("wb") as file:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        return self
+
+    def said(self) -> str:
+        """What it has printed."""
+        return (self.folder / "said").read_text(errors="replace")
+
+    def log(self) -> str:
+        """What its server has printed."""
+        return (self.dir / "app.log").read_text(errors="replace") if (self.dir / "app.log").exists() else ""
+
+    def rounds(self) -> list[RoundRecord]:
+        """The finished rounds."""
+        return read_rounds(self.dir) if (self.dir / "rounds.jsonl").exists() else []
+
+    def devices(self) -> list[DeviceRecord]:
+        """What devices did in them."""
+        return list(read_devices(self.dir))
+
+    def wait_for_round(self, number: int, seconds: float = 300) -> float:
+        """Wait until so many rounds are finished; how long that took."""
+        started = time.monotonic()
+
+        def look() -> bool:
+            done = len(self.rounds()) >= number
+            assert done or self.process is None or self.process.poll() is None, self.said()[-3000:]
+            return done
+
+        wait_for(f"round {number}", look, seconds)
+        return time.monotonic() - started
+
+    def next_round(self, more: int = 1) -> float:
+        """Wait for so many rounds more than there are; how long that took."""
+        return self.wait_for_round(len(self.rounds()) + more)
+
+    def wait_for_device(self, device: int, after: int, trained: bool, seconds: float = 300) -> DeviceRecord:
+        """A device's first order behind a round in which it trained, or did not."""
+
+        def look() -> DeviceRecord | None:
+            own = (d for d in self.devices() if d.device == device and d.round > after)
+            return next((d for d in own if (d.outcome == "trained") == trained), None)
+
+        found: DeviceRecord = wait_for(f"device {device} trains: {trained}", look, seconds)
+        return found
+
+    def ends(self, code: int, seconds: float = 60) -> str:
+        """Wait until it has ended with this code; what it said."""
+        assert self.process is not None
+        assert self.process.wait(seconds) == code, self.said()[-3000:]
+        return self.said()
+
+    def stop(self) -> None:
+        """End it as Ctrl-C does, where it still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(60)
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
+    """A disk of its own at a folder, for the time of a `with` block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Write until the disk of a folder is full; the file to remove."""
+    ballast = folder / "ballast"
+    with suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
+# Simulations on own workers -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def simulation(tmp_path: Path) -> Iterator[Run]:
+    (tmp_path / "experiment.toml").write_text(SIMULATED)
+    run = Run(tmp_path)
+    yield run
+    run.stop()
+
+
+def family_of(run: Run) -> dict[str, psutil.Process]:
+    """The processes of a simulation, by what they are."""
+    assert run.process is not None
+    command = psutil.Process(run.process.pid)
+    [server] = command.children()
+    [nursery] = server.children()
+    [worker] = nursery.children()
+    return {"command": command, "server": server, "nursery": nursery, "worker": worker}
+
+
+@pytest.mark.parametrize("who", ["command", "server", "nursery"])
+def test_a_process_of_a_simulation_is_killed(who, simulation, note):
+    simulation.start().wait_for_round(2)
+    family = family_of(simulation)
+    family[who].kill()
+    killed = time.monotonic()
+    assert simulation.process is not None
+    simulation.process.wait(30)
+    told = time.monotonic() - killed
+    said, before = simulation.said(), simulation.rounds()
+    _, alive = psutil.wait_procs(list(family.values()), timeout=10)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    if who == "command":
+        seen = "nothing is left running"
+    else:
+        assert simulation.process.returncode == 1
+        assert told < 10
+        seen = f"after {told:.1f} s {quoted(said, 'The run failed.')}, and how to resume"
+        assert HINT in said
+    seconds = simulation.start("resume=true").next_round()
+    note(f"kill -9: {who} of a simulation", seen, seconds, before, simulation.rounds())
+
+
+def test_a_worker_of_a_simulation_is_killed(simulation, note):
+    simulation.start().wait_for_round(2)
+    before = simulation.rounds()
+    family_of(simulation)["worker"].kill()
+    seconds = simulation.next_round(2)
+    log = "Worker 1 was killed: another one takes its place"
+    assert log in simulation.log()
+    troubles = {d.outcome for d in simulation.devices() if d.outcome != "trained"}
+    assert troubles <= {"failed: the client process died: worker 1 was killed"}, troubles
+    seen = f"`{log}`; the device that it worked for is `failed: ...` in that round"
+    note("kill -9: worker of a simulation", seen, seconds, before, simulation.rounds())
+
+
+def quoted(text: str, words: str, letters: int = 130) -> str:
+    """The first line of a text with these words in it, from them on, fit for a cell of a table."""
+    assert words in text, text[-3000:]
+    line = words + text.partition(words)[2].splitlines()[0]
+    line = line.replace("|", "/").replace("`", "'").strip()
+    return f"`{line if len(line) <= letters else line[:letters].rsplit(' ', 1)[0] + ' ...'}`"
+
+
+def test_a_simulation_is_paused(simulation, note):
+    simulation.start().wait_for_round(2)
+    family = family_of(simulation)
+    for process in family.values():
+        process.suspend()
+    before = simulation.rounds()
+    time.sleep(3)
+    assert len(simulation.rounds()) <= len(before) + 1
+    for process in reversed(family.values()):
+        process.resume()
+    seconds = simulation.next_round()
+    note("pause: all processes of a simulation", "nothing", seconds, before, simulation.rounds())
+
+
+def test_the_disk_of_a_simulations_folder_fills(tmp_path, note):
+    (tmp_path / "experiment.toml").write_text(SIMULATED)
+    with small_disk(tmp_path / "runs", 64 * MB) as disk:
+        run = Run(tmp_path, output=disk)
+        try:
+            run.start().wait_for_round(2)
+            ballast = fill(disk)
+            said, before = run.ends(1), run.rounds()
+            assert HINT in said
+            ballast.unlink()
+            seconds = run.start("resume=true").next_round()
+            seen = f"{quoted(said, 'The disk of').replace(str(disk), 'RUNS')}, and how to resume"
+            note("full disk: the run's folder", seen, seconds, before, run.rounds())
+        finally:
+            run.stop()
+
+
+def test_the_disk_is_full_before_the_first_checkpoint(tmp_path, note):
+    (tmp_path / "experiment.toml").write_text(SIMULATED)
+    with small_disk(tmp_path / "runs", 2 * MB) as disk:
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(2 * MB - 64 * 1024))
+        run = Run(tmp_path, output=disk)
+        try:
+            said = run.start().ends(1)
+            assert list((run.dir / "checkpoint").glob("round-*/SHA256SUMS")) == []
+            ballast.unlink()
+            started = time.monotonic()
+            run.start("rounds=1").ends(0)
+            seconds = time.monotonic() - started
+            seen = quoted(said, "The disk of").replace(str(disk), "RUNS")
+            note("full disk: before the first checkpoint", f"{seen}; the same command begins anew", seconds)
+        finally:
+            run.stop()
+
+
+@pytest.mark.parametrize(
+    ("what", "file", "words"),
+    [
+        ("the newest checkpoint", "checkpoint/round-4/state.safetensors", "going back to the checkpoint of round 3"),
+        ("the journal of rounds", "rounds.jsonl", "going back to the checkpoint of round 3"),
+        ("the journal of devices", "devices.jsonl", "going back to the checkpoint of round 3"),
+        ("the best model", "models/best/models.json", ""),
+        ("the summary", "summary.json", ""),
+    ],
+)
+def test_a_file_is_torn(what, file, words, simulation, note):
+    simulation.start("rounds=4", "evaluate-every=2").ends(0)
+    before = simulation.rounds()
+    torn = simulation.dir / file
+    torn.write_bytes(torn.read_bytes()[:-30])
+    seconds = simulation.start("resume=true", "rounds=5", "evaluate-every=2").wait_for_round(5)
+    simulation.ends(0)
+    assert [one == other for one, other in zip(before, simulation.rounds(), strict=False)] == [True] * 3 + [not words]
+    seen = quoted(simulation.log(), words) if words else "nothing"
+    note(f"torn file: {what}", seen, seconds, before, simulation.rounds())
+
+
+def test_a_configuration_that_is_torn_stops_the_command_and_nothing_is_changed(simulation, note):
+    simulation.start("rounds=2").ends(0)
+    before, config = simulation.rounds(), simulation.dir / "config.json"
+    data = config.read_bytes()
+    config.write_bytes(data[:-30])
+    said = simulation.start("resume=true", "rounds=3").ends(1)
+    assert simulation.rounds() == before
+    assert config.read_bytes() == data[:-30]
+    config.write_bytes(data)
+    seconds = simulation.start("resume=true", "rounds=3").wait_for_round(3)
+    seen = f"{quoted(said, 'Without the configuration')}; with the file put back it goes on"
+    note("torn file: config.json", seen, seconds, before, simulation.rounds())
+
+
+# Real nodes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Nodes:
+    """A SuperLink, three nodes that are started again whenever they end, and a run over them that has two rounds."""
+
+    deployment: Deployment
+    run: Run
+    superlink: subprocess.Popen[bytes]
+    shells: list[subprocess.Popen[bytes]]
+    database: Path
+    runs: Path
+
+    def process(self, node: int, words: str, seconds: float = 120) -> psutil.Process:
+        """A process of a node by words in its command, as soon as there is one."""
+        found: list[psutil.Process] = wait_for(
+            f"{words} of node {node}", lambda: descendants(self.shells[node].pid, words), seconds, 0.02
+        )
+        return found[0]
+
+    def worker(self, node: int) -> psutil.Process:
+        """The worker of a node, which is a session of its own, by the state folder that it keeps."""
+        superexec = self.process(node, "flower-superexec").pid
+        workers = [p for p in psutil.process_iter(["cmdline"]) if "client_app.worker" in (p.info["cmdline"] or [])]
+        [found] = [p for p in workers if p.info["cmdline"][-1] == str(superexec)]
+        return found
+
+    def server(self) -> psutil.Process:
+        """The process of the run's server."""
+        [found] = descendants(self.superlink.pid, "flwr-serverapp")
+        return found
+
+    def log_of(self, node: str) -> str:
+        """What a node has printed."""
+        return (self.deployment.folder / f"{node}.log").read_text(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "experiment.toml").write_text(EXPERIMENT)
+    (folder / "hostile").mkdir()
+    (folder / "hostile" / "sitecustomize.py").write_text(HOSTILE.format(flag=str(folder / "lies")))
+    deployment = Deployment(folder / "flower", key_count=NODES + 1)
+    with ExitStack() as disks:
+        database = disks.enter_context(small_disk(folder / "database", 200 * MB))
+        runs = disks.enter_context(small_disk(folder / "runs", 64 * MB))
+        disks.enter_context(small_disk(folder / "flower" / "node-1", 4 * MB))
+        try:
+            superlink = deployment.start_superlink(database / "state.db")
+            deployment.enroll()
+            hostile = {"PYTHONPATH": str(folder / "hostile")}
+            shells = [
+                deployment.start_node(device, of=NODES, again=True, environment=hostile if device == 2 else {})
+                for device in range(NODES)
+            ]
+            run = Run(folder, deployment, runs).start()
+            try:
+                run.wait_for_round(2)
+                yield Nodes(deployment, run, superlink, shells, database, runs)
+            finally:
+                run.stop()
+        finally:
+            deployment.close()
+
+
+# Put before everything that a node's Python imports: what its device sends is what the file holds, while there is one.
+HOSTILE = '''
+import importlib.abc, importlib.util, os, sys
+class Hostile(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "messages.records":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def exec_module(module):
+            load(module)
+            honest = module.make_records
+            def make_records(text, arrays=()):
+                if arrays and os.path.exists({flag!r}):
+                    shapes = "[" + ",".join(["[4611686018427387904,4611686018427387904]"] * 100000) + "]"
+                    text = text.replace('"facts":{{}}', '"facts":{{}},"index":' + shapes, 1)
+                return honest(text, arrays)
+            module.make_records = make_records
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Hostile())
+'''
+
+
+def outcomes(run: Run, number: int) -> dict[int, str]:
+    """What became of every device in a round."""
+    return {d.device: d.outcome for d in run.devices() if d.round == number}
+
+
+def test_the_processes_of_nodes_are_killed(nodes, note):
+    """All in one round: Flower needs a minute to miss a node."""
+    run, before = nodes.run, nodes.run.rounds()
+    victims = {
+        "ClientApp (one message's process) of a node": nodes.process(0, "flwr-clientapp"),
+        "SuperNode": nodes.process(1, "wildflower-node"),
+        "worker of a node": nodes.worker(2),
+    }
+    hit = len(run.rounds()) + 1
+    killed = time.monotonic()
+    for victim in victims.values():
+        victim.kill()
+    run.wait_for_round(hit)
+    print("hit", hit, time.monotonic() - killed, outcomes(run, hit))
+    run.wait_for_round(hit + 1)
+    print(time.monotonic() - killed, outcomes(run, hit + 1))
+    for device, who in enumerate(victims):
+        back = run.wait_for_device(device, hit, True)
+        print(who, outcomes(run, hit)[device], back.round, time.monotonic() - killed)
+        note(f"kill -9: {who}", outcomes(run, hit)[device], time.monotonic() - killed, before, run.rounds())
+
+
+def test_the_superexec_of_a_node_is_killed(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    nodes.process(0, "flower-superexec").kill()
+    killed = time.monotonic()
+    back = run.wait_for_device(0, len(before) + 1, True, 250)
+    print(back.round, time.monotonic() - killed, [outcomes(run, n) for n in range(len(before) + 1, back.round + 1)])
+
+
+def test_a_node_is_paused(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    brief, long = (psutil.Process(nodes.shells[node].pid).children(recursive=True) for node in (0, 1))
+    for process in [*brief, *long]:
+        with suppress(psutil.Error):
+            process.suspend()
+    paused = time.monotonic()
+    time.sleep(20)
+    for process in brief:
+        with suppress(psutil.Error):
+            process.resume()
+    time.sleep(80)
+    for process in long:
+        with suppress(psutil.Error):
+            process.resume()
+    resumed = time.monotonic()
+    hit = len(before) + 1
+    run.wait_for_round(hit)
+    print("pause", time.monotonic() - paused, outcomes(run, hit))
+    back = run.wait_for_device(1, hit, True)
+    print(back.round, time.monotonic() - resumed, [outcomes(run, n) for n in range(hit, back.round + 1)])
+
+
+def test_the_disk_of_a_node_fills(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    ballast = fill(nodes.deployment.folder / "node-1")
+    lost = run.wait_for_device(1, len(before), False)
+    print(lost)
+    ballast.unlink()
+    freed = time.monotonic()
+    back = run.wait_for_device(1, lost.round, True)
+    print(back.round, time.monotonic() - freed)
+
+
+def test_a_node_sends_hostile_replies(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    flag = nodes.run.folder / "lies"
+    flag.touch()
+    lost = run.wait_for_device(2, len(before), False)
+    print(lost, run.rounds()[-1].server_seconds)
+    wait_for("quarantine", lambda: "is quarantined" in run.log(), 120)
+    flag.unlink()
+    node = lost.node
+    command = [sys.executable, "-m", "wildflower", "nodes", *nodes.deployment.connection, "--run", str(run.dir)]
+    print(subprocess.run(command, capture_output=True, text=True))
+    print(subprocess.run([*command, "--release", str(node)], capture_output=True, text=True))
+    released = time.monotonic()
+    back = run.wait_for_device(2, len(run.rounds()), True)
+    print(back.round, time.monotonic() - released)
+
+
+def test_a_key_is_copied(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    copy = nodes.deployment.start_node(0, of=NODES, again=True, log="copy.log", **{"state-dir": str(run.folder / "copy")})
+    time.sleep(45)
+    print(nodes.log_of("copy")[-3000:])
+    print([outcomes(run, n) for n in range(len(before), len(run.rounds()) + 1)])
+    print([line for line in run.log().splitlines() if "WARN" in line][-5:])
+    kill(copy)
+
+
+def test_a_clock_is_wrong(nodes, note):
+    run = nodes.run
+    for shift in ("+20s", "-400s"):
+        wrong = nodes.deployment.start_node(
+            NODES - 1, of=NODES, key=NODES, again=True, under=("faketime", "-m", "-f", shift), log="clock.log",
+            environment={"DONT_FAKE_MONOTONIC": "1"},
+        )
+        time.sleep(20)
+        print(nodes.log_of("clock")[-3000:])
+        kill(wrong)
+
+
+def test_the_server_is_paused(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    server = nodes.server()
+    server.suspend()
+    time.sleep(20)
+    server.resume()
+    print("server paused", run.next_round())
+    superlink = psutil.Process(nodes.superlink.pid)
+    superlink.suspend()
+    time.sleep(20)
+    superlink.resume()
+    print("superlink paused", run.next_round(), run.next_round(), [outcomes(run, n) for n in range(len(before), len(run.rounds()) + 1)])
+
+
+def test_the_runner_is_killed(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    run.process.kill()
+    run.process.wait()
+    run.start("resume=true")
+    code = run.process.wait(60)
+    print(code, run.said(), len(before), len(run.rounds()))
+    run.process = None
+    print(run.next_round())
+
+
+def test_the_server_is_killed(nodes, note):
+    run = nodes.run
+    print(subprocess.run(["flwr", "list"], capture_output=True, text=True))
+    before = run.rounds()
+    nodes.server().kill()
+    killed = time.monotonic()
+    time.sleep(10)
+    run.start("resume=true")
+    print(run.next_round(), run.said())
+    before = run.rounds()
+    nodes.server().kill()
+    killed = time.monotonic()
+    said = run.ends(1)
+    print(time.monotonic() - killed, said)
+    seconds = run.start("resume=true").next_round()
+    print(seconds)
+
+
+def test_the_superexec_of_the_superlink_is_killed(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    descendants(nodes.superlink.pid, "flower-superexec")[0].kill()
+    killed = time.monotonic()
+    time.sleep(15)
+    print(run.process.poll(), run.said(), len(before), len(run.rounds()), nodes.superlink.poll(), descendants(nodes.superlink.pid, "flwr"))
+
+
+def test_the_superlink_is_killed(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    nodes.superlink.kill()
+    killed = time.monotonic()
+    print(run.process.wait(100), time.monotonic() - killed, run.said())
+    nodes.superlink = nodes.deployment.start_superlink(nodes.database / "state.db")
+    print("up", time.monotonic() - killed)
+    seconds = run.start("resume=true").next_round()
+    print(seconds)
+
+
+def test_the_disk_of_the_superlinks_database_fills(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    ballast = fill(nodes.database)
+    time.sleep(40)
+    print(run.process.poll(), run.said()[-2000:], len(before), len(run.rounds()), nodes.superlink.poll())
+    ballast.unlink()
+    time.sleep(20)
+    print(run.process.poll(), run.said()[-2000:], len(before), len(run.rounds()), nodes.superlink.poll())
+
+
+def test_the_disk_of_the_servers_runs_fills(nodes, note):
+    run, before = nodes.run, nodes.run.rounds()
+    ballast = fill(nodes.runs)
+    said = run.ends(1, 100)
+    print(said)
+    ballast.unlink()
+    print(run.start("resume=true").next_round())
