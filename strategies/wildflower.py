@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 from devices.budget import Budget
 from messages.packing import MessageError
 from models.architecture import Architecture
-from models.base import Family
+from models.base import BlockFamily, Family
 from models.cost import CONVOLUTION_KERNEL_BYTES, Cost, cost
 from models.layers import Network
 from strategies.heterofl import HeteroFL, StatisticsParams
@@ -35,7 +36,9 @@ from strategies.params import CountOrZero, Params
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
-OPTIONS = 16  # sizes from which levels are chosen
+WIDTHS = 16  # widths from which those of levels are chosen
+# Shares of the blocks of a stack, from its first on, that a level may keep in place of all.
+DEPTHS = (0.25, 0.5, 0.75)
 
 # The device half ------------------------------------------------------------------------------------------------------
 
@@ -126,8 +129,8 @@ class Wildflower(HeteroFL):
         """Choose the levels for what the devices of the fleet may spend now."""
         if not self.params.levels:
             return
-        rates = np.geomspace(min(self.widths), max(self.widths), OPTIONS).tolist()
-        options = self.family.candidates([*self.widths, *rates])
+        smallest = self.cost(self.family.candidates(self.widths)[-1]).parameters
+        options = [a for a in sizes_between(self.family, self.widths) if self.cost(a).parameters >= smallest]
         found = fitted_levels(self.family, options, list(budgets), self.params.levels, self.price)
         if not found:
             log.warning("Wildflower: no device affords any level now, so the levels are those of `widths`")
@@ -187,10 +190,11 @@ def fitted_levels(
     count: int,
     price: Callable[[Architecture, Sequence[Architecture]], Cost],
 ) -> list[Architecture]:
-    """The levels that serve a fleet best: those under which the mean over devices of log(parameters) is largest.
+    """Levels under which the sum over devices of log(parameters) is large, of the largest level that each affords.
 
-    Every device counts with the largest level that it affords, by the price of training all smaller ones with it. First
-    of all as many devices as possible afford any level; of equally good ones the fewest levels are taken.
+    A level is priced with the training of all smaller ones. First of all as many devices as possible afford any level.
+    Levels are added one by one, as long as that makes the sum larger, and then each is exchanged for a better one until
+    there is none: no exchange and no addition of one level would serve the fleet better.
 
     Args:
         options: what levels may be, in any order.
@@ -202,31 +206,71 @@ def fitted_levels(
         The levels, largest first; none where no device affords any option.
     """
     sizes = {option: price(option, ()).parameters for option in options}
-    ordered = sorted(sizes, key=lambda option: sizes[option])
+    ordered = sorted(sizes, key=lambda option: (sizes[option], option.widths, option.kernels))
     budgets = [budget for budget in budgets if any(fits(price(option, ()), budget) for option in ordered)]
     if not budgets:
         return []
-    by_level: dict[
-        tuple[Architecture, ...], NDArray[np.float64]
-    ] = {}  # a level, and those below it -> the devices' logs
-    best, found = (0, -math.inf), list[Architecture]()
-    for number in range(1, count + 1):
-        for chosen in combinations(ordered, number):
-            if not all(is_cut(family, small, large) for small, large in pairwise(chosen)):
-                continue
-            logs = np.full(len(budgets), -math.inf)
-            for place, level in enumerate(chosen, start=1):
-                key = chosen[:place]
-                if key not in by_level:
-                    cost = price(level, key[-2::-1])
-                    able = [fits(cost, budget) for budget in budgets]
-                    by_level[key] = np.where(able, math.log(sizes[level]), -math.inf)
-                logs = np.maximum(logs, by_level[key])
-            served = logs[logs > -math.inf]
-            value = len(served), math.fsum(served)
-            if value[0] > best[0] or (value[0] == best[0] and value[1] > best[1] + 1e-9):
-                best, found = value, list(chosen[::-1])
-    return found
+    by_level: dict[tuple[Architecture, ...], NDArray[np.float64]] = {}  # of the last of some levels, by device
+
+    def worth(levels: tuple[Architecture, ...]) -> tuple[int, float]:
+        """How many devices afford any of some levels, smallest first, and the sum over these of log(parameters)."""
+        logs = np.full(len(budgets), -math.inf)
+        for number, level in enumerate(levels, start=1):
+            key = levels[:number]
+            if key not in by_level:
+                cost = price(level, key[-2::-1])
+                able = [fits(cost, budget) for budget in budgets]
+                by_level[key] = np.where(able, math.log(sizes[level]), -math.inf)
+            logs = np.maximum(logs, by_level[key])
+        served = logs[logs > -math.inf]
+        return len(served), round(math.fsum(served), 9)
+
+    def better(levels: tuple[Architecture, ...], others: tuple[Architecture, ...]) -> tuple[Architecture, ...]:
+        """The best of some levels and what they become with one more beside `others`."""
+        best, value = levels, worth(levels)
+        for option in ordered:
+            place = bisect(others, sizes[option], key=sizes.__getitem__)
+            changed = (*others[:place], option, *others[place:])
+            near = pairwise(changed[max(0, place - 1) : place + 2])
+            if all(is_cut(family, small, large) for small, large in near) and (other := worth(changed)) > value:
+                best, value = changed, other
+        return best
+
+    found: tuple[Architecture, ...] = ()
+    while True:
+        before = found
+        if len(found) < count:
+            found = better(found, found)
+        for level in found:
+            if level in found:
+                found = better(found, tuple(other for other in found if other != level))
+        if found == before:
+            return list(found[::-1])
+
+
+def sizes_between(family: Family, widths: Sequence[float]) -> list[Architecture]:
+    """What levels may be: cuts in width and in depth.
+
+    Of a family that is cut in width these are `WIDTHS` widths between the smallest and the largest, and the given ones.
+    Where it has stacks of blocks, they are also those widths with the first part of every stack alone (`DEPTHS`). Other
+    families name their own.
+    """
+    named = family.candidates(widths)
+    if len(family.candidates([1.0])) > 1:
+        return named
+    rates = dict.fromkeys([*widths, *np.geomspace(min(widths), max(widths), WIDTHS).tolist()])
+    found = [family.width(rate) for rate in rates]
+    if isinstance(family, BlockFamily) and len(family.segments) == 1:
+        for share in DEPTHS:
+            without = [
+                block
+                for blocks in family.stacks.values()
+                for block in blocks[math.ceil(share * len(blocks)) :]
+                if block in family.removable
+            ]
+            whole = [dict(zip(family.groups, family.width(rate).widths, strict=True)) for rate in rates]
+            found += [family.architecture(kept, without) for kept in whole]
+    return list(dict.fromkeys(found))
 
 
 @lru_cache(maxsize=16384)

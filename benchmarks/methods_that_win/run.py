@@ -1,6 +1,6 @@
 """Which method delivers most: methods of one global model on twins of the model-search paper's settings.
 
-    python -m benchmarks.methods_that_win.run vit|resnet [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
+    python -m benchmarks.methods_that_win.run resnet6|vit [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
 
 Needs the link traces in ../shared/traces, beside the project's folder.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.method_table import Study, main
 
 HERE = Path(__file__).resolve().parent
-TWINS = ("vit", "resnet")
+TWINS = ("resnet6", "vit")
 
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],

@@ -23,6 +23,7 @@ from strategies.wildflower import (
     below,
     fitted_levels,
     is_cut,
+    sizes_between,
     training_cost,
 )
 from tests.small_run import simulated_grid, small_config, started
@@ -131,6 +132,9 @@ def test_a_device_refuses_to_mix_the_statistics_of_levels():
         loss_of(LevelTraining(lower=(family.width(0.5),)), model, family=family)
 
 
+MEMBERS = {"large": {"name": "cnn3"}, "small": {"name": "lenet5", "conv_channels": [6, 3], "hidden": [84]}}
+CHOICE = make_family({"name": "choice", "input_shape": [1, 12, 12], "norm": "static", "members": MEMBERS})
+
 # The server half -----------------------------------------------------------------------------------------------------
 
 
@@ -162,10 +166,8 @@ def test_a_device_is_told_of_all_levels_below_its_own(tmp_path):
 
 
 def test_levels_that_are_no_cuts_of_one_another_are_trained_alone():
-    members = {"large": {"name": "cnn3"}, "small": {"name": "lenet5", "conv_channels": [6, 3], "hidden": [84]}}
-    family = make_family({"name": "choice", "input_shape": [1, 12, 12], "norm": "static", "members": members})
-    large, small = family.candidates([1.0])
-    assert below(family, large, [large, small]) == ()
+    large, small = CHOICE.candidates([1.0])
+    assert below(CHOICE, large, [large, small]) == ()
     assert is_cut(OneHidden(), OneHidden().width(0.5), OneHidden().full())
     assert not is_cut(OneHidden(), OneHidden().full(), OneHidden().full())
 
@@ -273,6 +275,35 @@ def fitted(memory, count, each_lower=0):
 )
 def test_the_levels_serve_the_fleet_best(memory, count, each_lower, levels):
     assert fitted(memory, count, each_lower) == levels
+
+
+def test_levels_are_cuts_in_width_and_in_depth():
+    # 2 and 3 channels between a half and all of 4; of 4 blocks alike also the first one, two and three.
+    family = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=4, heads=2, mlp=4)
+    found = sizes_between(family, (1.0, 0.5))
+    assert {sum(width > 0 for width in a.widths[2::2]) for a in found} == {1, 2, 3, 4}
+    assert {a.widths[0] for a in found} == {2, 3, 4}
+    assert {family.width(1.0), family.width(0.5), family.first_layers(3)} <= set(found)
+    # The families' own: depths, and models that are no cuts of one another.
+    depths = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=4, heads=2, mlp=4, depths=(1, 4))
+    assert sizes_between(depths, (1.0, 0.5)) == [depths.full(), depths.first_layers(1)]
+    assert sizes_between(CHOICE, (1.0, 0.5)) == CHOICE.candidates((1.0, 0.5))
+
+
+def test_no_level_is_smaller_than_the_smallest_width(tmp_path):
+    vit = VitTiny(input_shape=(1, 8, 8), hidden=8, depth=4, heads=2, mlp=8)
+    method = Wildflower(setup(tmp_path, vit), WildflowerParams(levels=3))
+    quarter = method.cost(vit.width(0.25))
+    memory = quarter.peak_training_memory_bytes
+    method.survey(Budget(amount, None, None) for amount in (memory, 2 * memory, 2**40))
+    sizes = [method.cost(level).parameters for level in method.candidates]
+    assert len(sizes) == 3
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] >= quarter.parameters
+    # One block of more channels takes less memory than four of a quarter of them.
+    assert method.candidates[-1].widths[0] > vit.width(0.25).widths[0]
+    assert method.cost(method.candidates[-1]).peak_training_memory_bytes <= memory
+    assert method.cost(method.candidates[-2]).peak_training_memory_bytes <= 2 * memory
 
 
 def test_the_first_round_fits_the_levels_and_a_resumed_run_keeps_them(tmp_path):
