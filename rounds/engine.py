@@ -11,8 +11,9 @@ import math
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import WARNING
 from typing import Any, NamedTuple
 
@@ -180,6 +181,8 @@ class Engine:
         self._bytes = Counter()
         with self._timed("assign"):
             devices = self._sample(grid)
+            if number == 1:
+                self.survey(evenly_spread(self.population.present(grid)))
         unknown = {} if self.own is None else self.own.admit(grid, devices, self.population)
         if self.method.first_question is not None:
             unknown |= self._introduce(grid, [d for d in devices if d not in unknown], self.method.first_question)
@@ -333,19 +336,23 @@ class Engine:
             ),
         )
 
+    def survey(self, devices: Iterable[int]) -> None:
+        """Let the method see what devices may spend, before the first of them trains."""
+        self.method.survey(self.budget(device, partial(self._wanted, device)) for device in devices)
+
+    def _wanted(self, device: int, budget: Budget) -> list[Order]:
+        """What the method gives a device under a budget."""
+        architecture = self.method.assign(device, budget)
+        if architecture is None:
+            return []
+        found = [architecture, *self.method.extra_architectures(device, budget, architecture)]
+        return [Order(device, a, place, self.method.after(device, place)) for place, a in enumerate(found)]
+
     def orders(self, device: int) -> list[Assignment]:
         """What a device is asked in this round: one order, or several; one that gives it nothing where nothing fits."""
         method = self.method
-
-        def wanted(budget: Budget) -> list[Order]:
-            architecture = method.assign(device, budget)
-            if architecture is None:
-                return []
-            found = [architecture, *method.extra_architectures(device, budget, architecture)]
-            return [Order(device, a, place, method.after(device, place)) for place, a in enumerate(found)]
-
-        budget = self.budget(device, wanted)
-        orders = wanted(budget)
+        budget = self.budget(device, partial(self._wanted, device))
+        orders = self._wanted(device, budget)
         if not orders:
             why = "skipped: no architecture of this strategy fits the budget"
             return [Assignment(device, self.population.tier(device), budget, None, outcome=why)]

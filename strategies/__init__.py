@@ -31,6 +31,7 @@ from strategies.recipfl import RecipFL
 from strategies.scaffold import Scaffold
 from strategies.scalefl import ScaleFL
 from strategies.spatl import Spatl
+from strategies.wildflower import Wildflower
 
 METHODS: dict[str, type[Method]] = {
     kind.name(): kind
@@ -59,6 +60,7 @@ METHODS: dict[str, type[Method]] = {
         FedDF,
         Spatl,
         FedNAS,
+        Wildflower,
         RecipFL,
     )
 }

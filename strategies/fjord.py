@@ -10,30 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
-from torch.func import functional_call
 
 from messages.packing import MessageError
 from models.architecture import Architecture
-from models.cost import (
-    CONVOLUTION_KERNEL_BYTES,
-    FLOAT_BYTES,
-    OPTIMIZERS,
-    Convolution,
-    Cost,
-    cost,
-)
+from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, cost
 from models.family import Family
 from models.layers import Network
 from strategies.heterofl import HeteroFL, StatisticsParams
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Order, Setup, Training
+from strategies.nested import leading_cut, step_bytes
 from strategies.params import Params
 
 # The device half ------------------------------------------------------------------------------------------------------
@@ -89,25 +80,6 @@ class OrderedDropout(Training):
             return own.detach() + F.cross_entropy(cut(inputs), target)
 
         return loss
-
-
-def leading_cut(
-    model: Network, family: Family, whole: Architecture, architecture: Architecture
-) -> Callable[[Tensor], Tensor]:
-    """A narrower sub-model that computes with the leading slices of the model's parameters.
-
-    It has no tensors of its own, so that its gradients arrive in those of the model.
-    """
-    with torch.device("meta"):
-        cut = family.build(architecture)
-    coordinates = family.place(architecture).within(family.place(whole))
-
-    def compute(inputs: Tensor) -> Tensor:
-        slices = {name: p[coordinates[name]] for name, p in model.named_parameters() if name in coordinates}
-        logits: Tensor = functional_call(cut, slices, (inputs,))
-        return logits
-
-    return compute
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -173,18 +145,13 @@ def training_cost(
     whole = alone(architecture)
     narrower = [a for a in map(family.width, widths) if a.widths < architecture.widths]
     convolutions = {a: set(family.convolutions(a)) for a in (architecture, *narrower)}
-    largest = max(prod(spec.shape) for spec in family.tensors(architecture).values())
-    copies = 1 + OPTIMIZERS[optimizer].state  # of all parameters: the weights themselves, and what the optimizer keeps
-    steps_bytes = [_without_kernels(whole, convolutions[architecture])]
+    target_bytes = FLOAT_BYTES * batch_size * family.classes if distillation else 0
+    steps_bytes = [whole.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * len(convolutions[architecture])]
     for a in narrower:
-        cut = alone(a)
-        beyond = whole.parameters - cut.parameters
-        extra = (copies + 1) * beyond + 2 * largest
-        if (
-            distillation
-        ):  # `cost` has let the cut's gradients pile up; here they are added to those of the whole at once
-            extra += cut.parameters + batch_size * family.classes
-        steps_bytes.append(_without_kernels(cut, convolutions[a]) + FLOAT_BYTES * extra)
+        cut_bytes = step_bytes(
+            family, architecture, a, batch_size=batch_size, optimizer=optimizer, gradients_held=distillation
+        )
+        steps_bytes.append(cut_bytes + target_bytes)
     kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(set().union(*convolutions.values()))
     cut_flops = sum(alone(a).training_flops for a in narrower)
     draws = 1 + len(narrower)
@@ -192,7 +159,3 @@ def training_cost(
         whole.training_flops + cut_flops // draws if distillation else (whole.training_flops + cut_flops) // draws
     )
     return replace(whole, peak_training_memory_bytes=kernel_bytes + max(steps_bytes), training_flops=mean_flops)
-
-
-def _without_kernels(price: Cost, convolutions: set[Convolution]) -> int:
-    return price.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * len(convolutions)

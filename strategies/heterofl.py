@@ -106,7 +106,7 @@ class HeteroFL(SubModelMethod):
     def __init__(self, setup: Setup, params: Any, candidates: list[Architecture] | None = None) -> None:
         super().__init__(setup, params, candidates)
         self.params = params
-        self.distillation = setup.shared["distillation"]
+        self.distillation = setup.shared.get("distillation")  # a method that is built on this one may do without
         self.scored_family = setup.family.with_statistics
 
     @classmethod

@@ -15,7 +15,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -522,6 +522,12 @@ class Method(ABC):
 
     def start(self) -> None:
         """Called once before the first round: make what takes long, and log what the user should know."""
+
+    def survey(self, budgets: Iterable[Budget]) -> None:
+        """Called once, in the first round: what each device that is there, or some of very many, may spend now.
+
+        A method that is made for its fleet reads the budgets; they are not worked out for one that does not.
+        """
 
     # What devices get
 
