@@ -35,7 +35,6 @@ from messages.orders import (
     Update,
     parse,
 )
-from messages.packing import pack
 from messages.records import make_records
 from messages.sums import SCALE, joined
 from messages.wire import DATA_ANSWER_LIMITS, NODE_REPORT_LIMITS, from_records
