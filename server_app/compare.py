@@ -11,19 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
-from server_app.charts import (
-    Format,
-    Line,
-    bytes_text,
-    line_chart,
-    page,
-    percent,
-    plain,
-    score_format,
-    seconds_text,
-    table,
-    time_unit,
-)
+from server_app.charts import Chart, Line, line_chart
 from server_app.config import defaults, unread
 from server_app.journal import (
     JournalError,
@@ -35,6 +23,8 @@ from server_app.journal import (
     read_summary,
     summarize,
 )
+from server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
+from server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
 from tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
@@ -148,7 +138,9 @@ class Comparison:
     def _repr_html_(self) -> str:
         """What a notebook shows: the advice and the tables."""
         advice = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.advice)
-        tables = (f"<b>{t.title}</b>{table(t.headers, t.rows, text_columns=t.text_columns)}" for t in self.tables)
+        tables = (
+            f"<b>{escape(t.title)}</b>{table_html(Table(t.headers, t.rows, t.text_columns))}" for t in self.tables
+        )
         return advice + "".join(tables)
 
 
@@ -179,15 +171,16 @@ def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison
         *([TextTable("Left out", ["run", "why"], [list(pair) for pair in left_out], 2)] if left_out else []),
     ]
     advice = _advice(groups, scale)
-    sections = [f"<h2>{t.title}</h2>{table(t.headers, t.rows, text_columns=t.text_columns)}" for t in tables]
     title = f"{len(runs)} runs side by side"
-    several = any(len(group.runs) > 1 for group in groups)
-    lead = "".join(f'<p class="lead">{escape(sentence)}</p>' for sentence in advice)
-    if several:
-        lead += '<p class="lead">A strong line is the mean over seeds, faint lines are the runs.</p>'
-    plots = f'<div class="charts">{"".join(_plots(groups, scale))}</div>'
-    body = f"<h1>{title}</h1>{lead}{sections[0]}{plots}{''.join(sections[1:])}"
-    return Comparison(target, advice, tables, page(f"{title} - Wildflower", body), _csv(groups))
+    leads = [Paragraph(sentence) for sentence in advice]
+    if any(len(group.runs) > 1 for group in groups):
+        leads.append(Paragraph("A strong line is the mean over seeds, faint lines are the runs."))
+    blocks: list[Block] = [*leads]
+    for number, t in enumerate(tables):
+        blocks += [Heading(t.title), Table(t.headers, t.rows, t.text_columns)]
+        if number == 0:
+            blocks.append(Charts(_plots(groups, scale)))
+    return Comparison(target, advice, tables, page(f"{title} - Wildflower", title, blocks), _csv(groups))
 
 
 def _load(run_dir: Path) -> Run:
@@ -525,7 +518,7 @@ def _csv(groups: Sequence[Group]) -> str:
     return out.getvalue()
 
 
-def _plots(groups: Sequence[Group], scale: Scale) -> list[str]:
+def _plots(groups: Sequence[Group], scale: Scale) -> list[Chart]:
     length, unit = time_unit(max((run.summary.simulated_seconds for group in groups for run in group.runs), default=0))
 
     def rounds(run: Run) -> list[float]:

@@ -406,6 +406,19 @@ def scalars_of(record: RoundRecord) -> dict[str, float | None]:
     return scalars
 
 
+def flat(record: Mapping[str, Any], whole: Iterable[str] = ()) -> dict[str, Any]:
+    """A record with an entry per part of its dicts and lists, which count from 1; the `whole` ones stay as they are."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        if key not in whole and isinstance(value, dict):
+            found |= {f"{key}.{part}": entry for part, entry in value.items()}
+        elif key not in whole and isinstance(value, list):
+            found |= {f"{key}.{number}": entry for number, entry in enumerate(value, start=1)}
+        else:
+            found[key] = value
+    return found
+
+
 @contextmanager
 def alone_in(run_dir: Path) -> Iterator[None]:
     """Hold the run's folder: two processes that write one journal would ruin it. JournalError where another holds it.

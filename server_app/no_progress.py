@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from server_app.charts import bytes_text
 from server_app.config import RunConfig
 from server_app.journal import read_devices
+from server_app.units import bytes_text
 from strategies.method import Method
 
 NO_PROGRESS_ROUNDS = 3  # in a row, after which something is wrong

@@ -1,32 +1,23 @@
-"""report.html: one self-contained page about a run, made from its journal alone."""
+"""report.html: one self-contained page about a run, made from its journal alone; and rounds.csv, its data."""
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from server_app.charts import (
-    Line,
-    bytes_text,
-    cards,
-    line_chart,
-    page,
-    percent,
-    plain,
-    score_format,
-    seconds_text,
-    table,
-    time_unit,
-)
+from server_app.charts import Chart, Line, bar_chart, cell_chart, line_chart
 from server_app.config import RunConfig, descriptions
 from server_app.folders import file_written_whole
 from server_app.journal import (
     DeviceRecord,
     RoundRecord,
     Summary,
+    flat,
     in_fleet_order,
     read_config,
     read_devices,
@@ -34,6 +25,8 @@ from server_app.journal import (
     read_summary,
     summarize,
 )
+from server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Preformatted, Table, page
+from server_app.units import bytes_text, percent, plain, score_format, seconds_text, time_unit
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
 MAX_DEVICES = 200
@@ -41,13 +34,16 @@ MAX_CELLS = 6000
 MAX_COLUMNS = 150
 MAX_REASONS = 12
 SHADES = 6  # of sizes, as defined in the page's style
+DATA = "rounds.csv"
 MISSED = ("late", "failed", "refused", "skipped")
 OUTCOMES = ("trained", *MISSED)
 REASON_LETTERS = 160
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `run_dir`/report.html, beside and then renamed, and return its path. The run need not have ended.
+    """Write report.html and rounds.csv in a run's folder, beside and then renamed; the path of the page.
+
+    The run need not have ended.
 
     Raises JournalError when `run_dir` does not hold a run.
     """
@@ -55,21 +51,37 @@ def write_report(run_dir: Path) -> Path:
     rounds = read_rounds(run_dir)
     summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     fleet = gather_activity(read_devices(run_dir), rounds=len(rounds))
-    body = "".join(
-        [
-            _heading(run_dir, summary.status, content["config"]),
-            f"<h2>What stopped the run</h2><pre>{escape(summary.error)}</pre>" if summary.error else "",
-            _headline(summary, fleet),
-            _charts(rounds, fleet.tiers) if rounds else "",
-            _who_trained_what(fleet) if fleet.rows else "",
-            _device_table(fleet) if fleet.rows else "",
-            _configuration(content),
-        ]
-    )
+    blocks: list[Block] = [
+        _lead(content["config"]),
+        *_stopped(summary),
+        _headline(summary, fleet),
+        *(_charts(rounds, fleet) if rounds else []),
+        *_device_tables(fleet),
+        *_configuration(content),
+    ]
+    if rounds:
+        with file_written_whole(run_dir / DATA) as file:
+            file.write(rounds_csv(rounds).encode())
     path = run_dir / "report.html"
+    name = run_dir.resolve().name
     with file_written_whole(path) as file:
-        file.write(page(f"{run_dir.resolve().name} - Wildflower", body).encode())
+        file.write(page(f"{name} - Wildflower", name, blocks, summary.status).encode())
     return path
+
+
+def rounds_csv(rounds: Sequence[RoundRecord]) -> str:
+    """Every round as a line, with a column per tier, exit and part of the server's work."""
+    rows = [flat(record.model_dump()) for record in rounds]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    # What some rounds have none of stands beside the columns of the others' parts.
+    parted = {column.rpartition(".")[0] for column in columns}
+    out = io.StringIO()
+    writer = csv.DictWriter(
+        out, [column for column in columns if column not in parted], extrasaction="ignore", lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
 
 
 @dataclass
@@ -116,6 +128,7 @@ class Activity:
     devices: int  # how many different ones were asked
     trained: int  # how many of them trained at least once
     models: Tally
+    sizes: dict[int, Counter[int]]  # of the models that were trained in a column, in parameters with two digits
 
 
 def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
@@ -126,6 +139,7 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
     trained: set[int] = set()
     reasons: Counter[str] = Counter()
     models = Tally()
+    sizes: dict[int, Counter[int]] = {}
     device_rows: dict[int | str, Tally] = {}
     device_cells: dict[tuple[int | str, int], Tally] = {}
     tier_rows: dict[int | str, Tally] = {}
@@ -143,6 +157,8 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
             # Without their numbers, reasons are few and can be counted.
             reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
         models.add(record)
+        if record.outcome_word == "trained" and record.parameters:
+            sizes.setdefault(column, Counter())[_two_digits(record.parameters)] += 1
         tier_rows.setdefault(tier, Tally()).add(record)
         tier_cells.setdefault((tier, column), Tally()).add(record)
         if not by_tier:
@@ -162,17 +178,22 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
         devices=len(seen),
         trained=len(trained),
         models=models,
+        sizes=sizes,
     )
 
 
-def _heading(run_dir: Path, status: str, config: dict[str, Any]) -> str:
-    what = " · ".join(
-        f"{key} {config[key]}"
-        for key in ("strategy", "task", "family", "fleet", "seed")
-        if config.get(key) not in (None, "")
-    )
-    name = escape(run_dir.resolve().name)
-    return f'<h1>{name} <span class="badge {status}">{status}</span></h1><p class="lead">{escape(what)}</p>'
+def _two_digits(size: int) -> int:
+    """A size with two digits, of which there are few, however many architectures a search finds."""
+    return int(float(f"{size:.1e}"))
+
+
+def _lead(config: dict[str, Any]) -> Paragraph:
+    keys = ("strategy", "task", "family", "fleet", "seed")
+    return Paragraph(" · ".join(f"{key} {config[key]}" for key in keys if config.get(key) not in (None, "")))
+
+
+def _stopped(summary: Summary) -> list[Block]:
+    return [Heading("What stopped the run"), Preformatted(summary.error)] if summary.error else []
 
 
 def delivered_note(summary: Summary) -> str:
@@ -189,7 +210,7 @@ def delivered_note(summary: Summary) -> str:
     return "; ".join(parts)
 
 
-def _headline(summary: Summary, activity: Activity) -> str:
+def _headline(summary: Summary, activity: Activity) -> Cards:
     outcomes = summary.devices_by_outcome
     missed = ", ".join(f"{outcomes[word]:,} {word}" for word in MISSED if outcomes.get(word))
     mean = activity.models.mean_parameters
@@ -213,7 +234,7 @@ def _headline(summary: Summary, activity: Activity) -> str:
     private = (
         [] if summary.epsilon is None else [("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}")]
     )
-    return cards(
+    return Cards(
         [
             *delivered,
             (whole, "none" if summary.final_score is None else text(summary.final_score), best),
@@ -230,7 +251,20 @@ def _headline(summary: Summary, activity: Activity) -> str:
     )
 
 
-def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
+def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
+    """What was reached, what it cost, and who trained what."""
+    return [
+        Charts(_score_charts(rounds, activity.tiers)),
+        Heading("What it cost"),
+        Charts(_cost_charts(rounds)),
+        Heading("Who trained what"),
+        Charts([*_device_charts(rounds), *_architecture_charts(rounds, activity), *_map_chart(activity)]),
+        *_own_charts(rounds),
+        Data([(DATA, "every round"), ("devices.jsonl", "every device of every round")]),
+    ]
+
+
+def _score_charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> list[Chart]:
     numbers = [record.round for record in rounds]
     length, unit = time_unit(rounds[-1].simulated_seconds)
     clock = [record.simulated_seconds / length for record in rounds]
@@ -246,9 +280,6 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
     tier_title = f"{scale.title} delivered by tier" if known else f"{scale.title} by tier"
     delivered_lines = [Line("delivered", numbers, delivered)] if known else []
     delivered_clock = [Line("delivered", clock, delivered)] if known else []
-    parts = [record.server_seconds for record in rounds]
-    server = [sum(seconds.values()) for seconds in parts]
-    own_figures = sorted({name for record in rounds for name, y in record.metrics.items() if y is not None})
     exits = range(max(len(record.score_by_exit or []) for record in rounds))
     by_exit = [[_at(record.score_by_exit, exit) for record in rounds] for exit in exits]
     personal_tiers = in_fleet_order(
@@ -259,9 +290,9 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
         Line(tier, numbers, [(record.personal_score_by_tier or {}).get(tier) for record in rounds])
         for tier in personal_tiers
     ]
-    memory = [record.memory_utilisation for record in rounds]
-    bandwidth = [record.bandwidth_utilisation for record in rounds]
-    figures = [
+    traffic = [float(total) for total in accumulate(record.bytes_down + record.bytes_up for record in rounds)]
+    delivered_traffic = [Line("delivered", traffic, delivered)] if known else []
+    charts = [
         line_chart(
             f"{scale.title} over rounds",
             [*delivered_lines, Line("whole model", numbers, scores)],
@@ -274,15 +305,37 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
             x_label=unit,
             y_format=text,
         ),
+        line_chart(
+            f"{scale.title} over traffic",
+            [*delivered_traffic, Line("whole model", traffic, scores)],
+            x_label="down and up",
+            y_format=text,
+            x_format=bytes_text,
+        ),
         *([line_chart(tier_title, by_tier, x_label="round", y_format=text)] if by_tier else []),
         line_chart("Loss", [Line("global model", numbers, [record.loss for record in rounds])], x_label="round"),
-        line_chart(
-            "Budget used by what was assigned",
-            [Line("memory", numbers, memory), Line("bandwidth", numbers, bandwidth)],
-            x_label="round",
-            from_zero=True,
-            y_format=percent,
-        ),
+    ]
+    if exits:
+        charts.append(
+            line_chart(
+                f"{scale.title} by exit of the global model",
+                [Line(f"exit {exit + 1}", numbers, by_exit[exit]) for exit in exits],
+                x_label="round",
+                y_format=text,
+            )
+        )
+    if personal_tiers:
+        title = f"Personal {scale.label}, on devices' own test shards"
+        charts.append(line_chart(title, personal, x_label="round", y_format=text))
+    return charts
+
+
+def _cost_charts(rounds: Sequence[RoundRecord]) -> list[Chart]:
+    numbers = [record.round for record in rounds]
+    length, unit = time_unit(rounds[-1].simulated_seconds)
+    parts = [record.server_seconds for record in rounds]
+    server = [sum(seconds.values()) for seconds in parts]
+    return [
         line_chart(
             "Bytes per round",
             [
@@ -294,18 +347,18 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
             from_zero=True,
         ),
         line_chart(
-            "Devices per round",
+            "Bytes in all",
             [
-                Line("replied", numbers, [record.devices_replied for record in rounds], color=2),
-                Line("sampled", numbers, [record.devices_sampled for record in rounds], color=7),
-                *_that_happened(
-                    Line("failed", numbers, [record.devices_failed for record in rounds], color=1),
-                    Line("refused", numbers, [record.devices_refused for record in rounds], color=3),
-                    Line("scaled down", numbers, [record.devices_bounded for record in rounds], color=5),
-                    Line("below the smallest", numbers, [record.devices_below_smallest for record in rounds], color=4),
-                    Line("lost what they kept", numbers, [record.devices_state_lost for record in rounds], color=6),
-                ),
+                Line("down", numbers, list(accumulate(record.bytes_down for record in rounds))),
+                Line("up", numbers, list(accumulate(record.bytes_up for record in rounds))),
             ],
+            x_label="round",
+            y_format=bytes_text,
+            from_zero=True,
+        ),
+        line_chart(
+            f"Simulated {unit} in all",
+            [Line("the devices' clock", numbers, [record.simulated_seconds / length for record in rounds])],
             x_label="round",
             from_zero=True,
         ),
@@ -329,34 +382,81 @@ def _charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> str:
             from_zero=True,
         ),
         line_chart(
+            "Budget used by what was assigned",
+            [
+                Line("memory", numbers, [record.memory_utilisation for record in rounds]),
+                Line("bandwidth", numbers, [record.bandwidth_utilisation for record in rounds]),
+            ],
+            x_label="round",
+            from_zero=True,
+            y_format=percent,
+        ),
+    ]
+
+
+def _device_charts(rounds: Sequence[RoundRecord]) -> list[Chart]:
+    numbers = [record.round for record in rounds]
+    return [
+        line_chart(
+            "Devices per round",
+            [
+                Line("replied", numbers, [record.devices_replied for record in rounds], color=2),
+                Line("sampled", numbers, [record.devices_sampled for record in rounds], color=7),
+                *_that_happened(
+                    Line("failed", numbers, [record.devices_failed for record in rounds], color=1),
+                    Line("refused", numbers, [record.devices_refused for record in rounds], color=3),
+                    Line("scaled down", numbers, [record.devices_bounded for record in rounds], color=5),
+                    Line("below the smallest", numbers, [record.devices_below_smallest for record in rounds], color=4),
+                    Line("lost what they kept", numbers, [record.devices_state_lost for record in rounds], color=6),
+                ),
+            ],
+            x_label="round",
+            from_zero=True,
+        ),
+        line_chart(
             "Different architectures per round",
             [Line("architectures", numbers, [record.distinct_architectures for record in rounds])],
             x_label="round",
             from_zero=True,
         ),
     ]
-    if exits:
-        figures.append(
-            line_chart(
-                f"{scale.title} by exit of the global model",
-                [Line(f"exit {exit + 1}", numbers, by_exit[exit]) for exit in exits],
-                x_label="round",
-                y_format=text,
-            )
+
+
+def _architecture_charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Chart]:
+    """How many devices trained models of which size, over time."""
+    bounds = shade_bounds(size for counts in activity.sizes.values() for size in counts)
+    if not bounds:
+        return []
+    distinct = {size for counts in activity.sizes.values() for size in counts}
+    up_to = "up to " if len(distinct) > len(bounds) else ""
+    xs = [column * activity.rounds_per_column + 1 for column in range(activity.columns)]
+    bars = []
+    for place, bound in enumerate(bounds):
+        low = bounds[place - 1] if place else 0
+        ys = [
+            sum(count for size, count in activity.sizes.get(column, {}).items() if low < size <= bound)
+            for column in range(activity.columns)
+        ]
+        bars.append((f"{up_to}{plain(bound)} parameters", f"s{shade(bound, bounds)}", xs, ys))
+    return [bar_chart("Trained models by size", bars, x_label="round", y_format=plain)]
+
+
+def _own_charts(rounds: Sequence[RoundRecord]) -> list[Block]:
+    """Figures of the method's own."""
+    names = sorted({name for record in rounds for name, y in record.metrics.items() if y is not None})
+    if not names:
+        return []
+    numbers = [record.round for record in rounds]
+    charts = [
+        line_chart(
+            name.replace("_", " ").capitalize(),
+            [Line(name.replace("_", " "), numbers, [record.metrics.get(name) for record in rounds])],
+            x_label="round",
+            from_zero=True,
         )
-    if personal_tiers:
-        title = f"Personal {scale.label}, on devices' own test shards"
-        figures.append(line_chart(title, personal, x_label="round", y_format=text))
-    for name in own_figures:
-        figures.append(
-            line_chart(
-                name.replace("_", " ").capitalize(),
-                [Line(name.replace("_", " "), numbers, [record.metrics.get(name) for record in rounds])],
-                x_label="round",
-                from_zero=True,
-            )
-        )
-    return f'<div class="charts">{"".join(figures)}</div>'
+        for name in names
+    ]
+    return [Heading("Figures of the method"), Charts(charts)]
 
 
 def _that_happened(*lines: Line) -> list[Line]:
@@ -383,55 +483,36 @@ def shade(size: float, bounds: Sequence[float]) -> int:
     return SHADES - 1 if len(bounds) == 1 else round(step * (SHADES - 1) / (len(bounds) - 1))
 
 
-def _who_trained_what(activity: Activity) -> str:
-    names = list(activity.rows)
-    cell_height = 22 if len(names) <= 12 else 14 if len(names) <= 40 else 7 if len(names) <= 100 else 4
-    # Wide cells for a short run, but no wider than reads as a cell.
-    left, top, width = 86, 18, 1210
-    cell_width = min(60.0, (width - left - 4) / activity.columns)
-    gap = 1 if cell_width >= 4 and cell_height >= 6 else 0
-    height = top + cell_height * len(names) + 4
+def _map_chart(activity: Activity) -> list[Chart]:
+    """Rows are devices or tiers, columns rounds; a cell is the size of what was trained, or why nothing was."""
+    if not activity.rows:
+        return []
+    rows = {name: row for row, name in enumerate(activity.rows)}
     sizes = [cell.mean_parameters for cell in activity.cells.values() if cell.mean_parameters is not None]
     bounds = shade_bounds(sizes)
-    every_name = -(-15 // cell_height)  # a name needs 15 units
-    parts = []
-    for row, name in enumerate(names):
-        if row % every_name == 0:
-            label = escape(_shorten(str(name), 13))
-            base = top + row * cell_height + min(cell_height, 15) - 2
-            parts.append(f'<text class="y" x="{left - 6}" y="{base}">{label}</text>')
-    every_column = max(1, -(-48 // int(max(cell_width, 1))))
-    for column in range(0, activity.columns, every_column):
-        middle = left + (column + 0.5) * cell_width
-        parts.append(f'<text class="x" x="{middle:.1f}" y="{top - 6}">{column * activity.rounds_per_column + 1}</text>')
-    rows = {name: row for row, name in enumerate(names)}
+    up_to = "up to " if len(set(sizes)) > len(bounds) else ""
+    key = [(f"s{shade(bound, bounds)}", f"{up_to}{plain(bound)} parameters") for bound in bounds]
+    key += [(word, word) for word in MISSED if any(tally.outcomes[word] for tally in activity.rows.values())]
+    cells = []
     for (name, column), cell in activity.cells.items():
-        x, y = left + column * cell_width, float(top + rows[name] * cell_height)
         mean = cell.mean_parameters
-        inner = []
-        for word in OUTCOMES:
-            if not cell.outcomes[word]:
-                continue
-            tall = (cell_height - gap) * cell.outcomes[word] / cell.total
-            style = f"s{shade(mean, bounds)}" if word == "trained" and mean is not None else word
-            inner.append(
-                f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{cell_width - gap:.1f}" height="{tall:.1f}"/>'
-            )
-            y += tall
-        text = escape(_cell_text(activity, name, column, cell))
-        parts.append(f"<g><title>{text}</title>{''.join(inner)}</g>")
-    rows_are = "tier" if activity.by_tier else "device"
-    title = f"Who trained what when: {rows_are} by round"
-    note = "Color is the size of the trained model."
+        color = cell.outcomes.most_common(1)[0][0] if mean is None else f"s{shade(mean, bounds)}"
+        cells.append((rows[name], column, color, _cell_text(activity, name, column, cell)))
+    note = "Color is the mean size of the trained models, or why none was trained."
     if activity.by_tier:
-        note += f" {activity.devices:,} devices took part, so a cell is a tier: mean size, and the share that missed."
+        note += f" {activity.devices:,} devices took part, so a row is a tier."
     if activity.rounds_per_column > 1:
         note += f" Each column is {activity.rounds_per_column} rounds."
-    svg = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return (
-        f"<h2>{escape(title)}</h2><figure>{_map_legend(bounds, activity)}"
-        f'<div class="scroll">{svg}</div><p class="note">{escape(note)}</p></figure>'
+    chart = cell_chart(
+        f"Who trained what when: {'tier' if activity.by_tier else 'device'} by round",
+        [_shorten(str(name), 24) for name in rows],
+        [column * activity.rounds_per_column + 1 for column in range(activity.columns)],
+        cells,
+        x_label="round",
+        key=key,
+        note=note,
     )
+    return [chart]
 
 
 def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) -> str:
@@ -444,16 +525,9 @@ def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) ->
     return f"{who}, {when}: {what}{size}"
 
 
-def _map_legend(bounds: Sequence[float], activity: Activity) -> str:
-    sizes = {cell.mean_parameters for cell in activity.cells.values()} - {None}
-    up_to = "up to " if len(sizes) > len(bounds) else ""
-    entries = [(f"s{shade(bound, bounds)}", f"{up_to}{plain(bound)} parameters") for bound in bounds]
-    entries += [(word, word) for word in MISSED if any(tally.outcomes[word] for tally in activity.rows.values())]
-    items = "".join(f'<li><span class="box {style}"></span>{escape(text)}</li>' for style, text in entries)
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _device_table(activity: Activity) -> str:
+def _device_tables(activity: Activity) -> list[Block]:
+    if not activity.rows:
+        return []
     rows = []
     for name, tally in activity.rows.items():
         trained = tally.outcomes["trained"]
@@ -471,39 +545,37 @@ def _device_table(activity: Activity) -> str:
     first = ["tier"] if activity.by_tier else ["device", "tier"]
     headers = [*first, "sampled", *OUTCOMES, "mean parameters", "memory used", "payload in all"]
     devices = f"{len(rows):,} {'tiers' if activity.by_tier else 'devices'} by outcome"
-    devices_table = table(headers, rows, text_columns=len(first))
-    reasons = ""
+    blocks: list[Block] = []
     if activity.reasons:
         common = activity.reasons.most_common(MAX_REASONS)
         more = len(activity.reasons) - len(common)
-        listed = table(["outcome", "times"], [(reason, f"{count:,}") for reason, count in common])
-        reasons = f"<h2>Why devices did not train</h2>{listed}"
-        reasons += f'<p class="note">and {more:,} other reasons</p>' if more else ""
-    is_open = " open" if len(rows) <= 24 else ""
-    return f"{reasons}<h2>Devices</h2><details{is_open}><summary>{devices}</summary>{devices_table}</details>"
+        blocks += [
+            Heading("Why devices did not train"),
+            Table(["outcome", "times"], [(reason, f"{count:,}") for reason, count in common]),
+            *([Paragraph(f"and {more:,} other reasons", "note")] if more else []),
+        ]
+    table = Table(headers, rows, text_columns=len(first), folded=devices, is_open=len(rows) <= 24)
+    return [*blocks, Heading("Devices"), table]
 
 
-def _configuration(content: dict[str, Any]) -> str:
+def _configuration(content: dict[str, Any]) -> list[Block]:
     config, defaults = content["config"], RunConfig().to_dict()
     # A key of another version, or of a method that is not imported here, has no description.
     meanings = descriptions(str(config.get("strategy")))
     changed = [key for key in config if key not in defaults or config[key] != defaults[key]]
-    own, others = (
-        table(
-            ["key", "value", "meaning"],
-            [(key, str(config[key]), meanings.get(key, "")) for key in keys],
-            text_columns=3,
-        )
-        for keys in (changed, [key for key in config if key not in changed])
-    )
-    versions = table(
-        ["package", "version"], [(k, v or "not installed") for k, v in content["versions"].items()], text_columns=2
-    )
-    return (
-        f"<h2>Configuration</h2>{own}"
-        f"<details><summary>{len(config) - len(changed)} keys with their default</summary>{others}</details>"
-        f"<details><summary>Versions</summary>{versions}</details>"
-    )
+
+    def keys(names: Sequence[str], folded: str = "") -> Table:
+        rows = [(key, str(config[key]), meanings.get(key, "")) for key in names]
+        return Table(["key", "value", "meaning"], rows, text_columns=3, folded=folded)
+
+    others = [key for key in config if key not in changed]
+    versions = [(package, found or "not installed") for package, found in content["versions"].items()]
+    return [
+        Heading("Configuration"),
+        keys(changed),
+        keys(others, folded=f"{len(others)} keys with their default"),
+        Table(["package", "version"], versions, text_columns=2, folded="Versions"),
+    ]
 
 
 def _shorten(text: str, letters: int) -> str:

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -152,7 +152,7 @@ class Wandb:
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-TRACKERS = {"mlflow": MLflow, "wandb": Wandb}
+TRACKERS: dict[str, Callable[[Path, Mapping[str, Any]], Tracker]] = {"mlflow": MLflow, "wandb": Wandb}
 
 
 def finite(scalars: Mapping[str, float | None]) -> dict[str, float]:

@@ -23,7 +23,6 @@ from rich.table import Table
 
 from plugins.beside import files_of
 from plugins.reference import is_reference
-from server_app.charts import bytes_text, plain, score_format, seconds_text
 from server_app.journal import (
     JournalError,
     RoundRecord,
@@ -37,6 +36,7 @@ from server_app.journal import (
     read_summary,
 )
 from server_app.report import delivered_note
+from server_app.units import bytes_text, plain, score_format, seconds_text
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
 from wildflower.local import local_server, prepare_to_fork, told_later

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from server_app.charts import seconds_text
 from server_app.nodes import LastReport, read_nodes
+from server_app.units import seconds_text
 from wildflower.devices import report_rows
 from wildflower.flower import connected
 

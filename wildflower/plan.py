@@ -18,11 +18,11 @@ from rounds.lateness import load_of
 from rounds.own import OwnData
 from rounds.population import ConnectedDevices, NodeState
 from server_app.app import build, task_spec
-from server_app.charts import bytes_text, seconds_text
 from server_app.config import RunConfig
 from server_app.journal import read_devices
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
+from server_app.units import bytes_text, seconds_text
 from strategies.method import Selection
 
 if TYPE_CHECKING:

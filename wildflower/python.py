@@ -26,6 +26,7 @@ from server_app.journal import (
     Summary,
     check_folder,
     check_resumable,
+    flat,
     read_config,
     read_devices,
     read_rounds,
@@ -371,23 +372,10 @@ def _is_number(value: object) -> bool:
 def _frame(records: Iterable[BaseModel], kind: type[BaseModel], whole: Sequence[str] = ()) -> pd.DataFrame:
     import pandas as pd
 
-    rows = [_flat(record.model_dump(), whole) for record in records]
+    rows = [flat(record.model_dump(), whole) for record in records]
     frame = pd.DataFrame(rows, columns=None if rows else list(kind.model_fields))
     # Where a round has none of something, that stands beside the columns of the others' parts.
     parted = {str(column).rpartition(".")[0] for column in frame.columns}
     order = {name: place for place, name in enumerate(kind.model_fields)}
     columns = [column for column in frame.columns if column not in parted]
     return frame[sorted(columns, key=lambda column: order[str(column).partition(".")[0]])]
-
-
-def _flat(record: Mapping[str, Any], whole: Iterable[str] = ()) -> dict[str, Any]:
-    """A record with an entry per part of its dicts and lists, which count from 1; the `whole` ones stay as they are."""
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        if key not in whole and isinstance(value, dict):
-            flat |= {f"{key}.{part}": entry for part, entry in value.items()}
-        elif key not in whole and isinstance(value, list):
-            flat |= {f"{key}.{number}": entry for number, entry in enumerate(value, start=1)}
-        else:
-            flat[key] = value
-    return flat

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from server_app.charts import score_format, seconds_text
 from server_app.journal import JournalError, Summary, check_resumable, is_run, read_summary
+from server_app.units import score_format, seconds_text
 from wildflower import child
 from wildflower.experiment import JournalWatch, notebook_bar
 from wildflower.flower import last_lines

@@ -125,7 +125,7 @@ def build_images(folder: Path) -> str:
     with ThreadPoolExecutor() as pool:
         made = pool.submit(lambda: os.environ.get("BASE_IMAGE") or _debian_base(folder, "wildflower-test/base"))
         run(*pip, *project["project"]["dependencies"], *project["build-system"]["requires"], "wheel")
-        run(*pip, "scikit-learn", "tensorboard")
+        run(*pip, "scikit-learn", "tensorboard", "plotly", "jinja2")
         base = made.result()
 
         def build(target: str) -> None:

@@ -1,7 +1,11 @@
+import csv
+import json
 import re
 
+import plotly.graph_objects as go
 import pytest
 from fake_runs import CONFIG, a_device, a_round, three_rounds
+from page_figures import charts_of, split
 
 from server_app import report
 from server_app.journal import DeviceRecord, Journal, JournalError, read_devices
@@ -17,11 +21,54 @@ def device(number: int, round: int, **changes) -> DeviceRecord:
 def test_the_page_needs_no_network_and_has_the_figures(tmp_path):
     three_rounds(tmp_path).finish("finished")
     page = (tmp_path / "report.html").read_text()
-    assert not re.search(r"<(script|link|img|iframe)|https?://|url\(", page)
+    rest, figures, library = split(page)
+    assert not re.search(r"<(link|img|iframe)|src=|https?://|url\(", rest)
+    assert "plotly.js" in library[:200]
+    assert len(page) < 5_000_000
     for figure in ("30 %", "best 30 % in round 3", "3 min", "4.5 s", "3 late, 3 failed", "failed: no memory"):
-        assert figure in page
-    assert "device 2 (small), round 3: 1 failed" in page
-    assert "device 0 (small), round 2: 1 trained, 500 parameters" in page
+        assert figure in rest
+    texts = charts_of(page)["Who trained what when: device by round"].texts
+    assert "device 2 (small), round 3: 1 failed" in texts
+    assert "device 0 (small), round 2: 1 trained, 500 parameters" in texts
+    for figure in figures:
+        for trace in figure["traces"]:
+            trace.pop("colorscale", None)
+        go.Figure({"data": figure["traces"], "layout": figure["layout"]})  # ValueError where Plotly would not take it
+
+
+def test_what_it_cost_and_which_models_were_trained_over_time(tmp_path):
+    three_rounds(tmp_path).finish("finished")
+    charts = charts_of((tmp_path / "report.html").read_text())
+    down, up = charts["Bytes in all"].traces
+    assert (down["y"], up["y"]) == ([1000, 2000, 3000], [900, 1800, 2700])
+    assert charts["Simulated minutes in all"].traces[0]["y"] == [1, 2, 3]
+    delivered, _ = charts["Accuracy over traffic"].traces
+    assert delivered["x"] == [1900, 3800, 5700]
+    (bars,) = charts["Trained models by size"].traces
+    assert (bars["x"], bars["y"]) == ([1, 2, 3], [1, 1, 1])
+    assert charts["Trained models by size"].names == ["500 parameters"]
+
+
+def test_many_sizes_share_few_colors(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1), [a_device(1, number, parameters=1000 * number) for number in range(1, 14)])
+    journal.finish("finished")
+    shown = charts_of((tmp_path / "report.html").read_text())["Trained models by size"]
+    # 1,000 to 13,000 in six equal steps of 2,000: the first has 1,000 to 3,000.
+    assert shown.names[0] == "up to 3,000 parameters"
+    assert [trace["y"] for trace in shown.traces] == [[3], [2], [2], [2], [2], [2]]
+
+
+def test_every_round_is_a_line_of_the_data(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1, score=None, delivered_score_by_tier=None), [])
+    journal.write_round(a_round(2, delivered_score_by_tier={"a, b": 0.5}), [])
+    journal.finish("finished")
+    first, second = csv.DictReader((tmp_path / "rounds.csv").open())
+    assert (first["round"], first["score"], first["delivered_score_by_tier.a, b"]) == ("1", "", "")
+    assert (second["score"], second["delivered_score_by_tier.a, b"]) == ("0.2", "0.5")
+    assert second["server_seconds.finish"] == "0.1"
+    assert "delivered_score_by_tier" not in first
 
 
 def test_exits_and_personal_accuracy_have_their_charts(tmp_path):
@@ -39,10 +86,6 @@ def test_exits_and_personal_accuracy_have_their_charts(tmp_path):
     assert "Personal" not in page
 
 
-def chart(page: str, title: str) -> str:
-    return page.partition(f"<figcaption>{title}</figcaption>")[2].partition("</figure>")[0]
-
-
 def test_a_chart_leaves_out_what_never_happened(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     seconds = a_round(1)["server_seconds"] | {"distill": 0.0}
@@ -52,13 +95,13 @@ def test_a_chart_leaves_out_what_never_happened(tmp_path):
         changes["metrics"] = {"never_measured": None, "drift": 0.5 if number == 2 else None}
         journal.write_round(a_round(number, **changes), [])
     journal.finish("finished")
-    page = (tmp_path / "report.html").read_text()
-    devices = chart(page, "Devices per round")
-    assert re.findall(r"</svg>([a-z ]+) <b>", devices) == ["replied", "sampled", "failed"]
-    server = re.findall(r"</svg>([a-z ]+) <b>", chart(page, "Seconds per round on the server"))
-    assert server == ["assign", "payload", "absorb", "finish", "evaluate", "hypernetworks"]
-    assert re.findall(r"</svg>([a-z ]+) <b>", chart(page, "Drift")) == ["drift"]
-    assert "never" not in page.lower()
+    rest, _, _ = split(page := (tmp_path / "report.html").read_text())
+    charts = charts_of(page)
+    assert charts["Devices per round"].names == ["replied", "sampled", "failed"]
+    server = ["assign", "payload", "absorb", "finish", "evaluate", "hypernetworks"]
+    assert charts["Seconds per round on the server"].names == server
+    assert charts["Drift"].names == ["drift"]
+    assert "never" not in rest.lower()
 
 
 def test_a_part_of_the_servers_time_that_some_rounds_lack_has_its_line(tmp_path):
@@ -68,7 +111,7 @@ def test_a_part_of_the_servers_time_that_some_rounds_lack_has_its_line(tmp_path)
     journal.write_round(a_round(1, server_seconds=seconds | {"sorting": 1.5}), [])
     journal.write_round(a_round(2, server_seconds=seconds), [])
     journal.finish("finished")
-    server = chart((tmp_path / "report.html").read_text(), "Seconds per round on the server")
+    server = charts_of((tmp_path / "report.html").read_text())["Seconds per round on the server"].texts
     assert "sorting: 1.5 s at round 1" in server
     assert "sorting: 0 s at round 2" in server
 
@@ -77,7 +120,8 @@ def test_devices_that_lost_what_they_kept_are_counted(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     journal.write_round(a_round(1, devices_state_lost=2), [])
     journal.finish("finished")
-    assert "lost what they kept: 2 at round 1" in chart((tmp_path / "report.html").read_text(), "Devices per round")
+    devices = charts_of((tmp_path / "report.html").read_text())["Devices per round"].texts
+    assert "lost what they kept: 2 at round 1" in devices
 
 
 def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
@@ -88,9 +132,9 @@ def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
     personal = {"personal_score": 0.5, "personal_score_by_tier": tiers, "personal_devices": 4}
     journal.write_round(a_round(1, delivered_score_by_tier=tiers, personal_failed=0, **personal), devices)
     journal.finish("finished")
-    page = (tmp_path / "report.html").read_text()
-    for title in ("Accuracy delivered by tier", "Personal accuracy, on devices&#x27; own test shards"):
-        names = re.findall(r"</svg>([a-z 0-9]+) <b>", chart(page, title))
+    charts = charts_of((tmp_path / "report.html").read_text())
+    for title in ("Accuracy delivered by tier", "Personal accuracy, on devices' own test shards"):
+        names = charts[title].names
         assert [name for name in names if name.startswith("exit")] == ["exit 2", "exit 10"]
     assert list(gather_activity(read_devices(tmp_path), rounds=1).rows) == ["exit 2", "exit 10"]
 
@@ -110,14 +154,17 @@ def test_every_text_is_escaped(tmp_path):
     run_dir = tmp_path / f"run {EVIL.replace('/', '')}"
     journal = Journal.open(run_dir, CONFIG | {"note": EVIL, EVIL: 1, "fleet": EVIL}, resume=False)
     journal.write_round(
-        a_round(1, strategy=EVIL, task=EVIL, score_by_tier={EVIL: 0.5}),
+        a_round(1, strategy=EVIL, task=EVIL, delivered_score_by_tier={EVIL: 0.5}, metrics={EVIL: 1.0}),
         [a_device(1, 0, tier=EVIL, outcome=f"refused: {EVIL}"), a_device(1, 1, tier=EVIL, architecture={EVIL: 1})],
     )
     journal.finish("failed", f"ValueError: {EVIL}")
     page = (run_dir / "report.html").read_text()
-    assert "<script" not in page
-    assert "ValueError: &lt;script&gt;" in page
-    assert not re.search(r"&(?!amp;|lt;|gt;|quot;|#x27;)", page)
+    rest, _, _ = split(page)
+    assert len(re.findall("<script", page)) == len(re.findall("<script", rest)) == 3  # figures, library, drawing
+    assert "ValueError: &lt;script&gt;" in rest
+    markup = rest.partition("</main>")[0].partition("</style>")[2]
+    assert not re.search(r"&(?!amp;|lt;|gt;|#34;|#39;)", markup)
+    assert charts_of(page)["Accuracy delivered by tier"].names == [EVIL]
 
 
 def test_a_run_without_rounds_has_a_page(tmp_path):
@@ -148,8 +195,7 @@ def test_a_method_has_its_own_figures(tmp_path):
     page = (tmp_path / "report.html").read_text()
     for text in ("steps per second: 37 at round 2", "distill: 2.5 s at round 2", "below the smallest: 2 at round 1"):
         assert text in page
-    assert "mutual information nats: 0.25 at round 2" in page
-    assert "<figcaption>Distillation mutual information nats</figcaption>" in page
+    assert "mutual information nats: 0.25 at round 2" in charts_of(page)["Distillation mutual information nats"].texts
     three_rounds(tmp_path / "plain").finish("finished")
     assert "steps per second" not in (tmp_path / "plain" / "report.html").read_text()
 
@@ -167,10 +213,11 @@ def test_a_huge_fleet_is_shown_by_tier_and_stays_small(tmp_path):
         journal.write_round(a_round(number), devices)
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
-    assert "2,000 trained</strong><small>of 2,000 that were asked" in page
-    assert "tier tier 3, round 40: 12 trained" in page
+    rest, figures, _ = split(page)
+    assert "2,000 trained</strong><small>of 2,000 that were asked" in rest
+    assert "tier tier 3, round 40: 12 trained" in charts_of(page)["Who trained what when: tier by round"].texts
     assert "device 1000" not in page
-    assert len(page) < 150_000
+    assert len(rest) + len(json.dumps(figures)) < 150_000
 
 
 def test_activity_adds_up_by_device_and_leaves_out_an_unfinished_round():

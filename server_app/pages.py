@@ -1,0 +1,293 @@
+"""Whole pages: self-contained HTML made by a template, with charts that Plotly draws in the browser, offline.
+
+Plotly travels in the page, compressed: the page is about 2 MB, and needs no network. Where scripts are off, its figures
+and tables can be read nevertheless. Every text is escaped by the template.
+"""
+
+import gzip
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import ClassVar
+
+from jinja2 import Environment, StrictUndefined
+
+from server_app.charts import Chart
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The head of a section."""
+
+    kind: ClassVar[str] = "heading"
+    text: str
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A sentence below the title, or a note."""
+
+    kind: ClassVar[str] = "paragraph"
+    text: str
+    css: str = "lead"
+
+
+@dataclass(frozen=True)
+class Preformatted:
+    """Lines as they are, such as a traceback."""
+
+    kind: ClassVar[str] = "preformatted"
+    text: str
+
+
+@dataclass(frozen=True)
+class Cards:
+    """The headline: (label, figure, what else to know about it) each in a card."""
+
+    kind: ClassVar[str] = "cards"
+    figures: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Attributes:
+        text_columns: the first ones, which are set to the left; the others, as numbers, to the right.
+        folded: what stands on the fold; "" where the table is not folded.
+        is_open: whether it is unfolded at first.
+    """
+
+    kind: ClassVar[str] = "table"
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    folded: str = ""
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Charts side by side."""
+
+    kind: ClassVar[str] = "charts"
+    charts: Sequence[Chart]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Links to files beside the page."""
+
+    kind: ClassVar[str] = "data"
+    files: Sequence[tuple[str, str]] = field(default_factory=list)
+
+
+Block = Heading | Paragraph | Preformatted | Cards | Table | Charts | Data
+
+
+def page(title: str, name: str, blocks: Sequence[Block], badge: str = "") -> str:
+    """A whole HTML document.
+
+    Args:
+        title: of the window.
+        name: the headline, with a `badge` beside it.
+    """
+    charts = [chart for block in blocks if isinstance(block, Charts) for chart in block.charts if chart.traces]
+    figures = [{"traces": chart.traces, "layout": chart.layout} for chart in charts]
+    number_of = {id(chart): number for number, chart in enumerate(charts)}
+    return TEMPLATE.render(
+        title=title,
+        name=name,
+        badge=badge,
+        blocks=blocks,
+        style=STYLE,
+        script=SCRIPT,
+        figures=figures,
+        number_of=lambda chart: number_of[id(chart)],
+        library=_library() if figures else "",
+    )
+
+
+def table_html(table: Table) -> str:
+    """A table alone, for a notebook."""
+    return ENVIRONMENT.from_string(MACROS + "{{ table(it) }}").render(it=table)
+
+
+@cache
+def _library() -> str:
+    """Plotly's script, compressed, in letters."""
+    from plotly.offline import get_plotlyjs
+
+    return b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()
+
+
+MACROS = """
+{%- macro row(cells, tag, text_columns) -%}
+<tr>{% for cell in cells -%}
+<{{ tag }}{% if loop.index > text_columns %} class=n{% endif %}>{{ cell }}</{{ tag }}>
+{%- endfor %}</tr>
+{%- endmacro -%}
+{%- macro table(it) -%}
+<div class="wide"><table><thead>{{ row(it.headers, "th", it.text_columns) }}</thead><tbody>
+{%- for cells in it.rows %}{{ row(cells, "td", it.text_columns) }}{% endfor -%}
+</tbody></table></div>
+{%- endmacro -%}
+{%- macro chart(it) -%}
+<figure{% if it.wide %} class="row"{% endif %}><figcaption>{{ it.title }}</figcaption>
+{%- if it.legend %}<ul class="legend">{% for entry in it.legend -%}
+<li><button data-trace="{{ entry.trace }}">
+<span class="stroke {{ entry.dash }}" style="color: var(--{{ entry.color }})"></span>{{ entry.name }}
+{%- if entry.last %} <b>{{ entry.last }}</b>{% endif %}</button></li>
+{%- endfor %}</ul>{% endif %}
+{%- if it.key %}<ul class="legend">{% for color, meaning in it.key %}
+<li><span class="box" style="background: var(--{{ color }})"></span>{{ meaning }}</li>
+{%- endfor %}</ul>{% endif %}
+{%- if it.traces %}
+<div class="plot" data-figure="{{ number_of(it) }}" style="height: {{ it.height }}px" role="img"
+aria-label="{{ it.title }}"></div>{% else %}<p class="empty">nothing was measured</p>{% endif %}
+{%- if it.note %}<p class="note">{{ it.note }}</p>{% endif %}</figure>
+{%- endmacro -%}
+"""
+
+ENVIRONMENT = Environment(autoescape=True, undefined=StrictUndefined)
+ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+
+TEMPLATE = ENVIRONMENT.from_string(
+    MACROS
+    + """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title><style>{{ style | safe }}</style></head><body><main>
+<h1>{{ name }}{% if badge %} <span class="badge {{ badge }}">{{ badge }}</span>{% endif %}</h1>
+{% for block in blocks -%}
+{% if block.kind == "heading" %}<h2>{{ block.text }}</h2>
+{% elif block.kind == "paragraph" %}<p class="{{ block.css }}">{{ block.text }}</p>
+{% elif block.kind == "preformatted" %}<pre>{{ block.text }}</pre>
+{% elif block.kind == "cards" %}<div class="cards">{% for label, figure, more in block.figures -%}
+<div class=card><span>{{ label }}</span><strong>{{ figure }}</strong><small>{{ more }}</small></div>{% endfor %}</div>
+{% elif block.kind == "table" %}{% if block.folded -%}
+<details{% if block.is_open %} open{% endif %}><summary>{{ block.folded }}</summary>{{ table(block) }}</details>
+{%- else %}{{ table(block) }}{% endif %}
+{% elif block.kind == "charts" %}<div class="charts">{% for it in block.charts %}{{ chart(it) }}{% endfor %}</div>
+{% elif block.kind == "data" %}<p class="note">Drag over a chart to zoom, double-click to see all of it again, click a
+name to hide its line. Data: {% for file, what in block.files -%}
+<a href="{{ file }}">{{ file }}</a> ({{ what }}){{ "" if loop.last else ", " }}{% endfor %}</p>
+{% endif %}
+{%- endfor %}
+</main>
+{% if figures -%}
+<noscript><p class="note">The charts need JavaScript; all they show is in the data beside this page.</p></noscript>
+<script type="application/json" id="figures">{{ figures | tojson }}</script>
+<script type="application/octet-stream" id="library">{{ library | safe }}</script>
+<script>{{ script | safe }}</script>
+{%- endif %}
+</body></html>
+"""
+)
+
+# Draws the figures in the colors of the page's style, again when these change from light to dark.
+SCRIPT = """
+(async () => {
+  const bytes = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const library = document.createElement("script");
+  library.textContent = await new Response(unpacked).text();
+  document.head.append(library);
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const plots = [...document.querySelectorAll("[data-figure]")];
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  const colored = (trace) => {
+    if (trace.type === "heatmap") {
+      return { ...trace, colorscale: trace.meta.map(([step, name]) => [step, color(name)]) };
+    }
+    const line = { ...trace.line, color: color(trace.meta) };
+    return trace.type === "bar"
+      ? { ...trace, marker: { color: line.color, line: { width: 0 } } }
+      : { ...trace, line, marker: { ...trace.marker, color: color("card"), line: { width: 1.5, color: line.color } } };
+  };
+  const axis = (given, common) => ({ ...common, ...given });
+  const draw = () => plots.forEach((plot) => {
+    const { traces, layout } = figures[plot.dataset.figure];
+    const common = { gridcolor: color("rule"), linecolor: color("rule"), zeroline: false, automargin: true };
+    const title = { ...layout.xaxis.title, standoff: 6, font: { size: 11.5 } };
+    Plotly.react(plot, traces.map(colored), {
+      ...layout,
+      xaxis: axis({ ...layout.xaxis, title }, { ...common, nticks: 8, showgrid: false }),
+      yaxis: axis(layout.yaxis, { ...common, nticks: 6 }),
+      showlegend: false,
+      margin: { l: 52, r: 10, t: 8, b: 34 },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 11.5, color: color("soft") },
+      hoverlabel: { bgcolor: color("card"), bordercolor: color("rule"), font: { size: 12.5, color: color("ink") } },
+    }, { responsive: true, displayModeBar: false });
+  });
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  for (const button of document.querySelectorAll("button[data-trace]")) {
+    button.addEventListener("click", () => {
+      const off = button.classList.toggle("off");
+      const plot = button.closest("figure").querySelector(".plot");
+      Plotly.restyle(plot, { visible: !off }, [Number(button.dataset.trace)]);
+    });
+  }
+})();
+"""
+
+STYLE = """
+:root { color-scheme: light dark; --back: #f6f7f9; --card: #fff; --ink: #1c2330; --soft: #5d6778; --rule: #e1e5eb;
+  --c0: #2563eb; --c1: #d9480f; --c2: #0f9d6b; --c3: #9333ea; --c4: #b7860b; --c5: #0891b2; --c6: #db2777;
+  --c7: #64748b;
+  --s0: #cfe3f7; --s1: #a3c9ee; --s2: #72abe2; --s3: #4489d0; --s4: #2566b3; --s5: #123f7c;
+  --good: #0f9d6b; --bad: #d42a2a; --failed: #d42a2a; --late: #e8a317; --refused: #a33bc2; --skipped: #a9b1bd; }
+@media (prefers-color-scheme: dark) { :root { --back: #10141b; --card: #181e28; --ink: #e7ebf2; --soft: #98a3b5;
+  --rule: #2b3442;
+  --c0: #6ea8fe; --c1: #ff9a62; --c2: #45d19d; --c3: #c79bff; --c4: #e6c04c; --c5: #4fd0e6; --c6: #ff86bd;
+  --c7: #a6b2c4;
+  --s0: #1d3a5c; --s1: #23538a; --s2: #2f72b8; --s3: #4f97df; --s4: #85bdf2; --s5: #cbe4fd;
+  --good: #45d19d; --bad: #ff6b6b; --failed: #ff6b6b; --late: #f2b84b; --refused: #d184ea; --skipped: #5b6676; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI",
+  sans-serif; }
+main { max-width: 1320px; margin: 0 auto; padding: 24px 20px 48px; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
+h2 { font-size: 18px; margin: 32px 0 10px; }
+p.lead { color: var(--soft); margin: 0 0 18px; overflow-wrap: anywhere; }
+.badge { display: inline-block; vertical-align: 4px; font-size: 13px; font-weight: 600; padding: 1px 10px;
+  border-radius: 99px;
+  margin-left: 8px; border: 1.5px solid currentColor; color: var(--soft); }
+.badge.finished { color: var(--good); } .badge.failed { color: var(--bad); }
+.cards { display: grid; grid-template-columns: repeat(4, 1fr); gap: 12px; }
+.card, figure, .wide, pre, details { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
+.card { padding: 12px 14px; display: flex; flex-direction: column; }
+.card span, .card small, .note, .empty { color: var(--soft); font-size: 13px; }
+.card strong { font-size: 22px; line-height: 1.35; font-variant-numeric: tabular-nums; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); gap: 14px;
+  margin-top: 14px; }
+figure { margin: 0; padding: 12px 14px; min-width: 0; display: flex; flex-direction: column; }
+figcaption { font-weight: 600; }
+.plot { margin-top: auto; min-width: 0; } .charts figure.row { grid-column: 1 / -1; }
+.note { margin: 6px 0 0; }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 2px 0 6px; padding: 0;
+  font-size: 13px;
+  color: var(--soft); overflow-wrap: anywhere; }
+.legend b { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; }
+.legend button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; }
+.legend button.off { opacity: .4; }
+.stroke { display: inline-block; width: 20px; border-top: 2.5px solid; margin-right: 5px; vertical-align: 4px; }
+.stroke.dash { border-top-style: dashed; } .stroke.dot { border-top-style: dotted; }
+.box { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 5px;
+  vertical-align: -1px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; } th, td { padding: 6px 12px; text-align: left; }
+th { color: var(--soft); font-weight: 600; white-space: nowrap; border-bottom: 1px solid var(--rule); }
+tr + tr td { border-top: 1px solid var(--rule); } td { overflow-wrap: anywhere; min-width: 60px; }
+th.n, td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+pre { padding: 12px 14px; overflow-x: auto; font-size: 13px; line-height: 1.45; border-left: 4px solid var(--bad); }
+details { padding: 10px 14px; margin-top: 12px; } summary { cursor: pointer; font-weight: 600; }
+  details .wide { border: 0; }
+@media (max-width: 900px) { .cards { grid-template-columns: 1fr 1fr; } }
+@media (max-width: 600px) { main { padding: 16px 12px 32px; } h1 { font-size: 22px; }
+  th, td { padding: 5px 8px; } .cards { gap: 8px; } .card strong { font-size: 19px;
+  } }
+.wide { overflow-x: auto; }
+"""
