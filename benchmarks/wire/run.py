@@ -25,7 +25,6 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 SEEDS = (1, 2, 3)
 COMMON: dict[str, Any] = {
-    "task": "fashion-mnist",
     "fleet": str(HERE / "fleet.toml"),
     "widths": "1, 0.5, 0.25",
     "devices": 50,
@@ -33,12 +32,23 @@ COMMON: dict[str, Any] = {
     "partition": "dirichlet",
     "alpha": 0.5,
     "local-steps": 10,
-    "batch-size": 32,
     "evaluate-tiers": False,
     "workers": 1,
 }
 TASKS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "task": "digits",
+        "family": "cnn3",
+        "strategy": "heterofl",
+        "devices": 20,
+        "batch-size": 16,
+        "rounds": 25,
+        "evaluate-every": 5,
+        "learning-rate": 0.05,
+    },
     "lenet5": {
+        "task": "fashion-mnist",
+        "batch-size": 32,
         "family": "lenet5",
         "strategy": "heterofl",
         "rounds": 40,
@@ -48,6 +58,8 @@ TASKS: dict[str, dict[str, Any]] = {
     },
     # As in benchmarks/model_search/vit.toml.
     "vit twin": {
+        "task": "fashion-mnist",
+        "batch-size": 32,
         "family": "vit-tiny",
         "family-arguments": "hidden = 48, depth = 6, heads = 3, mlp = 96",
         "strategy": "heterofl",
