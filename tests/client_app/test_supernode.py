@@ -1,6 +1,7 @@
 import importlib
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,24 @@ def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
     assert state.msg_store == {}
     assert len(store) == 0
     assert [task.status.status for task in state.task_store.values()] == [Status.FINISHED]
+
+
+def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, monkeypatch):
+    pulled = []
+    pull_or_let_go = letting_go(lambda **others: pulled.append(others))
+    state, store = node
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        pull_or_let_go(state=state, object_store=store)
+        assert len(pulled) == 1
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(SystemExit, match="flower-superexec"):
+            pull_or_let_go(state=state, object_store=store)
+        assert len(pulled) == 1
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(monkeypatch):

@@ -421,7 +421,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 # Put before everything that a node's Python imports: what its device sends is what the file holds, while there is one.
-HOSTILE = '''
+HOSTILE = """
 import importlib.abc, importlib.util, os, sys
 class Hostile(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
@@ -442,7 +442,7 @@ class Hostile(importlib.abc.MetaPathFinder):
         spec.loader.exec_module = exec_module
         return spec
 sys.meta_path.insert(0, Hostile())
-'''
+"""
 
 
 def outcomes(run: Run, number: int) -> dict[int, str]:
@@ -533,7 +533,9 @@ def test_a_node_sends_hostile_replies(nodes, note):
 
 def test_a_key_is_copied(nodes, note):
     run, before = nodes.run, nodes.run.rounds()
-    copy = nodes.deployment.start_node(0, of=NODES, again=True, log="copy.log", **{"state-dir": str(run.folder / "copy")})
+    copy = nodes.deployment.start_node(
+        0, of=NODES, again=True, log="copy.log", **{"state-dir": str(run.folder / "copy")}
+    )
     time.sleep(45)
     print(nodes.log_of("copy")[-3000:])
     print([outcomes(run, n) for n in range(len(before), len(run.rounds()) + 1)])
@@ -545,7 +547,12 @@ def test_a_clock_is_wrong(nodes, note):
     run = nodes.run
     for shift in ("+20s", "-400s"):
         wrong = nodes.deployment.start_node(
-            NODES - 1, of=NODES, key=NODES, again=True, under=("faketime", "-m", "-f", shift), log="clock.log",
+            NODES - 1,
+            of=NODES,
+            key=NODES,
+            again=True,
+            under=("faketime", "-m", "-f", shift),
+            log="clock.log",
             environment={"DONT_FAKE_MONOTONIC": "1"},
         )
         time.sleep(20)
@@ -564,7 +571,12 @@ def test_the_server_is_paused(nodes, note):
     superlink.suspend()
     time.sleep(20)
     superlink.resume()
-    print("superlink paused", run.next_round(), run.next_round(), [outcomes(run, n) for n in range(len(before), len(run.rounds()) + 1)])
+    print(
+        "superlink paused",
+        run.next_round(),
+        run.next_round(),
+        [outcomes(run, n) for n in range(len(before), len(run.rounds()) + 1)],
+    )
 
 
 def test_the_runner_is_killed(nodes, note):
@@ -601,7 +613,14 @@ def test_the_superexec_of_the_superlink_is_killed(nodes, note):
     descendants(nodes.superlink.pid, "flower-superexec")[0].kill()
     killed = time.monotonic()
     time.sleep(15)
-    print(run.process.poll(), run.said(), len(before), len(run.rounds()), nodes.superlink.poll(), descendants(nodes.superlink.pid, "flwr"))
+    print(
+        run.process.poll(),
+        run.said(),
+        len(before),
+        len(run.rounds()),
+        nodes.superlink.poll(),
+        descendants(nodes.superlink.pid, "flwr"),
+    )
 
 
 def test_the_superlink_is_killed(nodes, note):
