@@ -9,6 +9,7 @@ Not part of `make test`, because most of their time is waiting: `make test-compo
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ import psutil
 import pytest
 
 from server_app.journal import DeviceRecord, RoundRecord, read_devices, read_rounds
-from tests.deployment import ROOT, Deployment, kill
+from tests.deployment import ROOT, Deployment, free_port, kill
 
 NODES = 3
 EXPERIMENT = f"""
@@ -689,3 +690,48 @@ def test_the_disk_of_the_superlinks_database_fills(nodes, note):
     seconds = run.start("resume=true").next_round()
     seen = f"{quoted(said, 'The run failed.')}, and how to resume; the SuperLink is started anew"
     note("full disk: the SuperLink's database", seen, seconds, before, run.rounds())
+
+
+# The bandwidth service ------------------------------------------------------------------------------------------------
+
+
+def test_the_bandwidth_service_is_killed(tmp_path, note):
+    """A node that has measured its links keeps what it knows; one that has not knows nothing, and says why."""
+    token = tmp_path / "token"
+    token.write_text("a" * 64)
+    address = f"127.0.0.1:{free_port()}"
+    service = ["bandwidth-server", "--token-file", str(token), "--insecure", "--address", address]
+    words = f'bandwidth-address="{address}" bandwidth-insecure=true bandwidth-token-file="{token}"'
+
+    def serve() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-m", "wildflower", *service], cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert b"Bandwidth service at" in process.stdout.readline()
+        return process
+
+    def report(state: str) -> dict[str, Any]:
+        probe = ["probe", "--json", "--state-dir", str(tmp_path / state), "--node-config", words]
+        done = subprocess.run([sys.executable, "-m", "wildflower", *probe], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    process = serve()
+    try:
+        before = report("known")
+        assert (before["links_from"], before["links_problem"]) == ("probe", None)
+        process.kill()
+        process.wait()
+        known, new = report("known"), report("new")
+        assert known["down_mbit_per_s"] == before["down_mbit_per_s"]
+        assert (new["links_from"], new["down_mbit_per_s"]) == (None, None)
+        assert new["links_problem"]
+        process = serve()
+        started = time.monotonic()
+        assert report("known")["links_problem"] is None
+        why = quoted(new["links_problem"], "did not answer")
+        seen = f"nodes keep the links that they measured; one that has measured none reports {why}"
+        note("kill -9: bandwidth service", seen, time.monotonic() - started)
+    finally:
+        process.kill()
+        process.wait()
