@@ -14,6 +14,7 @@ Flower is started with one function replaced, and as little as possible is impor
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,13 @@ def letting_go(pull: Pull) -> Pull:
 
     def pull_or_let_go(*, state: Any, object_store: Any, **others: Any) -> int | None:
         if a_child_has_ended():
-            sys.exit("The process that starts this node's work (flower-superexec) has ended: the node ends as well")
+            print(
+                "ERROR: flower-superexec, which starts this node's work, has ended: so does the node", file=sys.stderr
+            )
+            os.kill(
+                os.getpid(), signal.SIGTERM
+            )  # upon which Flower ends in order: its other threads outlive an exception
+            return None
         messages, tasks = set(state.msg_store), set(state.task_store)
         run_id = pull(state=state, object_store=object_store, **others)
         if run_id is None:

@@ -1,6 +1,7 @@
 import importlib
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -75,8 +76,9 @@ def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
     assert [task.status.status for task in state.task_store.values()] == [Status.FINISHED]
 
 
-def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, monkeypatch):
-    pulled = []
+def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, capsys):
+    pulled, told = [], []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     pull_or_let_go = letting_go(lambda **others: pulled.append(others))
     state, store = node
     child = subprocess.Popen(["sleep", "60"])
@@ -85,10 +87,11 @@ def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, monkeypatc
         assert len(pulled) == 1
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(SystemExit, match="flower-superexec"):
-            pull_or_let_go(state=state, object_store=store)
-        assert len(pulled) == 1
+        assert pull_or_let_go(state=state, object_store=store) is None
+        assert (len(pulled), told) == (1, [signal.SIGTERM])
+        assert "flower-superexec, which starts this node's work, has ended" in capsys.readouterr().err
     finally:
+        signal.signal(signal.SIGTERM, before)
         child.kill()
         child.wait()
 

@@ -261,7 +261,7 @@ def test_a_worker_of_a_simulation_is_killed(simulation, note):
     note("kill -9: worker of a simulation", seen, seconds, before, simulation.rounds())
 
 
-def quoted(text: str, words: str, letters: int = 130) -> str:
+def quoted(text: str, words: str, letters: int = 200) -> str:
     """The first line of a text with these words in it, from them on, fit for a cell of a table."""
     assert words in text, text[-3000:]
     line = words + text.partition(words)[2].splitlines()[0]
