@@ -31,7 +31,7 @@ test: lint
 
 # Real nodes: as processes of this machine, then real containers, networks and faults; needs docker, compose, and where no image can be pulled debootstrap and root.
 test-compose: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst tests/compose/processes.py tests/compose/your_devices.py $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst tests/compose/processes.py tests/compose/your_devices.py tests/compose/recovery.py $(PYTEST_ARGS)
 	$(BIN)/pytest --exitfirst tests/compose/faults.py tests/compose/own_data.py $(PYTEST_ARGS)
 
 # An arm64 node under emulation; needs what test-compose needs, and qemu-user-static with binfmt_misc.

@@ -1,9 +1,12 @@
-"""`wildflower-node`: Flower's flower-supernode, which also lets go of what a run that ends leaves half pulled.
+"""`wildflower-node`: Flower's flower-supernode, which lets go of what a run that ends leaves half pulled.
 
 A SuperNode makes a task of a message before it has pulled all of it. Where the run ends meanwhile, as when it is
 stopped or its last round closes without this node, Flower 1.41 ignores the message and keeps it and its task: a process
 waits for the rest of it, and what the node says of it in the end takes the place of the reply to the next message, so
 that from then on every reply leaves one message late. On slow links that happens easily.
+
+It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.41
+would go on to take messages that nobody works on. What has started the node, systemd or Docker, starts it again.
 
 Flower is started with one function replaced, and as little as possible is imported, since this stays in memory.
 """
@@ -11,6 +14,7 @@ Flower is started with one function replaced, and as little as possible is impor
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +33,14 @@ def letting_go(pull: Pull) -> Pull:
     """Flower's function that pulls a message into the node's state; what it ignores half pulled is not kept."""
 
     def pull_or_let_go(*, state: Any, object_store: Any, **others: Any) -> int | None:
+        if a_child_has_ended():
+            print(
+                "ERROR: flower-superexec, which starts this node's work, has ended: so does the node", file=sys.stderr
+            )
+            os.kill(
+                os.getpid(), signal.SIGTERM
+            )  # upon which Flower ends in order: its other threads outlive an exception
+            return None
         messages, tasks = set(state.msg_store), set(state.task_store)
         run_id = pull(state=state, object_store=object_store, **others)
         if run_id is None:
@@ -40,6 +52,14 @@ def letting_go(pull: Pull) -> Pull:
         return run_id
 
     return pull_or_let_go
+
+
+def a_child_has_ended() -> bool:
+    """Whether a process that this one has started is over. A SuperNode starts one, which is to last as long as it."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False  # it has started none, as with --isolation process
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -69,8 +69,6 @@ class Deployment:
         device: int,
         of: int,
         *,
-        key: int | None = None,
-        under: Sequence[str] = (),
         again: bool = False,
         environment: Mapping[str, str] | None = None,
         log: str = "",
@@ -81,8 +79,6 @@ class Deployment:
         Args:
             device: also the number of its key.
             of: how many devices there are.
-            key: the number of another key.
-            under: a command that starts the node's, such as one that gives it another clock.
             again: it is started again whenever it ends, and is not waited for.
             environment: more of it.
             log: the name of the file for what it prints; "" names it after the device.
@@ -94,10 +90,9 @@ class Deployment:
         process = self._start(
             log or f"node-{device}.log",
             *(("sh", "-c", AGAIN, "sh") if again else ()),
-            *under,
             *("wildflower-node", "--isolation", "subprocess"),
             *("--superlink", self.address, "--host", "127.0.0.1", "--port", str(port)),
-            *self._node_trust(device if key is None else key),
+            *self._node_trust(device),
             *("--node-config", " ".join(words)),
             environment=environment,
         )

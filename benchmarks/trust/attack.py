@@ -1,8 +1,7 @@
 """One hostile device of ten against every aggregation: accuracy after 30 rounds; resumable, one run after the other.
 
-python -m benchmarks.trust.attack                    # digits; runs what attack.json lacks, then prints the table
-python -m benchmarks.trust.attack fashion-mnist
-python -m benchmarks.trust.attack digits --table     # the table alone
+python -m benchmarks.trust.attack fashion-mnist --seeds 3    # runs what attack.json lacks, then prints the table
+python -m benchmarks.trust.attack digits --table             # the table alone
 """
 
 from __future__ import annotations
@@ -101,14 +100,15 @@ def run_one(task: str, attack: str, aggregation: str, seed: int) -> dict[str, An
 
 
 def table(results: dict[str, Any], task: str) -> str:
-    """Rows of attacks, columns of aggregations, in Markdown: accuracy in percent, the mean over seeds."""
+    """Rows of attacks, columns of aggregations, in Markdown: accuracy in percent, its mean and range over seeds."""
     lines = [f"| attack | {' | '.join(AGGREGATIONS)} |", "|---" * (1 + len(AGGREGATIONS)) + "|"]
     for attack in ATTACKS:
         cells = []
         for aggregation in AGGREGATIONS:
             prefix = f"{task} {attack} {aggregation} "
             found = [100 * run["accuracy"] for key, run in results.items() if key.startswith(prefix)]
-            cells.append(f"{mean(found):.1f}" if found else "")
+            spread = f" ({min(found):.1f} to {max(found):.1f})" if len(found) > 1 else ""
+            cells.append(f"{mean(found):.1f}{spread}" if found else "")
         lines.append(f"| {attack} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,6 +1,8 @@
 import importlib
 import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,26 @@ def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
     assert state.msg_store == {}
     assert len(store) == 0
     assert [task.status.status for task in state.task_store.values()] == [Status.FINISHED]
+
+
+def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, capsys):
+    pulled, told = [], []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    pull_or_let_go = letting_go(lambda **others: pulled.append(others))
+    state, store = node
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        pull_or_let_go(state=state, object_store=store)
+        assert len(pulled) == 1
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert pull_or_let_go(state=state, object_store=store) is None
+        assert (len(pulled), told) == (1, [signal.SIGTERM])
+        assert "flower-superexec, which starts this node's work, has ended" in capsys.readouterr().err
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        child.kill()
+        child.wait()
 
 
 def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(monkeypatch):

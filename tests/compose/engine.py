@@ -1,8 +1,8 @@
 """A Docker engine, images and a compose project for the container tests; everything is gone when they end.
 
 An engine that answers is used (DOCKER_HOST), otherwise one is started: as root, with its data in a folder of ours, and
-stopped by its process id. Images are built from BASE_IMAGE, or, because a test machine may reach no image registry, on
-a Debian base made by debootstrap, from wheels that pip downloads here. WILDFLOWER_IMAGES takes images that exist.
+stopped by its process id. Images are built by deploy/build-without-registry, because a test machine may reach no image
+registry: on BASE_IMAGE, or on a Debian base made by debootstrap. WILDFLOWER_IMAGES takes images that exist.
 """
 
 import json
@@ -12,9 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,29 +113,13 @@ def engine(folder: Path) -> Iterator[None]:
 
 
 def build_images(folder: Path) -> str:
-    """Build all images; returns the prefix of their names."""
+    """Build all images, by the command for machines without a registry; returns the prefix of their names."""
     if prefix := os.environ.get("WILDFLOWER_IMAGES"):
         return prefix
-    context = _context(folder / "context")
-    wheels = context / "wheelhouse"
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", wheels, "--constraint", "constraints.txt"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    with ThreadPoolExecutor() as pool:
-        made = pool.submit(lambda: os.environ.get("BASE_IMAGE") or _debian_base(folder, "wildflower-test/base"))
-        run(*pip, *project["project"]["dependencies"], *project["build-system"]["requires"], "wheel")
-        run(*pip, "scikit-learn", "tensorboard", "plotly", "jinja2")
-        base = made.result()
-
-        def build(target: str) -> None:
-            _build(context, target, f"wildflower-test-{target}", f"BASE_IMAGE={base}", "PIP_NO_INDEX=1")
-
-        # The two small images mostly wait for their packages; the server's begins with what the device's made.
-        small = [pool.submit(build, target) for target in ("gate", "shaper")]
-        build("device")
-        build("server")
-        for image in small:
-            image.result()
-    return "wildflower-test"
+    base = ("--base", os.environ["BASE_IMAGE"]) if "BASE_IMAGE" in os.environ else ()
+    command = _context(folder / "context") / "deploy/build-without-registry"
+    run(command, "--images", PROJECT, *base, env=os.environ | {"PYTHON": sys.executable}, timeout=3600)
+    return PROJECT
 
 
 def build_arm64_device(folder: Path) -> str:
@@ -148,11 +130,18 @@ def build_arm64_device(folder: Path) -> str:
     """
     if image := os.environ.get("WILDFLOWER_ARM64_IMAGE"):
         return image
-    base = os.environ.get("BASE_IMAGE_ARM64") or _debian_base(folder, "wildflower-test/base-arm64", "--arch=arm64")
     context = _context(folder / "context-arm64")
+    base = os.environ.get("BASE_IMAGE_ARM64")
+    if base is None:
+        base = f"{PROJECT}/base-arm64"
+        make = context / "deploy/build-without-registry"
+        run(make, "--images", PROJECT, "--only-base", "--arch", "arm64", timeout=3600)
     (torch,) = set(re.findall(r"TORCH_VERSION=[0-9.]+", (ROOT / "deploy/jetson/install").read_text()))
-    _build(context, "device", "wildflower-test-arm64-device", f"BASE_IMAGE={base}", torch, seconds=3600)
-    return "wildflower-test-arm64-device"
+    options = [part for argument in (f"BASE_IMAGE={base}", torch) for part in ("--build-arg", argument)]
+    options += ["--network", "host", "--file", str(context / "deploy/Dockerfile"), "--target", "device"]
+    tag = f"{PROJECT}-arm64-device"
+    run("docker", "build", *options, "--tag", tag, context, env=os.environ | {"DOCKER_BUILDKIT": "1"}, timeout=3600)
+    return tag
 
 
 def _context(folder: Path) -> Path:
@@ -163,27 +152,6 @@ def _context(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     return folder
-
-
-def _build(context: Path, target: str, tag: str, *arguments: str, seconds: float = 1200) -> None:
-    options = [part for argument in arguments for part in ("--build-arg", argument)]
-    options += ["--network", "host", "--file", str(context / "deploy/Dockerfile"), "--target", target, "--tag", tag]
-    run("docker", "build", *options, context, env=os.environ | {"DOCKER_BUILDKIT": "1"}, timeout=seconds)
-
-
-def _debian_base(folder: Path, name: str, *options: str) -> str:
-    """Debian 12 with Python, the machine's certificates and its settings of apt and pip."""
-    tree = folder / "debian"
-    packages = "--include=ca-certificates,python3-venv"
-    run("debootstrap", *options, "--variant=minbase", packages, "bookworm", tree, timeout=1800)
-    for file in ("etc/ssl/certs/ca-certificates.crt", "etc/pip.conf", "etc/apt/sources.list.d/debian.sources"):
-        if Path("/", file).exists():
-            shutil.copy2(Path("/", file), tree / file)
-    for rest in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
-        shutil.rmtree(tree / rest, ignore_errors=True)
-    run("sh", "-c", f"tar -C '{tree}' -c . | docker import - {name}")
-    shutil.rmtree(tree, ignore_errors=True)
-    return name
 
 
 def fill(volume: str, folder: Path, image: str) -> None:

@@ -1,6 +1,8 @@
 import datetime
 import json
 import os
+import re
+import shlex
 import shutil
 import ssl
 import stat
@@ -342,3 +344,77 @@ def test_a_board_is_not_set_up_with_half_of_what_it_needs(secrets, board):
         assert code == 1, text
         assert words in text
         assert "+ " not in text
+
+
+def without_registry(folder: Path, *arguments: object) -> tuple[int, str, list[str]]:
+    """What the command that builds images says, and the commands that it gives: none of them is really there."""
+    log = folder / "log"
+    log.write_text("")
+    bins = folder / "bin"
+    program(bins, "id", "echo 0")
+    program(bins, "docker", f'[ "$1" != import ] || cat >/dev/null; echo docker "$@" >>{log}')
+    made = "etc/ssl/certs etc/apt/sources.list.d var/cache/apt/archives"
+    program(
+        bins,
+        "debootstrap",
+        f'echo debootstrap "$@" >>{log}; for tree; do :; done; for part in {made}; do mkdir -p "$tree/$part"; done',
+    )
+    program(bins, "python", f'[ "$1" != -m ] && exec {sys.executable} "$@"; echo python "$@" >>{log}')
+    environment = os.environ | {"PATH": f"{bins}:{os.environ['PATH']}", "PYTHON": str(bins / "python")}
+    command = [DEPLOY / "build-without-registry", *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr, log.read_text().splitlines()
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="wheels are for the base image's Python, 3.11")
+def test_images_are_built_without_a_registry(tmp_path):
+    code, text, did = without_registry(tmp_path)
+    assert code == 0, text
+    assert did[0].startswith("debootstrap --variant=minbase --include=ca-certificates,python3-venv bookworm /")
+    assert did[1] == "docker import - wildflower/base"
+    wanted = did[2].split()
+    assert wanted[:4] == ["python", "-m", "pip", "download"]
+    assert {"torch>=2.8", "setuptools>=77", "wheel", "scikit-learn", "tensorboard", "opacus"} <= set(wanted)
+    builds = did[3:]
+    targets = ("device", "server", "gate", "shaper")
+    assert [line.split(" --tag ")[1].split()[0] for line in builds] == [f"wildflower-{name}" for name in targets]
+    assert [line.split(" --target ")[1].split()[0] for line in builds] == list(targets)
+    assert all("--build-arg BASE_IMAGE=wildflower/base --build-arg PIP_NO_INDEX=1" in line for line in builds)
+    code, text, did = without_registry(tmp_path, "--images", "mine", "--base", "debian:12")
+    assert code == 0, text
+    assert [line.partition(" ")[0] for line in did] == ["python", "docker", "docker", "docker", "docker"]
+    assert "BASE_IMAGE=debian:12" in did[-1]
+    assert "--tag mine-shaper" in did[-1]
+
+
+def test_a_base_of_another_processor_is_made_alone(tmp_path):
+    code, text, did = without_registry(tmp_path, "--only-base", "--arch", "arm64")
+    assert code == 0, text
+    assert did[0].startswith("debootstrap --arch=arm64 ")
+    assert did[1:] == ["docker import - wildflower/base-arm64"]
+    code, text, did = without_registry(tmp_path, "--arch", "arm64")
+    assert (code, "--arch goes with --only-base" in text, did) == (1, True, [])
+    code, text, did = without_registry(tmp_path, "--no-such")
+    assert (code, "unknown argument: --no-such" in text, did) == (1, True, [])
+
+
+@pytest.mark.skipif(not shutil.which("docker-compose"), reason="Compose 1.29 reads the file")
+def test_the_commands_of_the_deployment_page_are_there():
+    """`make test-compose` runs them; here Compose reads the file, and knows the services that are typed."""
+    page = (DEPLOY.parent / "docs" / "deployment.md").read_text().replace("\\\n", " ")
+    typed = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    found = subprocess.run(
+        ["docker-compose", "--profile", "run", "--profile", "shaping", "config", "--services"],
+        cwd=DEPLOY.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    services = found.stdout.split()
+    commands = [shlex.split(line, comments=True) for line in typed]
+    runs = [words for words in commands if words[:4] == ["docker", "compose", "run", "--rm"]]
+    assert len(runs) >= 3
+    assert {words[4] for words in runs} <= set(services)
+    scripts = {word for words in commands for word in words if word.startswith("deploy/") and "secrets" not in word}
+    assert {"deploy/certs", "deploy/build-without-registry", "deploy/raspberry-pi/install"} <= scripts
+    assert [script for script in scripts if not os.access(DEPLOY.parent / script, os.X_OK)] == []

@@ -229,6 +229,7 @@ def of_scores(**values):
         (of_scores(sums=[0.0] * 10**5), "the reply is refused"),
         (of_scores(loss_sum=math.nan), "the loss is not finite"),
         (of_scores(error="no luck"), "no luck"),
+        (of_scores(error="two\nlines \x1b[2J\u202e of a device"), "two lines  [2J  of a device"),
         (lambda reply: reply.model_copy(update={"scores": []}), "says nothing of this device"),
         (lambda reply: reply.model_copy(update={"round": 9}), "it is of round 9"),
         (lambda reply: reply.model_copy(update={"scores": reply.scores * 2}), "it is of devices"),
@@ -250,6 +251,7 @@ def of_scores(**values):
         "far too many sums",
         "nan",
         "error",
+        "an error that cannot be printed",
         "silence",
         "round",
         "twice",
@@ -266,6 +268,7 @@ def test_what_cannot_be_true_is_refused_and_counted(change, words, tmp_path, mon
     assert 0 < node_1 < 6
     assert record["personal_failed"] == node_1
     assert any(words in line for line in told)
+    assert all(line.isprintable() for line in told)
     honest = a_round(tmp_path / "honest")[2]
     assert honest["personal_devices"] == 6
 

@@ -222,6 +222,18 @@ def test_answers_of_a_wrong_form_cost_their_device_its_round(tmp_path):
     assert [outcomes[d] for d in (0, 2, 3, 4, 5)] == ["trained"] * 5
 
 
+def test_what_devices_say_is_one_printable_line(tmp_path, caplog):
+    def change(answer):
+        answer.update(member=None, error="two\nlines \x1b[2J of a device")
+
+    grid = connected_grid(6, tmp_path)
+    with_reply(grid, change, "member")
+    _, [result] = trained(tmp_path, grid, 1, **HARDWARE | SECURE)
+    assert all("made no keys: two lines" in line["outcome"] for line in result.devices)
+    assert all(line["outcome"].isprintable() for line in result.devices)
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
 # The device, which trusts the server with nothing that shows its update -----------------------------------------------
 
 

@@ -159,6 +159,21 @@ def test_a_run_says_what_it_costs(tmp_path):
         run(simulated_grid(), type(config).from_run_config(again))
 
 
+@pytest.mark.parametrize("name", ["depthfl", "scalefl"])
+def test_methods_of_several_exits_run_under_it(name, tmp_path):
+    """Their families have batch norm, which must be static; DepthFL must keep no corrections."""
+    arguments = METHODS[name]["family-arguments"] + ", norm = 'static'"
+    keys = METHODS[name] | DP | {"family-arguments": arguments, "rounds": 1, "evaluate-every": 1}
+    with pytest.raises(ConfigError, match="batch norm's statistics"):
+        started(small_config(tmp_path, **keys | METHODS[name] | {"depthfl.alpha": 0.0}))
+    run(simulated_grid(), small_config(tmp_path, **keys | {"depthfl.alpha": 0.0}))
+    [record] = read_rounds(tmp_path / "runs" / "small")
+    assert record.devices_replied == record.devices_sampled > 0
+    assert record.distinct_architectures > 1
+    assert record.epsilon == pytest.approx(epsilon_after(1, 1.0, 4 / 6, 1e-3))
+    assert len(record.score_by_exit) == 3
+
+
 def test_without_it_nothing_is_said(tmp_path):
     run(simulated_grid(), small_config(tmp_path, rounds=1))
     line = json.loads((tmp_path / "runs" / "small" / "rounds.jsonl").read_text())
