@@ -1,6 +1,6 @@
 """Which method delivers most to boards, phones and workstations that share one global model.
 
-    python -m benchmarks.methods_that_win.run cnn3|resnet6|vit [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
+python -m benchmarks.methods_that_win.run cnn3|resnet6|vit [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
 """
 
 import sys
