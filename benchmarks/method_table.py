@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.runs import rounds_of, summary_of
+from benchmarks.runs import devices_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
 from server_app.journal import todays_names
 
@@ -38,6 +38,12 @@ KEYS = (
     "bytes_down",
     "bytes_up",
     "devices_by_outcome",
+)
+# Means over the trainings of a run: head of the column, figure, its unit.
+COSTS = (
+    ("MFLOP per example", "device_flops_per_example", 1e6),
+    ("training, MB", "device_memory_bytes", 1e6),
+    ("device's s per round", "device_seconds", 1),
 )
 Figures = dict[str, dict]  # of one method: seed -> figures
 
@@ -54,6 +60,7 @@ class Study:
         for all devices.
     tiers: whether every tier of the fleet has a column.
     part: of the server's work whose seconds per round have a column.
+    costs: whether what training costs a device has columns.
     """
 
     experiment: Path
@@ -63,6 +70,7 @@ class Study:
     general: bool = True
     tiers: bool = True
     part: str = ""
+    costs: bool = False
 
     @property
     def name(self) -> str:
@@ -153,6 +161,7 @@ def finished(folder: Path) -> bool:
 def figures(folder: Path) -> dict:
     """What the table needs of one run."""
     summary, rounds = summary_of(folder), rounds_of(folder)
+    devices = [d for d in devices_of(folder) if d["outcome"] == "trained"]
     scored = [r for r in rounds if r["score"] is not None]
 
     def mean(values: list[float | None]) -> float | None:
@@ -164,6 +173,9 @@ def figures(folder: Path) -> dict:
         "simulated_hours": summary["simulated_seconds"] / 3600,
         "curve": {r["round"]: r["score"] for r in scored},
         "hours": {r["round"]: r["simulated_seconds"] / 3600 for r in scored},
+        "device_flops_per_example": mean([d.get("training_flops") for d in devices]),
+        "device_memory_bytes": mean([d["predicted_memory_bytes"] for d in devices]),
+        "device_seconds": mean([d["simulated_seconds"] for d in devices]),
         "memory_utilisation": mean([r["memory_utilisation"] for r in rounds]),
         "bandwidth_utilisation": mean([r["bandwidth_utilisation"] for r in rounds]),
         "server_seconds_per_round": {
@@ -203,6 +215,8 @@ def table(study: Study, results: dict[str, Figures]) -> str:
     heads = ["method", "seeds", *(("delivered", "worst tier") if delivered else ())]
     heads += [*(("final accuracy", "best") if study.general else ())]
     heads += [*tiers, *(["personal"] if personal else []), *(f"{t}, personal" for t in personal), "MB down", "MB up"]
+    if study.costs:
+        heads += [head for head, _, _ in COSTS]
     if study.part:
         heads.append(f"server's s per round: {study.part}")
     if level is not None:
@@ -227,6 +241,9 @@ def table(study: Study, results: dict[str, Figures]) -> str:
             values = [f["personal_score_by_tier"][tier] for f in runs if tier in f["personal_score_by_tier"]]
             cells.append(accuracy(values) if values else "")
         cells += [f"{statistics.mean(f[key] for f in runs) / 1e6:.1f}" for key in ("bytes_down", "bytes_up")]
+        for _, key, unit in COSTS if study.costs else ():
+            values = [f[key] for f in runs if f.get(key) is not None]
+            cells.append(f"{statistics.mean(values) / unit:.1f}" if values else "")
         if study.part:
             known = sorted(s for f in runs if (s := f["server_seconds_per_round"].get(study.part)))
             cells.append(" to ".join(dict.fromkeys(f"{s:.2f}" for s in (known[0], known[-1]))) if known else "")

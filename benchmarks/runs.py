@@ -37,6 +37,11 @@ def rounds_of(run: Path) -> list[dict[str, Any]]:
     return [todays_names(json.loads(line)) for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
+def devices_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's devices.jsonl, one per order of a device."""
+    return [json.loads(line) for line in (run / "devices.jsonl").read_text().splitlines()]
+
+
 def summary_of(run: Path) -> dict[str, Any]:
     """A run's summary.json, likewise."""
     return todays_names(json.loads((run / "summary.json").read_text()))

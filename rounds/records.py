@@ -126,6 +126,7 @@ def device_record(round_number: int, a: Assignment) -> dict[str, Any]:
             "deadline_seconds": a.budget.deadline_seconds,
         },
         "predicted_memory_bytes": given.cost.peak_training_memory_bytes if given else None,
+        "training_flops": given.cost.training_flops if given else None,
         "measured_memory_bytes": update.measured_memory_bytes if update else None,
         "seconds": update.seconds if update else None,
         "simulated_seconds": a.simulated_seconds if a.timing and math.isfinite(a.simulated_seconds) else None,

@@ -168,6 +168,7 @@ class DeviceRecord(Record):
     payload_bytes: Bytes | None
     budget: BudgetRecord | None
     predicted_memory_bytes: Bytes | None
+    training_flops: Count | None = None  # of one example, by the price; earlier versions do not have it
     measured_memory_bytes: Bytes | None
     seconds: Seconds | None
     simulated_seconds: Seconds | None

@@ -1,8 +1,6 @@
-"""Which method delivers most: methods of one global model on twins of the model-search paper's settings.
+"""Which method delivers most to boards, phones and workstations that share one global model.
 
-    python -m benchmarks.methods_that_win.run resnet6|vit [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
-
-Needs the link traces in ../shared/traces, beside the project's folder.
+python -m benchmarks.methods_that_win.run cnn3|resnet6|vit [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
 """
 
 import sys
@@ -11,20 +9,24 @@ from pathlib import Path
 from benchmarks.method_table import Study, main
 
 HERE = Path(__file__).resolve().parent
-TWINS = ("resnet6", "vit")
+TWINS = ("cnn3", "resnet6", "vit")
 
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "heterofl": ["strategy=heterofl"],
     "fedrolex": ["strategy=fedrolex"],
-    "fjord": ["strategy=fjord"],
+    "fjord": ["strategy=fjord", "fjord.distillation=true"],
     "model-search": ["strategy=model-search"],
     "wildflower": ["strategy=wildflower"],
+    # The levels are those of the methods of uniform widths: what is left is the way in which they are trained.
+    "wildflower-given-widths": ["strategy=wildflower", "wildflower.levels=0"],
 }
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in TWINS:
         sys.exit(__doc__)
     twin = sys.argv.pop(1)
-    main(Study(HERE / f"{twin}.toml", METHODS, tiers=False), __doc__ or "")
+    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
+    methods = {name: [fleet, *settings] for name, settings in METHODS.items()}
+    main(Study(HERE / f"{twin}.toml", methods, tiers=False, costs=True), __doc__ or "")

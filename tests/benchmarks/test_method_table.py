@@ -23,6 +23,7 @@ def finish_run(folder):
     (folder / "rounds.jsonl").write_text(
         json.dumps(first | {"memory_utilisation": None, "bandwidth_utilisation": None}) + "\n"
     )
+    (folder / "devices.jsonl").write_text("")
 
 
 def test_what_results_json_has_is_kept_without_its_run_and_is_not_run_again(tmp_path):
@@ -157,7 +158,15 @@ def test_the_servers_share_of_a_round_is_without_its_evaluation(tmp_path):
         known | {"round": 3, "wall_seconds": 30.0, "server_seconds": {"assign": 4.0, "evaluate": 20.0}},
     ]
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+    trained = {"outcome": "trained", "training_flops": 10**6, "predicted_memory_bytes": 10, "simulated_seconds": 2.0}
+    earlier = {"outcome": "trained", "predicted_memory_bytes": 30, "simulated_seconds": 4.0}  # versions without FLOPs
+    late = {"outcome": "late", "training_flops": 10**9, "predicted_memory_bytes": 10**9, "simulated_seconds": 99.0}
+    devices = [trained, trained | {"training_flops": 3 * 10**6}, earlier, late]
+    (tmp_path / "devices.jsonl").write_text("".join(json.dumps(d) + "\n" for d in devices))
     found = figures(tmp_path)
+    assert found["device_flops_per_example"] == 2 * 10**6
+    assert found["device_memory_bytes"] == pytest.approx(50 / 3)
+    assert found["device_seconds"] == pytest.approx(8 / 3)
     assert found["assign_and_finish_share"] == pytest.approx((2 / 10 + 4 / 10) / 2)
     assert found["simulated_hours"] == 2
 

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.fashion_mnist import run as fashion_mnist
 from benchmarks.hypemefed import run as hypemefed
 from benchmarks.method_table import Study
+from benchmarks.methods_that_win import run as methods_that_win
 from benchmarks.model_search import run as model_search
 from benchmarks.recipfl import explorations
 from benchmarks.recipfl import run as recipfl
@@ -24,6 +25,13 @@ STUDIES = {
     **{
         hypemefed.HERE / f"{name}.toml": (methods, hypemefed.HERE / f"{name}-fleet.toml")
         for name, methods in hypemefed.STUDIES.items()
+    },
+    **{
+        methods_that_win.HERE / f"{twin}.toml": (
+            methods_that_win.METHODS,
+            methods_that_win.HERE / f"{twin}-fleet.toml",
+        )
+        for twin in methods_that_win.TWINS
     },
     **{
         model_search.HERE / f"{twin}.toml": (

@@ -73,6 +73,7 @@ def a_device(number: int, device: int, **changes) -> dict:
         "payload_bytes": 2000,
         "budget": {"memory_bytes": 10**6, "payload_bytes": None, "deadline_seconds": 30.0},
         "predicted_memory_bytes": 9 * 10**5,
+        "training_flops": 3 * 10**6,
         "measured_memory_bytes": None,
         "seconds": 0.2,
         "simulated_seconds": 12.0,
