@@ -64,6 +64,17 @@ def _transfer(value: object) -> float:
     return check_number(parse_amount(value, TIME_UNITS, "2 s"), "transfer", positive=True)
 
 
+def _link_range(value: object) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("must be a list of two amounts, such as ['30 Mbit/s', '100 Mbit/s']")
+    low, high = (
+        check_number(parse_amount(end, LINK_UNITS, "20 Mbit/s"), "Mbit/s", maximum=MAX_MBIT_PER_S) for end in value
+    )
+    if low >= high:
+        raise ValueError(f"{value[0]!r} is not less than {value[1]!r}; the lowest amount comes first")
+    return low, high
+
+
 class GroupTable(BaseModel):
     """One `[[group]]` of a fleet file."""
 
@@ -82,6 +93,7 @@ class GroupTable(BaseModel):
     up: Annotated[Quantity, BeforeValidator(_link)] | None = None
     down_trace: str | None = Field(default=None, min_length=1)
     up_trace: str | None = Field(default=None, min_length=1)
+    link_range: Annotated[tuple[float, float], BeforeValidator(_link_range)] | None = None
     speed: Annotated[Quantity, BeforeValidator(_speed)] = Fixed(1.0)
 
     @model_validator(mode="after")
@@ -99,6 +111,8 @@ class GroupTable(BaseModel):
                 raise ValueError(f"{' and '.join(given(*keys))} exclude each other")
             if needed and not given(*keys):
                 raise ValueError(f"needs one of {', '.join(keys)}")
+        if self.link_range is not None and not given("down_trace", "up_trace"):
+            raise ValueError("link_range stretches traces: it needs down_trace or up_trace")
         return self
 
 
@@ -419,6 +433,8 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
             found = read_trace(folder / Path(name).expanduser(), columns)
             maximum = MAX_WHOLE if columns is MEMORY_COLUMNS else MAX_MBIT_PER_S
             check_number(float(found.values.max()), "its highest value", maximum=maximum)
+            if columns is LINK_COLUMNS and table.link_range is not None:
+                return found.stretched(*table.link_range)
             return found
         except ValueError as error:
             raise ValueError(f"{where}: {key} = {name!r}: {error}") from error

@@ -39,6 +39,13 @@ class Trace:
         """The same trace (its arrays are shared) with simulated second 0 at `offset_seconds`."""
         return replace(self, offset_seconds=offset_seconds)
 
+    def stretched(self, low: float, high: float) -> "Trace":
+        """The same course with its lowest value at `low` and its highest at `high`; ValueError where all are equal."""
+        least, most = float(self.values.min()), float(self.values.max())
+        if least == most:
+            raise ValueError(f"all its values are {least:g}, so that it cannot be stretched to a range")
+        return Trace.of(low + (self.values - least) * ((high - low) / (most - least)))
+
     def at(self, seconds: float) -> float:
         """The value at a simulated second."""
         return float(self.values[math.floor(seconds + self.offset_seconds) % len(self.values)])

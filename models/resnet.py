@@ -30,6 +30,10 @@ class ResNet(ExitFamily):
 
     `stage_channels` are the channels of the four stages, where they are not `first_channels` doubled from one to the
     next: (12, 25, 51, 102) make RecipFL's width-scaled ResNet-18, 444,218 parameters for 10 classes.
+
+    With `preactivation` norm and activation stand in front of each convolution, and behind the last block (He et al.
+    2016, "Identity Mappings in Deep Residual Networks"), as in HeteroFL's code and in that of dynamic model search. In
+    front of a projection both of its sides read the same activations.
     """
 
     stage_blocks: ClassVar[tuple[int, ...]]
@@ -40,6 +44,7 @@ class ResNet(ExitFamily):
     activation: str = "relu"
     depth: int = 4
     stage_channels: tuple[int, ...] = ()
+    preactivation: bool = False
 
     def __post_init__(self) -> None:
         if not is_count(self.depth) or self.depth > len(self.stage_blocks):
@@ -60,6 +65,13 @@ class ResNet(ExitFamily):
             raise ValueError(f"{self.name}: stage_channels say the first channels as well: leave out first_channels")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"{self.name}: activation must be 'relu' or 'relu6', not {self.activation!r}")
+        if not isinstance(self.preactivation, bool):
+            raise ValueError(f"{self.name}: preactivation must be true or false, not {self.preactivation!r}")
+        if self.preactivation and (len(self.exits) > 1 or self.depth < len(self.stage_blocks)):
+            raise ValueError(
+                f"{self.name}: preactivation goes with one exit and depth = {len(self.stage_blocks)} only, for a head "
+                "needs the norm that follows the last block"
+            )
         super().__post_init__()
 
     @cached_property
@@ -126,7 +138,8 @@ class ResNet(ExitFamily):
         channels, activation = self.channels(arch), ACTIVATIONS[self.activation]
         stream = channels["stem" if self.bottleneck else "stage1.stream"]
         conv = Conv("conv", self.inputs, stream, kernel=3, padding=1, bias=False)
-        blocks = [Block("stem", (conv, *self.normalized(stream), activation))]
+        stem = (conv,) if self.preactivation else (conv, *self.normalized(stream), activation)
+        blocks = [Block("stem", stem)]
         for number, (stage, names) in enumerate(self.stages.items(), start=1):
             outputs = channels[f"{stage}.stream"]
             if not outputs.kept:
@@ -134,7 +147,7 @@ class ResNet(ExitFamily):
             for name in names:
                 if channels[f"{name}.inner1"].kept:
                     stride = 2 if name == names[0] and stage != "stage1" else 1
-                    blocks.append(self._residual(name, stream, channels, outputs, stride))
+                    blocks += self._residual(name, stream, channels, outputs, stride)
                     stream = outputs
             if number == self.depth and "adapter" in channels:
                 stride = 2 ** (len(self.stage_blocks) - self.depth)
@@ -142,6 +155,8 @@ class ResNet(ExitFamily):
                 conv = Conv("conv", stream, adapter, kernel=3, stride=stride, padding=1, bias=False)
                 blocks.append(Block("adapter", (conv, *self.normalized(adapter), activation)))
                 stream = adapter
+            if number == self.depth and self.preactivation:
+                blocks.append(Block("final", (*self.normalized(stream), activation)))
             blocks += self.head(number, (GlobalPool(), Linear("classifier", stream, self.outputs)))
         return blocks
 
@@ -155,7 +170,8 @@ class ResNet(ExitFamily):
 
     def _residual(
         self, name: str, inputs: Channels, channels: dict[str, Channels], outputs: Channels, stride: int
-    ) -> Block:
+    ) -> list[Block]:
+        """One residual block; where a pre-activated one projects its input, the norm in front is a block of its own."""
         activation = ACTIVATIONS[self.activation]
         first = channels[f"{name}.inner1"]
         if self.bottleneck:
@@ -170,15 +186,21 @@ class ResNet(ExitFamily):
                 Conv("conv1", inputs, first, kernel=3, stride=stride, padding=1, bias=False),
                 Conv("conv2", first, outputs, kernel=3, padding=1, bias=False),
             ]
+        projection = Conv("conv", inputs, outputs, kernel=1, stride=stride, bias=False)
         layers: list[Layer] = []
         for number, conv in enumerate(convs, start=1):
-            layers += [conv, *self.normalized(conv.outputs, f"norm{number}"), activation]
-        shortcut: tuple[Layer, ...] = ()
-        if inputs != outputs:
-            projection = Conv("conv", inputs, outputs, kernel=1, stride=stride, bias=False)
-            shortcut = (projection, *self.normalized(outputs))
-        # The last activation follows the addition.
-        return Block(name, tuple(layers[:-1]), shortcut, after=(activation,))
+            if self.preactivation:
+                layers += [*self.normalized(conv.inputs, f"norm{number}"), activation, conv]
+            else:
+                layers += [conv, *self.normalized(conv.outputs, f"norm{number}"), activation]
+        if not self.preactivation:
+            # The last activation follows the addition.
+            shortcut = (projection, *self.normalized(outputs)) if inputs != outputs else ()
+            return [Block(name, tuple(layers[:-1]), shortcut, after=(activation,))]
+        if inputs == outputs:
+            return [Block(name, tuple(layers), ())]
+        front = layers.index(convs[0])
+        return [Block(f"{name}_front", tuple(layers[:front])), Block(name, tuple(layers[front:]), (projection,))]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -73,12 +73,14 @@ class ModelSearch(HeteroFL):
 
     Element-wise aggregation: W[j] <- mean over the devices that have coordinate j, else W[j] stays. Sub-models are
     leading cuts; local training and scoring are HeteroFL's but for the scaler, which is made for one width everywhere:
-    behind a layer of few channels that reads many it would make too much of them.
+    behind a layer of few channels that reads many it would make too much of them. `family-arguments` may say `norm =
+    'batch'`: devices then keep running statistics, which are averaged like weights (the paper, section 4.5).
 
     The device half is HeteroFL's `MaskedTraining`, or without `masked_loss` `strategies.method.Training`.
     """
 
     params_type: ClassVar[type[Params]] = ModelSearchParams
+    family_options: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, setup: Setup, params: ModelSearchParams) -> None:
         own = layer_shares(params.layer_shares)
@@ -94,9 +96,12 @@ class ModelSearch(HeteroFL):
 
     @classmethod
     def family_defaults(cls, params: ModelSearchParams) -> dict[str, Any]:
-        """No scaler. Where layers may be left out, what passes through their place is bounded, as in the paper."""
+        """HeteroFL's static batch norm, but no scaler.
+
+        Where layers may be left out, what passes through their place is bounded, as in the paper (section 3.4).
+        """
         shares = (*params.shares, *(share for own in layer_shares(params.layer_shares).values() for share in own))
-        return {"scaler": False, **({"activation": "relu6"} if 0 in shares else {})}
+        return {"norm": "static", "scaler": False, **({"activation": "relu6"} if 0 in shares else {})}
 
     @cached_property
     def searcher(self) -> ExactSearch | PoolSearch:

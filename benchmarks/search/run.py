@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.tables import write_between
 from devices.budget import Budget, budget_of
-from devices.fleet import Fleet, bundled_fleet
+from devices.fleet import Fleet
 from models import frontier
 from models.architecture import Architecture
 from models.cost import FLOAT_BYTES, Cost, _cost, cost
@@ -41,7 +41,7 @@ BATCH_SIZE, OPTIMIZER = 64, "sgd-momentum"
 SHARES = {"setting 4": (0, 1 / 2, 1), "setting 1": (0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)}
 MORE_LABELS = {"setting 4": 500_000, "setting 1": 240_000}
 MB = 10**6
-FLEET = "model-search-s1"  # of both settings
+FLEET = HERE / "fleet.toml"  # of both spaces
 
 
 def main() -> None:
@@ -263,7 +263,7 @@ def best_of(labels: Frontier, budget: Budget) -> int:
 
 def budgets_of_fleet() -> list[Budget]:
     """Of the settings' devices, in ten rounds."""
-    fleet = Fleet.load(bundled_fleet(FLEET), devices=None, seed=1, requirement=None)
+    fleet = Fleet.load(FLEET, devices=None, seed=1, requirement=None)
     reports = [fleet.report(number % fleet.size, float(number // fleet.size)) for number in range(BUDGETS)]
     return [budget_of(report, memory_fraction=1.0, transfer_seconds=None, deadline_seconds=None) for report in reports]
 

@@ -224,6 +224,17 @@ def test_links_and_reports_agree_at_all_times(load):
         assert (report.down_mbit_per_s, report.up_mbit_per_s) == (links.down.at(seconds), links.up.at(seconds))
 
 
+def test_traces_are_stretched_to_a_range(load):
+    keys = 'memory = "1 GB"\ndown_trace = "down.csv"\nlink_range = ["30 Mbit/s", "0.1 Gbit/s"]'
+    fleet = load(group(keys), traces={"down.csv": "seconds,mbit_per_s\n0,1\n1,3\n2,5\n"})
+    # From 1, 3 and 5: the lowest becomes 30, the highest 100, and 3 lies half way between.
+    assert sorted(fleet.report(0, float(second)).down_mbit_per_s for second in range(3)) == [30, 65, 100]
+    with pytest.raises(
+        ValueError, match=r"down_trace = 'down.csv': all its values are 4, so that it cannot be stretched"
+    ):
+        load(group(keys), traces={"down.csv": "seconds,mbit_per_s\n0,4\n1,4\n"})
+
+
 def test_a_memory_trace(load):
     fleet = load(group('memory_trace = "memory.csv"'), traces={"memory.csv": "seconds,mb\n0,500\n1,900\n2,700\n"})
     seen = [fleet.report(0, seconds).memory_available_bytes for seconds in range(6)]
@@ -369,6 +380,12 @@ ONE = group('memory = "1 GB"')
         (ONE + group('memory = "1 GB"', name="b", count="share = 0.5"), "use one of them in the whole file"),
         (share_groups(0.5, 0.4), "the shares of the groups add up to 0.9: they must add up to 1"),
         (share_groups(1.0), "the groups have shares: say how many devices there are"),
+        (group('memory = "1 GB"\nlink_range = ["1 Mbit/s", "2 Mbit/s"]'), "it needs down_trace or up_trace"),
+        (
+            group('memory = "1 GB"\ndown_trace = "x.csv"\nlink_range = ["2 Mbit/s", "1 Mbit/s"]'),
+            "'2 Mbit/s' is not less than '1 Mbit/s'",
+        ),
+        (group('memory = "1 GB"\ndown_trace = "x.csv"\nlink_range = "1 Mbit/s"'), "must be a list of two amounts"),
         (group('memory_trace = ""'), "memory_trace = '': String should have at least 1 character"),
         (group('memory = "1 GB"\ndown_trace = "none.csv"'), "group 'phones': down_trace = 'none.csv'"),
     ],
@@ -474,7 +491,7 @@ def test_a_bundled_fleet_by_its_name():
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FLEETS_DIR.glob("*.toml")))
 def test_every_bundled_fleet_gives_usable_devices(name):
-    fleet = bundled(name, devices=100 if name in ("five-widths", "model-search-s6") else None)
+    fleet = bundled(name, devices=100 if name == "five-widths" else None)
     for tier in fleet.tiers:
         device = devices_of(fleet, tier)[0]
         budget = budget_of(fleet.report(device, 0.0), memory_fraction=0.8, transfer_seconds=60.0, deadline_seconds=None)
@@ -494,24 +511,6 @@ def test_five_widths_have_a_fifth_each():
     assert [len(devices_of(fleet, tier)) for tier in fleet.tiers] == [20] * 5
     widths = [fleet.report(20 * index, 0.0).memory_limit_bytes for index in range(5)]
     assert widths == [requirement(2.0**-power)[0] for power in range(5)]
-
-
-@pytest.mark.parametrize(
-    ("setting", "devices", "low_mib", "high_mib"),
-    [("s1", 100, 43, 223), ("s3", 50, 43, 82)],
-)
-def test_the_payloads_of_model_search_are_those_of_the_paper(setting, devices, low_mib, high_mib):
-    fleet = bundled(f"model-search-{setting}")
-    assert fleet.size == devices
-    payloads = [fleet.report(device, float(t)).payload_limit_bytes for device in range(devices) for t in range(20)]
-    low, high = low_mib * 2**20, high_mib * 2**20
-    assert low <= min(payloads) < low + 0.02 * (high - low)
-    assert high - 0.02 * (high - low) < max(payloads) <= high * 1.001
-
-
-def test_the_sizes_of_the_other_settings_of_model_search():
-    assert bundled("model-search-s5").size == 3597
-    assert bundled("model-search-s6", devices=448).size == 448
 
 
 def test_the_testbed_has_four_boards_of_three_kinds():

@@ -16,6 +16,7 @@ SPECS = [
     {"name": "cnn3", "norm": "static", "scaler": True},
     {"name": "cnn3", "kernel": 5},
     {"name": "resnet18", "activation": "relu6", "scaler": True},
+    {"name": "resnet18", "preactivation": True},
 ]
 
 

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 from models.placement import chosen, leading
 from models.resnet import ResNet18, ResNet34, ResNet152
@@ -163,3 +164,45 @@ def test_convolutions_are_drawn_by_fan_out():
     torch.manual_seed(0)
     weight = ResNet18().build(ResNet18().full()).state_dict()["stage4_0.conv1.weight"]
     assert weight.std().item() == pytest.approx(math.sqrt(2 / (512 * 9)), rel=0.01)
+
+
+def test_preactivation_as_heterofl_builds_it():
+    """The blocks of HeteroFL's code: out = relu(norm1(x)), the projection reads out, convolutions follow norms."""
+    torch.manual_seed(0)
+    family = ResNet18(input_shape=(3, 8, 8), first_channels=4, preactivation=True)
+    network = family.build(family.full()).eval()
+    for module in network.modules():
+        if hasattr(module, "running_mean"):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    w = network.state_dict()
+
+    def activated(x, norm):
+        statistics = w[f"{norm}.running_mean"], w[f"{norm}.running_var"]
+        return functional.batch_norm(x, *statistics, w[f"{norm}.weight"], w[f"{norm}.bias"]).relu()
+
+    inputs = torch.randn(5, 3, 8, 8)
+    x = functional.conv2d(inputs, w["stem.conv.weight"], padding=1)
+    for stage in (1, 2, 3, 4):
+        for number in (0, 1):
+            block, strided = f"stage{stage}_{number}", stage > 1 and number == 0
+            out = activated(x, f"{block}_front.norm1" if strided else f"{block}.norm1")
+            if strided:
+                x = functional.conv2d(out, w[f"{block}.shortcut.conv.weight"], stride=2)
+            out = functional.conv2d(out, w[f"{block}.conv1.weight"], stride=2 if strided else 1, padding=1)
+            x = x + functional.conv2d(activated(out, f"{block}.norm2"), w[f"{block}.conv2.weight"], padding=1)
+    pooled = activated(x, "final.norm").mean(dim=(2, 3))
+    expected = pooled @ w["head.classifier.weight"].T + w["head.classifier.bias"]
+    torch.testing.assert_close(network(inputs), expected)
+
+
+def test_preactivation_has_no_norms_in_shortcuts():
+    # 9,600 entries of norms' weights and biases in the post-activation network. Here stem and projections have none
+    # (2 x (64 + 896)), a stage's first norm reads the stage before (2 x 448 fewer), and one of 512 stands at the end.
+    assert parameters(ResNet18(preactivation=True), ResNet18().full()) == 11_173_962 - 2 * (64 + 896 + 448 - 512)
+
+
+def test_preactivation_goes_without_exits():
+    for arguments in ({"exits": (1, 2)}, {"depth": 2}):
+        with pytest.raises(ValueError, match="preactivation goes with one exit and depth = 4 only"):
+            ResNet18(preactivation=True, **arguments)

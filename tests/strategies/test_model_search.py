@@ -216,6 +216,20 @@ def test_what_passes_where_layers_may_be_missing_is_bounded_unless_the_user_says
     assert strategy.family.activation == activation
 
 
+def test_running_statistics_are_tracked_and_averaged_where_the_user_says_so(tmp_path):
+    """Then there is nothing to ask devices for before the model is scored."""
+    arguments = {"family-arguments": "first_channels = 4, norm = 'batch'"}
+    engine, scorer = started(small_config(tmp_path, **SEARCH | arguments | {"evaluate-tiers": False}))
+    before = {name: value.clone() for name, value in engine.method.weights.items() if "running_mean" in name}
+    assert set(before["stem.norm.running_mean"].tolist()) == {0.0}
+    result = engine.run_round(simulated_grid(), 1, scorer)
+    assert result.record["accuracy"] is not None
+    assert set(engine.method.weights["stem.norm.running_mean"].tolist()) != {0.0}
+    scored = engine.method.models([engine.method.space.largest()])
+    [model] = scored.values()
+    assert torch.equal(model.weights["stem.norm.running_mean"], engine.method.weights["stem.norm.running_mean"])
+
+
 def test_families_without_an_activation_to_choose_are_left_alone(tmp_path):
     strategy = started(small_config(tmp_path, **SEARCH | {"family": "cnn3"}))[0].method
     assert "activation" not in strategy.family.spec()

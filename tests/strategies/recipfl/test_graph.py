@@ -58,6 +58,7 @@ def test_residual_blocks_add_up_both_paths():
         Vgg(input_shape=(1, 8), block_channels=(2, 3), exits=(0, 1)),
         ResNet18(input_shape=(3, 8, 8), first_channels=2, norm="static", scaler=True, activation="relu6"),
         ResNet18(input_shape=(3, 8, 8), first_channels=2, depth=1),
+        ResNet18(input_shape=(3, 8, 8), first_channels=2, preactivation=True),
         DenseNet121(input_shape=(3, 8, 8), growth=2),
         make_family(
             {
