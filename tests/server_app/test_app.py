@@ -53,6 +53,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert run_dir == tmp_path / "runs" / "small"
     assert {path.name for path in run_dir.iterdir()} == {
         "config.json",
+        "rounds.csv",
         "rounds.jsonl",
         "devices.jsonl",
         "checkpoint",

@@ -241,9 +241,9 @@ def test_every_crop_is_a_window_of_the_padded_image() -> None:
 
 def test_every_task_has_a_loader_that_checks_its_folder() -> None:
     for name, kind in TASKS.items():
-        arguments = read_arguments(
-            name, kind.arguments, {"tokenizer": "any"} if issubclass(kind.arguments or type, TextArguments) else {}
-        )
+        needed = {"table": {"columns": ["a"], "label": "b"}}.get(name, {})
+        needed |= {"tokenizer": "any"} if issubclass(kind.arguments or type, TextArguments) else {}
+        arguments = read_arguments(name, kind.arguments, needed)
         with pytest.raises((FileNotFoundError, ValueError), match=name):
             kind.load("/no/such/folder", *([arguments] if arguments else []))
 

@@ -144,8 +144,8 @@ def test_config_says_what_keys_mean_and_shows_only_what_was_changed(monkeypatch)
 
 
 def test_config_shows_every_key_with_what_it_is(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")  # a description in one line
-    shown = CliRunner().invoke(app, ["config"], env={"COLUMNS": "400"})
+    monkeypatch.setenv("COLUMNS", "500")  # a description in one line
+    shown = CliRunner().invoke(app, ["config"], env={"COLUMNS": "500"})
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
     told = {key: meaning for key, _, _, meaning in rows}
     assert told == descriptions()
