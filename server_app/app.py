@@ -32,6 +32,7 @@ from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy,
 from server_app import checkpoint
 from server_app.config import ConfigError, RunConfig, digests_of, parse_arguments, rates_of, sampled_devices
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
+from server_app.labels import write_labels
 from server_app.models import save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import take_releases, write_nodes
@@ -107,6 +108,8 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     )
     if engine.own is not None and engine.own.spec.agreed is not None:
         write_agreed(run_dir, engine.own.spec.agreed)
+    if engine.own is None and engine.population.simulated:
+        write_labels(run_dir, load_task(TaskSpec.from_json(engine.settings.task)))
     first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
     log(INFO, "Run folder: %s", run_dir)
     method = engine.method

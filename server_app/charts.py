@@ -13,6 +13,7 @@ from server_app.units import Format, bytes_text, percent, plain, seconds_text
 COLORS = 8  # of lines, as the page's style names them; more lines than that are told apart by their dashes
 DASHES = ("solid", "dash", "dot")
 POINTS_WITH_MARKS = 40
+FEW_ROUNDS = 8  # of which each has its tick
 TICKS: dict[Format, dict[str, Any]] = {
     percent: {"tickformat": ",.3~%"},
     bytes_text: {"tickformat": "~s", "ticksuffix": "B"},
@@ -105,7 +106,7 @@ def line_chart(
             }
         )
     layout = {
-        "xaxis": {"title": {"text": x_label}, **TICKS[x_format]},
+        "xaxis": {"title": {"text": x_label}, **TICKS[x_format], **_whole(traces)},
         "yaxis": {"rangemode": "tozero" if from_zero else "normal", **TICKS[y_format]},
         "hovermode": "closest",
     }
@@ -186,7 +187,7 @@ def cell_chart(
         }
     ]
     layout = {
-        "xaxis": {"title": {"text": x_label}, "nticks": 20, **TICKS[plain]},
+        "xaxis": {"title": {"text": x_label}, "nticks": 20, **TICKS[plain], **_whole(traces)},
         "yaxis": {
             "autorange": "reversed",
             "type": "category",
@@ -196,6 +197,13 @@ def cell_chart(
     }
     height = 90 + len(rows) * (24 if len(rows) <= 12 else 15 if len(rows) <= 40 else 8 if len(rows) <= 100 else 5)
     return Chart(title, traces, layout, height=height, key=list(key), note=note, wide=True)
+
+
+def _whole(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """No ticks between rounds, of which there are no halves."""
+    xs = [x for trace in traces for x in trace["x"]]
+    few = bool(xs) and max(xs) - min(xs) <= FEW_ROUNDS and all(float(x).is_integer() for x in xs)
+    return {"dtick": 1} if few else {}
 
 
 def _no_markup(text: str) -> str:

@@ -169,8 +169,7 @@ TEMPLATE = ENVIRONMENT.from_string(
 <details{% if block.is_open %} open{% endif %}><summary>{{ block.folded }}</summary>{{ table(block) }}</details>
 {%- else %}{{ table(block) }}{% endif %}
 {% elif block.kind == "charts" %}<div class="charts">{% for it in block.charts %}{{ chart(it) }}{% endfor %}</div>
-{% elif block.kind == "data" %}<p class="note">Drag over a chart to zoom, double-click to see all of it again, click a
-name to hide its line. Data: {% for file, what in block.files -%}
+{% elif block.kind == "data" %}<p class="note">Data: {% for file, what in block.files -%}
 <a href="{{ file }}">{{ file }}</a> ({{ what }}){{ "" if loop.last else ", " }}{% endfor %}</p>
 {% endif %}
 {%- endfor %}

@@ -25,6 +25,7 @@ from server_app.journal import (
     read_summary,
     summarize,
 )
+from server_app.labels import Labels, read_labels
 from server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Preformatted, Table, page
 from server_app.units import bytes_text, percent, plain, score_format, seconds_text, time_unit
 
@@ -35,6 +36,7 @@ MAX_COLUMNS = 150
 MAX_REASONS = 12
 SHADES = 6  # of sizes, as defined in the page's style
 DATA = "rounds.csv"
+HOW_TO_READ = "Drag over a chart to zoom, double-click to see all of it again, click a name to hide its line."
 MISSED = ("late", "failed", "refused", "skipped")
 OUTCOMES = ("trained", *MISSED)
 REASON_LETTERS = 160
@@ -56,6 +58,7 @@ def write_report(run_dir: Path) -> Path:
         *_stopped(summary),
         _headline(summary, fleet),
         *(_charts(rounds, fleet) if rounds else []),
+        *_label_chart(read_labels(run_dir), fleet),
         *_device_tables(fleet),
         *_configuration(content),
     ]
@@ -255,6 +258,7 @@ def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
     """What was reached, what it cost, and who trained what."""
     return [
         Charts(_score_charts(rounds, activity.tiers)),
+        Paragraph(HOW_TO_READ, "note"),
         Heading("What it cost"),
         Charts(_cost_charts(rounds)),
         Heading("Who trained what"),
@@ -513,6 +517,30 @@ def _map_chart(activity: Activity) -> list[Chart]:
         note=note,
     )
     return [chart]
+
+
+def _label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
+    """Which labels the training examples of each simulated device have."""
+    if labels is None:
+        return []
+    bounds = shade_bounds(count for row in labels.counts for count in row if count)
+    up_to = "up to " if len({count for row in labels.counts for count in row if count}) > len(bounds) else ""
+    cells = []
+    for device, row in enumerate(labels.counts):
+        tier = f" ({activity.tiers[device]})" if device in activity.tiers else ""
+        for place, count in enumerate(row):
+            if count:
+                text = f"device {device}{tier}: {count:,} of {sum(row):,} examples are {labels.classes[place]}"
+                cells.append((place, device, f"s{shade(count, bounds)}", text))
+    chart = cell_chart(
+        "Labels of the training examples: class by device",
+        [_shorten(name, 24) for name in labels.classes],
+        list(range(len(labels.counts))),
+        cells,
+        x_label="device",
+        key=[(f"s{shade(bound, bounds)}", f"{up_to}{int(bound):,} examples") for bound in bounds],
+    )
+    return [Heading("What devices have"), Charts([chart]), Data([("labels.json", "examples by device and class")])]
 
 
 def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) -> str:

@@ -30,6 +30,14 @@ def test_what_is_not_a_number_is_left_out():
     assert line_chart("t", lines[:1], x_label="round").traces == []
 
 
+def test_there_are_no_halves_of_rounds():
+    ticks = [
+        line_chart("t", [Line("a", xs, [1.0] * len(xs))], x_label="round").layout["xaxis"].get("dtick")
+        for xs in ([1, 2, 3], [1, 2.5, 3], list(range(1, 100)))
+    ]
+    assert ticks == [1, None, None]
+
+
 def test_many_points_have_no_marks():
     long = line_chart("t", [Line("a", range(1000), [float(x) for x in range(1000)])], x_label="round")
     assert long.traces[0]["mode"] == "lines"
