@@ -155,6 +155,7 @@ OWN: dict[str, dict[str, Any]] = {
         "recipfl.clip-norm": 50.0,
         "recipfl.transfer": "teacher",
         "recipfl.divergence": "student || teacher",
+        "recipfl.feature-weight": 1.0,
         "recipfl.weighting": "sum",
         "recipfl.hidden": 8,
         "recipfl.decoder-hidden": 8,

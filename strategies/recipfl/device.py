@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from messages.packing import MessageError
@@ -17,13 +18,15 @@ from models.layers import Network
 from strategies.losses import Loss, divergence
 from strategies.method import Answer, Bench, Training, check_class_counts
 
+MAX_FEATURE_WEIGHT = 1e6
+
 
 class TaughtTraining(Training):
     """Devices minimize the task's loss; a small model S with a trained larger one T minimizes Eq. 9, T being constant.
 
-    L = CE(S(x), y) + CE(S(x), softmax T(x)) + KL(p_S || p_T), all weights and temperatures 1, p being softmaxes of what
-    the classifiers read; the last term is left out where that has not the same size in both models, and `divergence`
-    may turn it round.
+    L = CE(S(x), y) + CE(S(x), softmax T(x)) + KL(p_S || p_T), all temperatures 1, p being softmaxes of what the
+    classifiers read; the last term counts `feature_weight` times (the paper: once), is left out where that has not the
+    same size in both models, and `divergence` may turn it round.
 
     Batch norm's running statistics are the device's own, from one training to the next; those that it is sent do not
     count. The hypernetwork needs every device's weights by themselves. The device says how many examples of each class
@@ -32,6 +35,7 @@ class TaughtTraining(Training):
 
     taught: bool
     divergence: Literal["student || teacher", "teacher || student"]
+    feature_weight: Annotated[float, Field(ge=0, le=MAX_FEATURE_WEIGHT)]
 
     @property
     def needs_classes(self) -> bool:
@@ -84,7 +88,7 @@ class TaughtTraining(Training):
                 return total
             student, known = F.log_softmax(read, dim=1), F.log_softmax(known, dim=1)
             pair = (student, known) if self.divergence == "student || teacher" else (known, student)
-            return total + divergence(*pair)
+            return total + self.feature_weight * divergence(*pair)
 
         return loss
 

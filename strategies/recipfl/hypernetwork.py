@@ -165,7 +165,8 @@ class Hypernetwork(nn.Module):
     def _sweep(self, states: Tensor, edges: Tensor, far: Tensor, distance: Tensor, level: Tensor) -> Tensor:
         """One sweep of the gated graph network along the edges: a node's state changes after those of all before it.
 
-        Nodes of one level, of all graphs, change at once: h_v <- GRU(sum over u before v of MLP(h_u), h_v).
+        Nodes of one level, of all graphs, change at once: h_v <- GRU(sum over u before v of MLP(h_u), h_v) (Eqs. 6 and
+        7). What nodes with none before them receive is 0.
         """
         order = level.argsort(stable=True)
         sizes = level.bincount()
@@ -178,19 +179,22 @@ class Hypernetwork(nn.Module):
             kinds.append((self.far_message, _by_level(far, 1 / distance, level, place, row)))
         said: list[list[Tensor]] = [[] for _ in kinds]  # messages of the nodes of each level so far
         for number, part in enumerate(parts):
+            total = torch.zeros_like(part)
             if number:
-                total = torch.zeros_like(part)
                 for before, (_, incoming) in zip(said, kinds, strict=True):
                     starts, rows, shares = incoming[number]
                     total = total.index_add(0, rows, torch.cat(before)[starts] * shares[:, None])
-                parts[number] = self.gate(total, part)
+            parts[number] = self.gate(total, part)
             for before, (message, _) in zip(said, kinds, strict=True):
                 before.append(message(parts[number]))
         return torch.cat(parts)[place]
 
 
 class ParameterEncoder(nn.Module):
-    """Reads digests of tensors: every value by itself, a Transformer layer over them, the mean."""
+    """Reads digests of tensors: every value by itself, a Transformer layer and a layer norm over them, the mean.
+
+    The paper does not print it: the layers are those of the published code, but for the dropout.
+    """
 
     positions: Tensor
 
@@ -198,6 +202,7 @@ class ParameterEncoder(nn.Module):
         super().__init__()
         self.value = nn.Linear(1, hidden)
         self.layer = nn.TransformerEncoderLayer(hidden, 4, 64, dropout=0.0, batch_first=True)
+        self.norm = nn.LayerNorm(hidden)
         angles = torch.arange(DIGEST)[:, None] * torch.exp(torch.arange(0, hidden, 2) * (-math.log(10_000) / hidden))
         self.register_buffer(
             "positions", torch.stack([angles.sin(), angles.cos()], dim=2).reshape(DIGEST, hidden), persistent=False
@@ -210,7 +215,7 @@ class ParameterEncoder(nn.Module):
         encoded = self.layer(
             self.value(digests[:, :, None]) + self.positions[: digests.shape[1]], src_key_padding_mask=absent
         )
-        return encoded.masked_fill(absent[:, :, None], 0.0).sum(1) / counts[:, None]
+        return self.norm(encoded).masked_fill(absent[:, :, None], 0.0).sum(1) / counts[:, None]
 
 
 class Decoder(nn.Module):
@@ -278,7 +283,8 @@ def normalized(values: Tensor, operator: str) -> Tensor:
 
 
 def _message(hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, hidden))
+    """The MLP of Eq. 6. The paper does not print its layers: the last ReLU is of the published code."""
+    return nn.Sequential(nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, hidden), nn.ReLU())
 
 
 def _tile(operator: str, nodes: Sequence[Node], maximum: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -33,7 +33,7 @@ from strategies.method import (
     of_one_device,
 )
 from strategies.params import Params, PositiveRate
-from strategies.recipfl.device import TaughtTraining
+from strategies.recipfl.device import MAX_FEATURE_WEIGHT, TaughtTraining
 from strategies.recipfl.graph import graph_of
 from strategies.recipfl.hypernetwork import Hypernetwork, Request, ShapeParams, digests
 from strategies.submodel import CandidateMethod
@@ -65,6 +65,9 @@ class RecipFLParams(ShapeParams):
     divergence: Literal["student || teacher", "teacher || student"] = Field(
         "student || teacher",
         description="Divergence of what both classifiers read, as printed; or as published code: teacher || student",
+    )
+    feature_weight: Annotated[float, Field(ge=0, le=MAX_FEATURE_WEIGHT)] = Field(
+        1.0, description="Weight of the divergence of what both classifiers read, the last term of Eq. 9"
     )
     weighting: Literal["sum", "examples"] = Field(
         "sum", description="How devices' gradients are put together: their sum, or their mean by examples"
@@ -164,7 +167,8 @@ class RecipFL(CandidateMethod):
 
     def local(self, order: Order) -> Local:
         """Plain training; of an order that reads a trained larger model, Eq. 9."""
-        return TaughtTraining(taught=order.after is not None, divergence=self.params.divergence)
+        p = self.params
+        return TaughtTraining(taught=order.after is not None, divergence=p.divergence, feature_weight=p.feature_weight)
 
     def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
         """The device's class counts."""

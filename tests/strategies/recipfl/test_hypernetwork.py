@@ -82,10 +82,50 @@ def test_a_sweep_by_levels_is_a_sweep_node_by_node(shape):
             said = [network.message(states[start]) for start, end in edges if end == node]
             if shape.virtual_edges:
                 said += [network.far_message(states[s]) / steps for (s, end), steps in pairs.items() if end == node]
-            if said:
-                states[node] = network.gate(torch.stack(said).sum(0)[None], states[node][None])[0]
+            received = torch.stack([torch.zeros_like(states[node]), *said]).sum(0)
+            states[node] = network.gate(received[None], states[node][None])[0]
     expected = network.norm(torch.stack(states))
     torch.testing.assert_close(network._nodes([one]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_every_node_goes_through_the_gated_unit_by_hand():
+    """Eq. 7 for all nodes: a unit of zeros keeps half of a state (z = 1/2, n = 0), in each of the two sweeps.
+
+    States begin with 1: what the operator is says 1, its shape 0, and its weight 0, for the encoder's norm comes last.
+    """
+    network = hypernetwork()
+    with torch.no_grad():
+        network.operator.weight.fill_(1.0)
+        zeros = (network.sizes, network.gate, network.parameter.norm)
+        for parameter in (parameter for part in zeros for parameter in part.parameters()):
+            parameter.zero_()
+    network.norm = torch.nn.Identity()
+    states = network._nodes([request(GRAPHS[0])])
+    assert torch.equal(states, torch.full_like(states, 0.25))
+
+
+def test_messages_are_never_negative():
+    network = hypernetwork()
+    with torch.no_grad():
+        for message in (network.message, network.far_message):
+            message[0].weight.fill_(1.0)
+            message[0].bias.fill_(1.0)
+            message[2].weight[:] = torch.tensor([1.0, -1.0] * 8)[:, None]
+            message[2].bias.zero_()
+            # Of 16 ones each of the 8 hidden units makes 17; each output adds them up or takes them away.
+            assert message(torch.ones(1, 16)).tolist() == [[8 * 17.0, 0.0] * 8]
+
+
+def test_what_is_read_of_a_weight_is_normalized_last():
+    torch.manual_seed(0)
+    encoder = ParameterEncoder(16)
+    with torch.no_grad():
+        encoder.norm.weight.fill_(2.0)
+        encoder.norm.bias.fill_(3.0)
+    # One value each, so that the mean over values is the value's own vector: of mean 3 and standard deviation 2.
+    found = encoder(torch.randn(2, DIGEST), torch.tensor([1, 1]))
+    assert found.mean(1).tolist() == pytest.approx([3.0, 3.0], abs=1e-5)
+    assert found.std(1, unbiased=False).tolist() == pytest.approx([2.0, 2.0], rel=1e-3)
 
 
 def test_virtual_edges_change_what_is_generated():

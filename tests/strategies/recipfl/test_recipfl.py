@@ -308,7 +308,7 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
     for order in sorted(orders(grid), key=lambda order: order["order"]):
         by_device.setdefault(order["device"], []).append(order)
     for device, mine in by_device.items():
-        halves = [TaughtTraining(taught=value, divergence="student || teacher") for value in taught]
+        halves = [TaughtTraining(taught=value, divergence="student || teacher", feature_weight=1.0) for value in taught]
         found = [local_half(LocalHalf.model_validate(order["local"])) for order in mine]
         assert found == (halves if device < 2 else halves[:1])
         teachers = [order["after"] for order in mine]
@@ -521,8 +521,8 @@ class Reader(nn.Module):
         return self.classifier(self.reads.expand(len(inputs), -1))
 
 
-def taught(student, teacher, divergence="student || teacher"):
-    local = TaughtTraining(taught=True, divergence=divergence)
+def taught(student, teacher, divergence="student || teacher", feature_weight=1.0):
+    local = TaughtTraining(taught=True, divergence=divergence, feature_weight=feature_weight)
     return loss_of(local, student, earlier=teacher)(torch.zeros(2, 1), torch.tensor([0, 0]))
 
 
@@ -533,6 +533,9 @@ def test_what_a_taught_model_minimizes_by_hand():
     printed = math.log(3 / 2) / 2 + math.log(3 / 4) / 2  # sum of p log(p / (1/3))
     other = (math.log(2 / 3) + 2 * math.log(4 / 3)) / 3  # sum of (1/3) log((1/3) / p)
     assert float(taught(student, teacher).detach()) == pytest.approx(own + soft + printed, rel=1e-5)
+    for weight in (0.0, 0.1):
+        value = taught(student, teacher, feature_weight=weight)
+        assert float(value.detach()) == pytest.approx(own + soft + weight * printed, rel=1e-5)
     value = taught(student, teacher, "teacher || student")
     assert float(value.detach()) == pytest.approx(own + soft + other, rel=1e-5)
     value.backward()
@@ -553,7 +556,7 @@ def test_a_taught_model_needs_a_teacher():
 
 
 def test_who_is_not_taught_minimizes_the_tasks_loss():
-    local = TaughtTraining(taught=False, divergence="student || teacher")
+    local = TaughtTraining(taught=False, divergence="student || teacher", feature_weight=1.0)
     value = loss_of(local, Reader(math.log(2), 0.0, 0.0))(torch.zeros(2, 1), torch.tensor([0, 0]))
     assert float(value.detach()) == pytest.approx(math.log(2))
 
