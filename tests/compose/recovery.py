@@ -604,9 +604,10 @@ def test_a_clock_is_wrong(shift, words, nodes, note):
     environment = wrong_clock(nodes.run.folder, shift)
     wrong = nodes.deployment.start_node(NODES, of=NODES + 1, again=True, environment=environment, log=f"{log}.log")
     wait_for("the clock is told", lambda: words in nodes.log_of(log), 120)
-    wait_for("Flower refuses the node", lambda: "Exit Code: 305" in nodes.log_of(log), 120)
+    wait_for("Flower ends the node", lambda: "SuperNode terminated gracefully" in nodes.log_of(log), 120)
     kill(wrong)
-    seen = f"{quoted(nodes.log_of(log), 'This machine')}, and code 305"
+    assert "SuperNode ID" not in nodes.log_of(log)  # it was never taken
+    seen = f"the node says {quoted(nodes.log_of(log), 'This machine')}, and ends"
     mended = time.monotonic()
     right = nodes.deployment.start_node(NODES, of=NODES + 1)  # returns when its SuperNode answers
     wait_for("it is taken", lambda: "SuperNode ID" in nodes.log_of(f"node-{NODES}"), 120)
