@@ -495,23 +495,32 @@ def test_the_processes_of_a_nodes_work_are_killed(nodes, note):
         note(f"kill -9: {who}", seen, seconds, before, run.rounds())
 
 
-@pytest.mark.parametrize(
-    ("who", "words"), [("SuperNode", "wildflower-node"), ("a node's SuperExec", "flower-superexec")]
-)
-def test_a_supernode_is_killed(who, words, nodes, note):
-    """It is started again after 15 s, as on a board; without the process that starts its work it ends by itself."""
+def test_a_supernode_is_killed(nodes, note):
+    """It is started again after 15 s, as on a board."""
     run, before = nodes.run, nodes.run.rounds()
     nodes.process(1, "flwr-clientapp")
-    nodes.process(1, words).kill()
+    nodes.process(1, "wildflower-node").kill()
     killed = time.monotonic()
-    # A SuperExec may go after its last message has come back: then the node is missed in the round behind.
     lost = run.wait_for_device(1, len(before), False)
-    others = {d: o for d, o in outcomes(run, lost.round).items() if d != 1}
-    assert set(others.values()) == {"trained"}
+    assert {o for d, o in outcomes(run, lost.round).items() if d != 1} == {"trained"}
     back = run.wait_for_device(1, lost.round, True)
     assert back.node == lost.node
     seen = f"`{lost.outcome.partition(': Error')[0]}` in that round, which goes on with the others"
-    note(f"kill -9: {who}", seen, time.monotonic() - killed, before, run.rounds())
+    note("kill -9: SuperNode", seen, time.monotonic() - killed, before, run.rounds())
+
+
+def test_the_superexec_of_a_node_is_killed(nodes, note):
+    """Without it no work of the node's is ever started: the node ends in order, and is started again."""
+    run, before = nodes.run, nodes.run.rounds()
+    starts = nodes.log_of("node-1").count("Starting Flower SuperNode")
+    nodes.process(1, "flower-superexec").kill()
+    killed = time.monotonic()
+    told = "flower-superexec, which starts this node's work, has ended"
+    wait_for("the node says so", lambda: told in nodes.log_of("node-1"), 120)
+    wait_for("it starts again", lambda: nodes.log_of("node-1").count("Starting Flower SuperNode") > starts, 120)
+    run.wait_for_device(1, len(run.rounds()), True)
+    seen = f"the node says {quoted(nodes.log_of('node-1'), told)}; rounds go on without it until it is back"
+    note("kill -9: a node's SuperExec", seen, time.monotonic() - killed, before, run.rounds())
 
 
 def test_nodes_are_paused(nodes, note):
@@ -564,7 +573,7 @@ def test_a_node_sends_hostile_replies(nodes, note):
     flag.unlink()
     refused = [d.round for d in run.devices() if d.device == 2 and d.outcome.startswith("refused")]
     assert len(refused) == 3
-    assert all(set(outcomes(run, n).values()) - {lost.outcome} == {"trained"} for n in refused)
+    assert {o for n in refused for d, o in outcomes(run, n).items() if d != 2} == {"trained"}
     command = [sys.executable, "-m", "wildflower", "nodes", *nodes.deployment.connection, "--run", str(run.dir)]
     wide = {**os.environ, "COLUMNS": "300"}
     listed = subprocess.run(command, capture_output=True, text=True, env=wide).stdout
@@ -580,13 +589,12 @@ def test_a_key_is_copied(nodes, note):
     """A second board with the key of a node that is there, and with its number."""
     run, before = nodes.run, nodes.run.rounds()
     copy = nodes.deployment.start_node(0, of=NODES, again=True, log="copy.log", **{"state-dir": f"{run.folder}/copy"})
-    started = time.monotonic()
     wait_for("Flower refuses the copy", lambda: "Exit Code: 305" in nodes.log_of("copy"), 120)
-    run.next_round(2)
+    seconds = run.next_round()
     assert devices_in(run, len(before)) == set()
     kill(copy)
     seen = "the second board ends with Flower's code 305 as long as the first is there; the first does not notice"
-    note("copied key: a second board while the first is there", seen, time.monotonic() - started, before, run.rounds())
+    note("copied key: a second board while the first is there", seen, seconds, before, run.rounds())
 
 
 @pytest.mark.parametrize(("shift", "words"), [(30, "s ahead of the server's"), (-400, "s behind the server's")])
@@ -596,9 +604,10 @@ def test_a_clock_is_wrong(shift, words, nodes, note):
     environment = wrong_clock(nodes.run.folder, shift)
     wrong = nodes.deployment.start_node(NODES, of=NODES + 1, again=True, environment=environment, log=f"{log}.log")
     wait_for("the clock is told", lambda: words in nodes.log_of(log), 120)
-    wait_for("Flower refuses the node", lambda: "Exit Code: 305" in nodes.log_of(log), 120)
+    wait_for("Flower ends the node", lambda: "SuperNode terminated gracefully" in nodes.log_of(log), 120)
     kill(wrong)
-    seen = f"{quoted(nodes.log_of(log), 'This machine')}, and code 305"
+    assert "SuperNode ID" not in nodes.log_of(log)  # it was never taken
+    seen = f"the node says {quoted(nodes.log_of(log), 'This machine')}, and ends"
     mended = time.monotonic()
     right = nodes.deployment.start_node(NODES, of=NODES + 1)  # returns when its SuperNode answers
     wait_for("it is taken", lambda: "SuperNode ID" in nodes.log_of(f"node-{NODES}"), 120)
