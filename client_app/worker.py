@@ -47,6 +47,7 @@ END = "end"  # the kind of a message that asks a worker to
 PR_SET_PDEATHSIG = 1
 LONGEST_PATH = 100  # of a socket: the system allows 104 to 108
 LENGTH = struct.Struct("<Q")
+PATHS = {"data-dir", "state-dir", "gpu-trainer", "bandwidth-ca", "bandwidth-token-file"}  # of the node config
 # How a process ends whose libraries took it for granted that they get memory.
 ENDS_WITHOUT_MEMORY = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
 
@@ -104,11 +105,11 @@ def ask(kind: str, text: str, arrays: list[bytes], config: Mapping[str, object])
         WorkerError: the worker cannot be started, raised an exception, or was lost with the work. Where the kernel
             killed something for memory meanwhile, a lost training is answered: as one that outgrew its budget.
     """
-    kills = oom_kills()
+    kills, config = oom_kills(), _with_whole_paths(config)
     for last in (False, True):
         link = _connect(config)
         try:
-            send(link, {"kind": kind, "text": text, "config": dict(config)}, arrays)
+            send(link, {"kind": kind, "text": text, "config": config}, arrays)
             _await(link)  # it begins
             break
         except (OSError, EOFError) as error:
@@ -155,6 +156,14 @@ def lost(text: str, why: str, *, overrun: bool) -> str:
     outcome = one_line(f"{'refused' if overrun else 'failed'}: {why}")
     updates = [Update(order=o.order, device=o.device, outcome=outcome, overrun=overrun) for o in batch.orders]
     return Reply(run=batch.run, round=batch.round, updates=updates).model_dump_json()
+
+
+def _with_whole_paths(config: Mapping[str, object]) -> dict[str, object]:
+    """The node config with paths from the root: the worker runs in another folder than the one the node began in."""
+    return {
+        key: os.path.abspath(os.path.expanduser(str(value))) if key in PATHS and value else value
+        for key, value in config.items()
+    }
 
 
 def _connect(config: Mapping[str, object]) -> socket.socket:

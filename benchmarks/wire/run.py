@@ -42,8 +42,9 @@ TASKS: dict[str, dict[str, Any]] = {
         "strategy": "heterofl",
         "devices": 20,
         "batch-size": 16,
-        "rounds": 25,
-        "evaluate-every": 5,
+        "rounds": 40,
+        "evaluate-every": 2,
+        "decay-rounds": "28, 36",
         "learning-rate": 0.05,
     },
     "lenet5": {

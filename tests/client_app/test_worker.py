@@ -33,6 +33,16 @@ def ask(folder, text, **config):
     return parse(Reply, reply).updates[0], arrays
 
 
+def test_paths_of_the_node_config_are_from_where_the_node_was_started(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    config = {"partition-id": 1, "data-dir": "photos/0", "state-dir": "~/state", "gpu-trainer": "", "kind": "photos"}
+    assert worker._with_whole_paths(config) == config | {
+        "data-dir": str(tmp_path / "photos" / "0"),
+        "state-dir": "/home/me/state",
+    }
+
+
 # Messages
 
 
