@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from messages.packing import MessageError
@@ -17,8 +16,7 @@ from models.base import Family
 from models.layers import Network
 from strategies.losses import Loss, divergence
 from strategies.method import Answer, Bench, Training, check_class_counts
-
-MAX_FEATURE_WEIGHT = 1e6
+from strategies.params import Rate
 
 
 class TaughtTraining(Training):
@@ -35,7 +33,7 @@ class TaughtTraining(Training):
 
     taught: bool
     divergence: Literal["student || teacher", "teacher || student"]
-    feature_weight: Annotated[float, Field(ge=0, le=MAX_FEATURE_WEIGHT)]
+    feature_weight: Rate
 
     @property
     def needs_classes(self) -> bool:

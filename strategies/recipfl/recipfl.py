@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -32,8 +32,8 @@ from strategies.method import (
     Trained,
     of_one_device,
 )
-from strategies.params import Params, PositiveRate
-from strategies.recipfl.device import MAX_FEATURE_WEIGHT, TaughtTraining
+from strategies.params import Params, PositiveRate, Rate
+from strategies.recipfl.device import TaughtTraining
 from strategies.recipfl.graph import graph_of
 from strategies.recipfl.hypernetwork import Hypernetwork, Request, ShapeParams, digests
 from strategies.submodel import CandidateMethod
@@ -66,7 +66,7 @@ class RecipFLParams(ShapeParams):
         "student || teacher",
         description="Divergence of what both classifiers read, as printed; or as published code: teacher || student",
     )
-    feature_weight: Annotated[float, Field(ge=0, le=MAX_FEATURE_WEIGHT)] = Field(
+    feature_weight: Rate = Field(
         1.0, description="Weight of the divergence of what both classifiers read, the last term of Eq. 9"
     )
     weighting: Literal["sum", "examples"] = Field(

@@ -282,7 +282,9 @@ def test_a_loss_that_reads_another_model_is_trained_on_the_cpu_and_that_is_said(
     trainer, tmp_path, caplog, regularizers
 ):
     """RecipFL's: the larger model is trained on the board, and the smaller one that it teaches here."""
-    plain, taught = (TaughtTraining(taught=value, divergence="student || teacher") for value in (False, True))
+    plain, taught = (
+        TaughtTraining(taught=value, divergence="student || teacher", feature_weight=1.0) for value in (False, True)
+    )
     orders = [work_order(1, local=plain, order=0), work_order(1, local=taught, order=1, after=0)]
     text = batch(*orders, shared_process=False).model_dump_json()
     with caplog.at_level(logging.WARNING, "flwr"):
@@ -299,8 +301,8 @@ def test_a_loss_that_reads_another_model_is_trained_on_the_cpu_and_that_is_said(
     [
         (OrderedDropout(widths=(0.5, 1.0), distillation=False), False),
         (OrderedDropout(widths=(0.5, 1.0), distillation=True), False),
-        (TaughtTraining(taught=True, divergence="student || teacher"), True),
-        (TaughtTraining(taught=True, divergence="teacher || student"), True),
+        (TaughtTraining(taught=True, divergence="student || teacher", feature_weight=1.0), True),
+        (TaughtTraining(taught=True, divergence="teacher || student", feature_weight=0.5), True),
     ],
     ids=["fjord", "fjord with distillation", "recipfl", "recipfl the other way round"],
 )

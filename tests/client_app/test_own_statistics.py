@@ -10,7 +10,7 @@ from strategies.recipfl.device import TaughtTraining
 from tests.client_app.work_orders import LENET, Apart, answers, batch, digits, weights_of, work_order
 
 HALF = LENET.width(0.5)
-OWN = TaughtTraining(taught=False, divergence="student || teacher")
+OWN = TaughtTraining(taught=False, divergence="student || teacher", feature_weight=1.0)
 
 
 @pytest.fixture

@@ -59,6 +59,11 @@ SPACES = {
     "vit-3-blocks-of-few": Space.of(VIT, (0, 0.5, 1), {"block1": [0], "block2": [1]}, min_blocks=3),
     "bert-2-blocks": Space.of(BERT, (0, 0.5, 1), {"stream": [1]}, min_blocks=2),
     # Stages of 3, 4, 6 and 3 blocks.
+    "resnet18-preactivation": Space.of(
+        make_family({"name": "resnet18", "input_shape": [3, 8, 8], "preactivation": True}),
+        (0, 0.5, 1),
+        FIRST | {f"stage{stage}.stream": [1] for stage in (1, 2, 4)},
+    ),
     "resnet34-2-blocks": Space.of(
         make_family({"name": "resnet34", "input_shape": [3, 8, 8]}),
         (0, 1),
