@@ -48,7 +48,7 @@ def test_the_notebook_does_what_it_says(tmp_path):
     assert texts(loaded)[0].startswith("{'small': ")
     (error,) = [output for output in stopped.outputs if output.output_type == "error"]
     assert error.ename == "KeyboardInterrupt"
-    assert "1 of 20 rounds are in" in error.evalue
+    assert "1 of 30 rounds are in" in error.evalue
     assert "run_name='stopped', resume=True goes on with it" in error.evalue
     assert len(list((here / "runs/stopped/rounds.jsonl").open())) == 1
 
