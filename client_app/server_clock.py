@@ -33,8 +33,8 @@ def clock_trouble(arguments: Sequence[str]) -> str:
     word = "ahead of" if ahead_seconds > 0 else "behind"
     return (
         f"This machine's clock is {abs(ahead_seconds):.0f} s {word} the server's. Flower refuses nodes whose clocks "
-        f"are more than {MAX_AHEAD_SECONDS:.0f} s ahead or {MAX_BEHIND_SECONDS / 60:.0f} min behind, and this one "
-        f"ends. `sudo timedatectl set-ntp true` mends it; where no time server is in reach: "
+        f"are more than {MAX_AHEAD_SECONDS:.0f} s ahead or {MAX_BEHIND_SECONDS / 60:.0f} min behind: it ends. "
+        f"`sudo timedatectl set-ntp true` mends it; where no time server is in reach: "
         f"`sudo date -u -s @{time.time() - ahead_seconds:.0f}`"
     )
 

@@ -358,6 +358,16 @@ def test_a_configuration_that_is_torn_stops_the_command_and_nothing_is_changed(s
 # Real nodes -----------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def one_more(deployment: Deployment, device: int, of: int, **options: Any) -> Iterator[None]:
+    """A further node for the time of a `with` block."""
+    process = deployment.start_node(device, of=of, **options)
+    try:
+        yield
+    finally:
+        kill(process)
+
+
 @dataclass
 class Nodes:
     """A SuperLink, three nodes that are started again whenever they end, and a run over them that has two rounds."""
@@ -588,11 +598,11 @@ def test_a_node_sends_hostile_replies(nodes, note):
 def test_a_key_is_copied(nodes, note):
     """A second board with the key of a node that is there, and with its number."""
     run, before = nodes.run, nodes.run.rounds()
-    copy = nodes.deployment.start_node(0, of=NODES, again=True, log="copy.log", **{"state-dir": f"{run.folder}/copy"})
-    wait_for("Flower refuses the copy", lambda: "Exit Code: 305" in nodes.log_of("copy"), 120)
-    seconds = run.next_round()
-    assert devices_in(run, len(before)) == set()
-    kill(copy)
+    options: dict[str, Any] = {"again": True, "log": "copy.log", "state-dir": f"{run.folder}/copy"}
+    with one_more(nodes.deployment, 0, NODES, **options):
+        wait_for("Flower refuses the copy", lambda: "Exit Code: 305" in nodes.log_of("copy"), 120)
+        seconds = run.next_round()
+        assert devices_in(run, len(before)) == set()
     seen = "the second board ends with Flower's code 305 as long as the first is there; the first does not notice"
     note("copied key: a second board while the first is there", seen, seconds, before, run.rounds())
 
@@ -602,17 +612,16 @@ def test_a_clock_is_wrong(shift, words, nodes, note):
     """Of a fourth node, which takes part as soon as its clock is right."""
     before, log = nodes.run.rounds(), f"clock{shift}"
     environment = wrong_clock(nodes.run.folder, shift)
-    wrong = nodes.deployment.start_node(NODES, of=NODES + 1, again=True, environment=environment, log=f"{log}.log")
-    wait_for("the clock is told", lambda: words in nodes.log_of(log), 120)
-    wait_for("Flower ends the node", lambda: "SuperNode terminated gracefully" in nodes.log_of(log), 120)
-    kill(wrong)
+    options: dict[str, Any] = {"again": True, "environment": environment, "log": f"{log}.log"}
+    with one_more(nodes.deployment, NODES, NODES + 1, **options):
+        wait_for("the clock is told", lambda: words in nodes.log_of(log), 120)
+        wait_for("Flower ends the node", lambda: "SuperNode terminated gracefully" in nodes.log_of(log), 120)
     assert "SuperNode ID" not in nodes.log_of(log)  # it was never taken
     seen = f"the node says {quoted(nodes.log_of(log), 'This machine')}, and ends"
     mended = time.monotonic()
-    right = nodes.deployment.start_node(NODES, of=NODES + 1)  # returns when its SuperNode answers
-    wait_for("it is taken", lambda: "SuperNode ID" in nodes.log_of(f"node-{NODES}"), 120)
-    seconds = time.monotonic() - mended
-    kill(right)
+    with one_more(nodes.deployment, NODES, NODES + 1, log=f"{log}-mended.log"):
+        wait_for("it is taken", lambda: "SuperNode ID" in nodes.log_of(f"{log}-mended"), 120)
+        seconds = time.monotonic() - mended
     nodes.run.next_round()
     note(f"wrong clock: {shift:+d} s", seen, seconds, before, nodes.run.rounds())
 
@@ -637,6 +646,7 @@ def test_the_runner_is_killed(nodes, note):
     assert run.process is not None
     run.process.kill()
     run.process.wait()
+    run.process = None
     seconds = run.next_round()
     run.start("resume=true")
     said = run.ends(1, 100)

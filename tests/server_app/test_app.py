@@ -60,7 +60,6 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
         "models",
         "summary.json",
         "report.html",
-        "rounds.csv",
         "labels.json",
         "tensorboard",
     }
