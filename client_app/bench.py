@@ -19,7 +19,7 @@ from client_app import board_gpu
 from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touched_bytes
 from client_app.sgd import Sgd
 from client_app.state import DeviceState
-from messages.encoding import Wire, decode, decode_entry, encode, encode_entry, parts_of, restored
+from messages.encoding import Wire, decode, decode_entry, encode, encode_entry, may_be_a_change, parts_of, restored
 from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
 from messages.packing import Entry, Layout, MessageError, pick, unpack
 from messages.parcels import Parcel, Parcels, Weights, digest, frozen_layout
@@ -229,6 +229,7 @@ class DeviceBench:
         """What the device returns, as it travels under a wire that rounds: tensor by tensor, to hold little at once.
 
         Tensors that the device was sent travel as their changes. What rounding loses is kept, and added the next time.
+        Batch norm's statistics travel as values, and nothing is kept of them.
         MessageError where a value is not finite.
         """
         return {name: self._encoded_parcel(name, parcel, parcels[name]) for name, parcel in self.returned.items()}
@@ -243,13 +244,14 @@ class DeviceBench:
         found = []
         for entry in parcel.layout.entries:
             value = contents[entry.name].detach().cpu()
-            if entry.dtype == torch.float32:
+            change = may_be_a_change(entry)
+            if change:
                 if entry.name in begun and begun[entry.name][0].shape == entry.shape:
                     value = value - decode_entry(begun[entry.name][1], entry, self.wire)
                 if entry.name in lost and lost[entry.name].shape == value.shape:  # of a pruned tensor it is another
                     value = value + lost[entry.name]
             found.append(encode_entry(value, entry, self.wire))
-            if entry.dtype == torch.float32:
+            if change:
                 lost[entry.name] = value - decode_entry(found[-1], entry, self.wire)
         if feedback:
             self.keep(f"{LOST_ON_THE_WIRE}-{name}", lost)
