@@ -13,13 +13,14 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from client_app import board_gpu
 from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touched_bytes
 from client_app.sgd import Sgd
 from client_app.state import DeviceState
-from messages.encoding import Wire, decode, decode_entry, encode, encode_entry, parts_of, restored
+from messages.encoding import Wire, decode, decode_entry, encode, encode_entry, may_be_a_change, parts_of, restored
 from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
 from messages.packing import Entry, Layout, MessageError, pick, unpack
 from messages.parcels import Parcel, Parcels, Weights, digest, frozen_layout
@@ -150,6 +151,7 @@ class DeviceBench:
         self.keeps = evaluated_round is None
         self._state, self._before, self._evaluated = state, before_round, evaluated_round or 0
         self._to_keep: dict[str, dict[str, Tensor]] = {}
+        self._lost: dict[str, dict[str, Tensor]] = {}  # what rounding has lost, by the key of its file
         self._stack = ExitStack()
         self._limited = False
         # In a simulation there are none: what one of many devices in one process holds cannot be told from outside.
@@ -229,13 +231,14 @@ class DeviceBench:
         """What the device returns, as it travels under a wire that rounds: tensor by tensor, to hold little at once.
 
         Tensors that the device was sent travel as their changes. What rounding loses is kept, and added the next time.
+        Batch norm's statistics travel as values, and nothing is kept of them.
         MessageError where a value is not finite.
         """
         return {name: self._encoded_parcel(name, parcel, parcels[name]) for name, parcel in self.returned.items()}
 
     def _encoded_parcel(self, name: str, parcel: Parcel, contents: Weights) -> bytes:
         feedback = isinstance(self.order, WorkOrder) and self.order.feedback and parcel.steady
-        lost = (self.kept(f"{LOST_ON_THE_WIRE}-{name}") if feedback else None) or {}
+        lost = self._lost_before(name) if feedback else {}
         begun: dict[str, tuple[Entry, memoryview]] = {}
         if name in self._encoded:
             sent = parts_of(self._encoded[name], self.sent[name].layout, self.wire)
@@ -243,17 +246,27 @@ class DeviceBench:
         found = []
         for entry in parcel.layout.entries:
             value = contents[entry.name].detach().cpu()
-            if entry.dtype == torch.float32:
+            change = may_be_a_change(entry)
+            if change:
                 if entry.name in begun and begun[entry.name][0].shape == entry.shape:
                     value = value - decode_entry(begun[entry.name][1], entry, self.wire)
                 if entry.name in lost and lost[entry.name].shape == value.shape:  # of a pruned tensor it is another
                     value = value + lost[entry.name]
             found.append(encode_entry(value, entry, self.wire))
-            if entry.dtype == torch.float32:
+            if change:
                 lost[entry.name] = value - decode_entry(found[-1], entry, self.wire)
         if feedback:
-            self.keep(f"{LOST_ON_THE_WIRE}-{name}", lost)
+            self._lost[self._key(f"{LOST_ON_THE_WIRE}-{name}", per_architecture=True)] = lost
         return b"".join(found)
+
+    def _lost_before(self, parcel: str) -> dict[str, Tensor]:
+        """What rounding has lost of a parcel until now; {} where that cannot be read."""
+        try:
+            key = self._key(f"{LOST_ON_THE_WIRE}-{parcel}", per_architecture=True)
+            return self._state.load(key, self._before) or {}
+        except ValueError as error:
+            log.warning("Device %s: what rounding has lost of its changes cannot be read: %s", self.order.device, error)
+            return {}
 
     def restored(self, parcel: str, data: bytes) -> Weights:
         """A parcel as the server makes it of what has travelled. Only a simulated device can."""
@@ -282,11 +295,22 @@ class DeviceBench:
         self._to_keep[self._key(name, per_architecture)] = {key: value.detach() for key, value in tensors.items()}
 
     def save(self) -> bool:
-        """Write what the device half wants to keep, and say whether there is anything; nothing in an evaluation."""
+        """Write what the device half wants to keep, and say whether there is anything; nothing in an evaluation.
+
+        What rounding has lost is written too. It is not counted: a device that loses it goes on as well without it.
+        """
         if not self.keeps:
             return False
         for key, tensors in self._to_keep.items():
             self._state.save(key, self._before, tensors)
+        try:
+            for key, tensors in self._lost.items():
+                self._state.save(key, self._before, tensors)
+            if self._lost:
+                self._state.forget_older(f"{LOST_ON_THE_WIRE}-", self._before)
+        except (OSError, SafetensorError) as error:  # the update is finished, and worth more
+            device = self.order.device
+            log.warning("Device %s: what rounding has lost of its change cannot be written: %s", device, error)
         return bool(self._to_keep)
 
     def _key(self, name: str, per_architecture: bool) -> str:
@@ -437,12 +461,13 @@ def do_order(bench: DeviceBench) -> Done:
     try:
         with out_of_memory_refused(order, bench.place.available_bytes, bench.meter):
             answer = local.train(bench)
+            _check(answer, bench)
+            encoded = {} if bench.wire == "float32" else bench.encoded(answer.parcels)
     finally:
         bench.close()
-    _check(answer, bench)
     return Done(
         answer,
-        {} if bench.wire == "float32" else bench.encoded(answer.parcels),
+        encoded,
         bench.examples,
         time.perf_counter() - started,
         bench.measured_bytes(),

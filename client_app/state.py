@@ -69,6 +69,22 @@ class DeviceState:
         for _, old in self._versions(key)[:-2]:
             old.unlink()
 
+    def forget_older(self, prefix: str, round_number: int) -> None:
+        """Delete what keys that begin with `prefix` hold, but of those saved in this round or in the one before it.
+
+        The one before is the last in which this device has saved under any of these keys. A run that resumes and does
+        this round again deletes the same, so that its bits are those of a run that was not broken off.
+        """
+        rounds: dict[str, set[int]] = {}
+        for path in self.folder.glob(f"{prefix}*.safetensors"):
+            key, number, _ = path.name.rsplit(".", 2)
+            rounds.setdefault(key, set()).add(int(number))
+        earlier = max((n for numbers in rounds.values() for n in numbers if n < round_number), default=round_number)
+        for key, numbers in rounds.items():
+            if not numbers & {earlier, round_number}:
+                for _, path in self._versions(key):
+                    path.unlink()
+
     def frozen(self, name: str) -> bytes | None:
         """Frozen tensors by the hash of their packed bytes; None where they are not there as they were kept."""
         try:

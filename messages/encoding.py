@@ -8,6 +8,8 @@ as they are.
 What is lost by rounding is not lost for good. A device returns how it has changed what it received, and keeps what was
 rounded away, which it adds in the next round (error feedback: Seide et al. 2014, Karimireddy et al. 2019). The server
 adds the change to the weights that it holds in full, so that what it rounded on the way down never enters the model.
+Batch norm's statistics travel as values both ways: a change from a rounded variance, added to the variance in full,
+could make it negative.
 """
 
 from __future__ import annotations
@@ -106,16 +108,21 @@ def decode_entry(data: bytes | memoryview, entry: Entry, wire: Wire) -> Tensor:
     return (blocks * scales[:, None]).reshape(-1)[: entry.numel].view(entry.shape)
 
 
+def may_be_a_change(entry: Entry) -> bool:
+    """Whether a tensor that a device was sent comes back as its change, and what rounding loses of it is kept."""
+    return entry.dtype == torch.float32 and not entry.name.endswith(STATISTICS)
+
+
 def start_of(sent: Mapping[str, Tensor], entry: Entry) -> Tensor | None:
-    """The tensor that a device has begun from, of those that it was sent; None where it was sent none of that form."""
+    """The tensor that a returned one is the change of, of those that a device was sent; None where it is a value."""
     tensor = sent.get(entry.name)
-    return tensor if tensor is not None and entry.dtype == torch.float32 and tensor.shape == entry.shape else None
+    return tensor if tensor is not None and may_be_a_change(entry) and tensor.shape == entry.shape else None
 
 
 def restored(changes: Mapping[str, Tensor], sent: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """What a device returns, from what it says of its change and from what the server had for it.
 
-    Tensors that it was not sent in that form have travelled as they are.
+    Tensors that it was not sent in that form, and batch norm's statistics, have travelled as values.
     """
     found = {}
     for entry in layout.entries:

@@ -6,10 +6,11 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import nn
 
 from client_app import bench
-from client_app.bench import Chance, Refusal, regularized
+from client_app.bench import LOST_ON_THE_WIRE, Chance, Refusal, regularized
 from client_app.board_gpu import Untraceable
 from client_app.state import DeviceState
 from messages.orders import LocalTraining
@@ -588,3 +589,52 @@ def test_a_device_half_says_itself_what_travels():
     found = do(order, arrays=[sent]).answer.parcels["convolutions"]
     assert found.keys() == {f"block{n}.conv.{what}" for n in (1, 2) for what in ("weight", "bias")}
     assert all(torch.equal(value, 2 * start[name]) for name, value in found.items())
+
+
+def after_a_rounded_round(folder):
+    """An order under a wire that rounds, and the state of a device that has done it in round 1."""
+    state = DeviceState(str(folder), "a run", 0)
+    order = work_order(feedback=True)
+    first = do(order, state=state, wire="int8")
+    assert (first.state_kept, first.state_lost) == (False, False)
+    assert [path.name.split("-weights-")[0] for path in state.folder.iterdir()] == [LOST_ON_THE_WIRE]
+    return order, state
+
+
+def test_what_rounding_lost_and_cannot_be_read_begins_with_zero(tmp_path, caplog):
+    order, state = after_a_rounded_round(tmp_path)
+    without = do(order, state=None, wire="int8", round_number=2)
+    whole = do(order, state=state, wire="int8", round_number=2)
+    assert whole.encoded != without.encoded
+    for path in state.folder.iterdir():
+        path.write_bytes(path.read_bytes()[:-5])
+    torn = do(order, state=state, wire="int8", round_number=2)
+    assert torn.encoded == without.encoded
+    assert (torn.state_kept, torn.state_lost) == (False, False)
+    assert "what rounding has lost of its changes cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
+def test_an_update_is_returned_where_what_rounding_lost_cannot_be_written(tmp_path, caplog, monkeypatch, error):
+    order, state = after_a_rounded_round(tmp_path)
+    expected = do(order, state=state, wire="int8", round_number=2)
+
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr(state, "save", full)
+    done = do(order, state=state, wire="int8", round_number=2)
+    assert done.encoded == expected.encoded
+    assert not done.state_kept
+    assert "cannot be written" in caplog.text
+    assert "No space left on device" in caplog.text
+
+
+def test_no_memory_to_encode_an_update_is_an_overrun(monkeypatch):
+    def refused(*_):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr("client_app.bench.encode_entry", refused)
+    with pytest.raises(Refusal, match=r"out of memory.*no more") as refusal:
+        do(work_order(), wire="int8")
+    assert refusal.value.overrun

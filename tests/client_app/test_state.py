@@ -88,3 +88,24 @@ def test_a_runs_name_cannot_lead_out_of_the_folder(tmp_path, run):
     state.save("model", 1, weights(1.0))
     assert state.folder.resolve().is_relative_to(home)
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_of_a_prefix_only_what_this_round_and_the_one_before_have_saved_stays(tmp_path):
+    state = DeviceState(str(tmp_path), "a run", 3)
+
+    def names():
+        return sorted(path.name.removesuffix(".safetensors") for path in state.folder.iterdir())
+
+    def saved(key, number):
+        state.save(key, number, weights(1.0))
+        state.forget_older("lost-", number)
+        return names()
+
+    state.save("model", 1, weights(1.0))
+    assert saved("lost-a", 1) == ["lost-a.1", "model.1"]
+    assert saved("lost-b", 4) == ["lost-a.1", "lost-b.4", "model.1"]  # the device was not drawn in between
+    for _ in range(2):  # a run that resumes does round 7 again
+        assert saved("lost-b", 7) == ["lost-b.4", "lost-b.7", "model.1"]
+    for _ in range(2):
+        assert saved("lost-c", 8) == ["lost-b.4", "lost-b.7", "lost-c.8", "model.1"]
+    assert saved("lost-a", 9) == ["lost-a.9", "lost-c.8", "model.1"]

@@ -14,6 +14,7 @@ from torch import Tensor
 from client_app.app import app
 from client_app.bench import DeviceBench, Done, Workplace, do_order
 from client_app.state import DeviceState
+from messages.encoding import Wire
 from messages.orders import Batch, LocalTraining, NodeReport, Reply, WorkOrder
 from messages.packing import pack
 from messages.parcels import Parcel, digest
@@ -118,6 +119,7 @@ def bench_of(
     round_number: int = 1,
     evaluated_round: int | None = None,
     earlier: Network | None = None,
+    wire: Wire = "float32",
 ) -> DeviceBench:
     """The bench of an order. Without `arrays` the message brings the first weights of the order's architecture."""
     local = local_half(order.local)
@@ -136,6 +138,7 @@ def bench_of(
         Workplace(CPU, available_bytes, board),
         earlier=earlier,
         evaluated_round=evaluated_round,
+        wire=wire,
     )
 
 

@@ -130,3 +130,18 @@ def test_a_change_is_added_to_what_the_server_had():
         "other form": [1.0, 1.0],
         "new": [1.0],
     }
+
+
+@pytest.mark.parametrize("wire", ["int8", "float16"])
+def test_a_variance_that_shrinks_to_zero_does_not_become_negative(wire):
+    """0.29 travels down as 0.2900390625: as a change the 0.0 that was trained would come back as -0.0000390625."""
+    full = {"norm.running_var": torch.tensor([0.29, 1.0]), "norm.running_mean": torch.tensor([-0.29, 1.0])}
+    layout = Layout.of(full)
+    received = decode(encode(full, layout, wire), layout, wire)
+    assert float(received["norm.running_var"][0]) == 0.2900390625
+    trained = {"norm.running_var": torch.tensor([0.0, 1.0]), "norm.running_mean": torch.tensor([-0.5, 0.0])}
+    found = restored(decode(encode(trained, layout, wire), layout, wire), full, layout)
+    assert {name: value.tolist() for name, value in found.items()} == {
+        "norm.running_var": [0.0, 1.0],
+        "norm.running_mean": [-0.5, 0.0],
+    }
