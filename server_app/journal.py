@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -114,6 +114,9 @@ class RoundRecord(ScoreRecord):
     # What all rounds so far cost of privacy. None without differential privacy; earlier versions do not have them.
     epsilon: float | None = None
     delta: float | None = None
+    # How many lines of devices.jsonl are of this round, one for each order. The journal counts them; earlier versions do
+    # not have it.
+    device_lines: Count | None = None
     devices_sampled: Count
     devices_replied: Count
     devices_failed: Count
@@ -320,6 +323,7 @@ class Journal:
                 raise ValueError(
                     f"device {device.device} of round {device.round} was written with round {record.round}"
                 )
+        record = record.model_copy(update={"device_lines": len(checked)})
         _append(self.run_dir / "devices.jsonl", checked)
         _append(self.run_dir / "rounds.jsonl", [record])
         self.last_round = record.round
@@ -600,24 +604,24 @@ def read_devices(run_dir: Path) -> Iterator[DeviceRecord]:
 
 
 def whole_rounds(run_dir: Path) -> int:
-    """How many rounds both files of the journal have in full: a damaged disk may have taken the end of either."""
-    rounds = len(read_rounds(run_dir))
-    path = run_dir / "devices.jsonl"
-    if path.exists() and not _ends_with_a_line(path):
-        last = 0
-        for device in read_devices(run_dir):
-            last = device.round
-        return min(rounds, max(last - 1, 0))
-    return rounds
+    """How many rounds both files of the journal have in full: a damaged disk may have taken the end of either.
 
-
-def _ends_with_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        if file.tell() == 0:
-            return True
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+    What devices.jsonl has beyond the last round is of a round that a crash kept from finishing, and does not matter.
+    """
+    rounds = read_rounds(run_dir)
+    lines: Counter[int] = Counter()
+    devices: defaultdict[int, set[int]] = defaultdict(set)
+    for device in read_devices(run_dir):
+        lines[device.round] += 1
+        devices[device.round].add(device.device)
+    for record in rounds:
+        if record.device_lines is not None:
+            whole = lines[record.round] >= record.device_lines
+        else:
+            whole = len(devices[record.round]) >= record.devices_sampled
+        if not whole:
+            return record.round - 1
+    return len(rounds)
 
 
 def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"], error: str | None) -> Summary:

@@ -273,6 +273,15 @@ def test_a_run_goes_on_from_a_checkpoint_that_the_torn_journal_reaches(file, tmp
             run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True))
 
 
+def test_a_crash_in_the_first_line_of_a_round_leaves_the_only_checkpoint_good(tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, keep_checkpoints=1))
+    with (run_dir / "devices.jsonl").open("a") as file:
+        file.write('{"device": 0, "node"')
+    run(simulated_grid(), small_config(tmp_path, rounds=2, keep_checkpoints=1, resume=True))
+    assert [record.round for record in read_rounds(run_dir)] == [1, 2]
+    assert {device.round for device in read_devices(run_dir)} == {1, 2}
+
+
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_disk_that_fills_before_the_first_checkpoint_does_not_block_the_runs_name(resume, tmp_path, monkeypatch):
     for name in ("whole", "broken"):

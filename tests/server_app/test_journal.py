@@ -32,7 +32,7 @@ def test_lines_have_exactly_the_keys_of_the_contract(tmp_path):
     three_rounds(tmp_path)
     rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     devices = [json.loads(line) for line in (tmp_path / "devices.jsonl").read_text().splitlines()]
-    assert rounds == [a_round(number) for number in (1, 2, 3)]
+    assert rounds == [a_round(number, device_lines=3) for number in (1, 2, 3)]
     assert len(devices) == 9
     assert devices[3] == a_device(2, 0)
 
@@ -123,6 +123,42 @@ def test_resume_drops_what_is_beyond_the_checkpoint_and_a_torn_line(tmp_path):
         (3, 5),
     ]
     assert read_config(tmp_path)["config"]["rounds"] == 5
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["today", "earlier version"])
+@pytest.mark.parametrize(
+    ("cut", "whole"),
+    [
+        (lambda lines: [*lines, json.dumps(a_device(4, 0))[:40]], 3),  # a crash in the first line of round 4
+        (lambda lines: [*lines, json.dumps(a_device(4, 0)) + "\n"], 3),
+        (lambda lines: [*lines[:-1], lines[-1][:-1]], 2),
+        (lambda lines: lines[:-1], 2),  # at a line's end
+        (lambda lines: lines[:6], 2),  # at a round's end
+        (lambda lines: lines[:2], 0),
+        (lambda lines: [], 0),
+        (None, 0),  # the file is missing
+    ],
+)
+def test_a_resumed_journal_counts_the_rounds_whose_devices_are_all_there(cut, whole, earlier, tmp_path):
+    three_rounds(tmp_path)
+    file = tmp_path / "devices.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.unlink()
+    if cut is not None:
+        file.write_text("".join(cut(lines)))
+    if earlier:
+        rounds = [json.dumps(a_round(number)) + "\n" for number in (1, 2, 3)]
+        (tmp_path / "rounds.jsonl").write_text("".join(rounds))
+    assert Journal.open(tmp_path, CONFIG, resume=True).last_round == whole
+
+
+def test_a_round_is_whole_only_with_every_order_of_a_device(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1, devices_sampled=1), [a_device(1, 0)])
+    journal.write_round(a_round(2, devices_sampled=1), [a_device(2, 0), a_device(2, 0)])
+    file = tmp_path / "devices.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    assert Journal.open(tmp_path, CONFIG, resume=True).last_round == 1
 
 
 def test_a_checkpoint_ahead_of_the_journal_is_an_error(tmp_path):
@@ -343,7 +379,7 @@ def test_rounds_of_earlier_versions_are_read(tmp_path):
     lines = []
     for line, own in zip(path.read_text().splitlines(), told, strict=True):
         record = json.loads(line)
-        del record["metrics"], record["devices_state_lost"]
+        del record["metrics"], record["devices_state_lost"], record["device_lines"]
         none = {"distillation_steps_per_second": None, "distillation_told_apart_nats": None}
         lines.append(json.dumps(record | none | own))
     path.write_text("\n".join(lines) + "\n")
