@@ -137,7 +137,7 @@ def bar_chart(
     layout = {
         "barmode": "stack",
         "bargap": 0.08,
-        "xaxis": {"title": {"text": x_label}, **TICKS[plain]},
+        "xaxis": {"title": {"text": x_label}, **TICKS[plain], **_whole(traces)},
         "yaxis": dict(TICKS[y_format]),
     }
     legend = [Entry(number, color, "solid", name, "") for number, (name, color, _, _) in enumerate(parts)]

@@ -77,7 +77,7 @@ def rounds_csv(rounds: Sequence[RoundRecord]) -> str:
     rows = [flat(record.model_dump()) for record in rounds]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     # What some rounds have none of stands beside the columns of the others' parts.
-    parted = {column.rpartition(".")[0] for column in columns}
+    parted = {column.partition(".")[0] for column in columns if "." in column}
     out = io.StringIO()
     writer = csv.DictWriter(
         out, [column for column in columns if column not in parted], extrasaction="ignore", lineterminator="\n"
@@ -509,7 +509,7 @@ def _map_chart(activity: Activity) -> list[Chart]:
         note += f" Each column is {activity.rounds_per_column} rounds."
     chart = cell_chart(
         f"Who trained what when: {'tier' if activity.by_tier else 'device'} by round",
-        [_shorten(str(name), 24) for name in rows],
+        _row_names(map(str, rows)),
         [column * activity.rounds_per_column + 1 for column in range(activity.columns)],
         cells,
         x_label="round",
@@ -534,7 +534,7 @@ def _label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
                 cells.append((place, device, f"s{shade(count, bounds)}", text))
     chart = cell_chart(
         "Labels of the training examples: class by device",
-        [_shorten(name, 24) for name in labels.classes],
+        _row_names(labels.classes),
         list(range(len(labels.counts))),
         cells,
         x_label="device",
@@ -604,6 +604,18 @@ def _configuration(content: dict[str, Any]) -> list[Block]:
         keys(others, folded=f"{len(others)} keys with their default"),
         Table(["package", "version"], versions, text_columns=2, folded="Versions"),
     ]
+
+
+def _row_names(names: Iterable[str]) -> list[str]:
+    """Names short enough for an axis, no two of them alike: rows of one name would be drawn over each other."""
+    found: list[str] = []
+    for name in names:
+        short, number = _shorten(name, 24), 1
+        while short in found:
+            number += 1
+            short = f"{_shorten(name, 20)} ({number})"
+        found.append(short)
+    return found
 
 
 def _shorten(text: str, letters: int) -> str:

@@ -245,7 +245,7 @@ def load(folder: str | os.PathLike[str]) -> Run:
     Raises:
         JournalError: the folder holds no run.
     """
-    path = Path(folder)
+    path = Path(folder).absolute()  # what is read later is read from there, wherever the notebook has gone meanwhile
     read_config(path)
     return Run(path, read_summary(path) or summarize(path, "unfinished", None))
 
@@ -375,7 +375,7 @@ def _frame(records: Iterable[BaseModel], kind: type[BaseModel], whole: Sequence[
     rows = [flat(record.model_dump(), whole) for record in records]
     frame = pd.DataFrame(rows, columns=None if rows else list(kind.model_fields))
     # Where a round has none of something, that stands beside the columns of the others' parts.
-    parted = {str(column).rpartition(".")[0] for column in frame.columns}
+    parted = {str(column).partition(".")[0] for column in frame.columns if "." in str(column)}
     order = {name: place for place, name in enumerate(kind.model_fields)}
     columns = [column for column in frame.columns if column not in parted]
     return frame[sorted(columns, key=lambda column: order[str(column).partition(".")[0]])]

@@ -264,3 +264,17 @@ def test_shades():
     bounds = shade_bounds(range(1, 14))
     assert bounds == [3, 5, 7, 9, 11, 13]
     assert [shade(size, bounds) for size in (1, 3, 4, 13)] == [0, 0, 1, 5]
+
+
+def test_rows_of_a_chart_have_names_of_their_own():
+    names = ["Kitchen appliances: toaster", "Kitchen appliances: toaster oven", "phone"]
+    assert report._row_names(names) == ["Kitchen appliances: toa…", "Kitchen appliances:… (2)", "phone"]
+
+
+def test_a_part_whose_name_begins_with_another_ones_keeps_both_columns(tmp_path):
+    """What a tier is called is the user's."""
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1, delivered_score_by_tier={"pi": 0.5, "pi.4": 0.75}), [])
+    journal.finish("finished")
+    [row] = csv.DictReader((tmp_path / "rounds.csv").open())
+    assert (row["delivered_score_by_tier.pi"], row["delivered_score_by_tier.pi.4"]) == ("0.5", "0.75")
