@@ -85,6 +85,6 @@ def main() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     started: list[subprocess.Popen[Any]] = []  # none with --isolation process
-    start_client_internal.subprocess = kept_in(started)
+    setattr(start_client_internal, "subprocess", kept_in(started))  # noqa: B010  # mypy takes no other module there
     start_client_internal._pull_and_store_message = letting_go(start_client_internal._pull_and_store_message, started)
     flower_supernode()

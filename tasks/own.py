@@ -428,7 +428,7 @@ def made(parts: Sequence[tuple[Any, Sequence[object]]]) -> DataSet:
     """
     numbers = all(isinstance(label, float) for _, labels in parts for label in labels)
     if numbers:
-        for number in (label for _, labels in parts for label in labels):
+        for number in (label for _, labels in parts for label in labels if isinstance(label, float)):
             if not abs(number) <= FLOAT32_MAX:  # neither is NaN
                 raise ValueError(f"a label is {number:g}, it must be a finite number of at most 32 bits")
     names = () if numbers else in_order(str(label).strip() for _, labels in parts for label in labels)

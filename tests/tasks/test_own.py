@@ -25,6 +25,7 @@ from tasks.own import (
     UnfitError,
     agree,
     declared_by,
+    made,
     moments_of,
 )
 from tasks.task import TaskSpec, describe, load_task, server_test
@@ -334,5 +335,5 @@ def test_each_simulated_device_has_a_folder(tmp_path):
 @pytest.mark.parametrize("label", [1e39, -1e39, float("inf"), float("nan")])
 def test_a_label_that_is_no_number_of_32_bits_is_refused(label):
     with pytest.raises(ValueError, match="a label is .*, it must be a finite number of at most 32 bits"):
-        own.made([(torch.zeros(2, 1, 1), [1.0, label])])
-    assert own.made([(torch.zeros(2, 1, 1), [1.0, 3e38])]).train.labels.isfinite().all()
+        made([(torch.zeros(2, 1, 1), [1.0, label])])
+    assert made([(torch.zeros(2, 1, 1), [1.0, 3e38])]).train.labels.isfinite().all()
