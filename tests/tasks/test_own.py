@@ -334,6 +334,6 @@ def test_each_simulated_device_has_a_folder(tmp_path):
 
 @pytest.mark.parametrize("label", [1e39, -1e39, float("inf"), float("nan")])
 def test_a_label_that_is_no_number_of_32_bits_is_refused(label):
-    with pytest.raises(ValueError, match="a label is .*, it must be a finite number of at most 32 bits"):
+    with pytest.raises(ValueError, match=r"a label is .*, it must be a finite number of at most 32 bits"):
         made([(torch.zeros(2, 1, 1), [1.0, label])])
     assert made([(torch.zeros(2, 1, 1), [1.0, 3e38])]).train.labels.isfinite().all()
