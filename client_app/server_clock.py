@@ -33,7 +33,7 @@ def clock_trouble(arguments: Sequence[str]) -> str:
     word = "ahead of" if ahead_seconds > 0 else "behind"
     return (
         f"This machine's clock is {abs(ahead_seconds):.0f} s {word} the server's. Flower refuses nodes whose clocks "
-        f"are more than {MAX_AHEAD_SECONDS:.0f} s ahead or {MAX_BEHIND_SECONDS / 60:.0f} min behind: it ends. "
+        f"are more than {MAX_AHEAD_SECONDS:.0f} s ahead or {MAX_BEHIND_SECONDS / 60:.0f} min behind: this node stops. "
         f"`sudo timedatectl set-ntp true` mends it; where no time server is in reach: "
         f"`sudo date -u -s @{time.time() - ahead_seconds:.0f}`"
     )

@@ -8,15 +8,18 @@ that from then on every reply leaves one message late. On slow links that happen
 It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.41
 would go on to take messages that nobody works on. What has started the node, systemd or Docker, starts it again.
 
-Flower is started with one function replaced, and as little as possible is imported, since this stays in memory.
+Flower is started with one function replaced and with its processes kept in a list. As little as possible is imported,
+since this stays in memory.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from client_app.server_clock import clock_trouble
@@ -29,11 +32,15 @@ PIECE_BYTES = 2**20
 Pull = Callable[..., int | None]
 
 
-def letting_go(pull: Pull) -> Pull:
-    """Flower's function that pulls a message into the node's state; what it ignores half pulled is not kept."""
+def letting_go(pull: Pull, started: Sequence[subprocess.Popen[Any]]) -> Pull:
+    """Flower's function that pulls a message into the node's state; what it ignores half pulled is not kept.
+
+    started: the processes that Flower has started so far, of which the first starts the node's work. Where that one has
+    ended, the node ends.
+    """
 
     def pull_or_let_go(*, state: Any, object_store: Any, **others: Any) -> int | None:
-        if a_child_has_ended():
+        if started and started[0].poll() is not None:
             print(
                 "ERROR: flower-superexec, which starts this node's work, has ended: so does the node", file=sys.stderr
             )
@@ -54,12 +61,18 @@ def letting_go(pull: Pull) -> Pull:
     return pull_or_let_go
 
 
-def a_child_has_ended() -> bool:
-    """Whether a process that this one has started is over. A SuperNode starts one, which is to last as long as it."""
-    try:
-        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False  # it has started none, as with --isolation process
+def kept_in(started: list[subprocess.Popen[Any]]) -> SimpleNamespace:
+    """The module `subprocess` with a `Popen` that also adds what it starts to a list.
+
+    Flower does not keep the process that it starts. To wait for any child is no way around that: where the node is the
+    first process of a container, the workers that are left behind become its children too, and these come and go.
+    """
+
+    def popen(*arguments: Any, **options: Any) -> subprocess.Popen[Any]:
+        started.append(subprocess.Popen(*arguments, **options))
+        return started[-1]
+
+    return SimpleNamespace(**vars(subprocess) | {"Popen": popen})
 
 
 def main() -> None:
@@ -71,5 +84,7 @@ def main() -> None:
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    start_client_internal._pull_and_store_message = letting_go(start_client_internal._pull_and_store_message)
+    started: list[subprocess.Popen[Any]] = []  # none with --isolation process
+    setattr(start_client_internal, "subprocess", kept_in(started))  # noqa: B010  # mypy takes no other module there
+    start_client_internal._pull_and_store_message = letting_go(start_client_internal._pull_and_store_message, started)
     flower_supernode()

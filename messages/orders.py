@@ -125,8 +125,8 @@ class WorkOrder(_Model):
         kept: the device has kept something in an earlier round; where nothing of it is left, it was lost.
         frozen: SHA-256 of the packed tensors of the sub-model that are frozen; "" where none are.
         frozen_payload: index of their array in this message; None where the device has them already.
-        feedback: what rounding for the wire loses is kept, and added to what the device returns next. False where that
-            is of other coordinates, since another selection of channels comes in every round.
+        feedback: what rounding for the wire loses is kept, and added to what the device returns next. False where the
+            sub-model's channels change every round, because the error would belong to other channels.
         masked_with: the devices, itself among them, whose sum is all that the server may see; it adds the masks that
             were agreed with them. [] without secure aggregation.
     """
@@ -157,8 +157,8 @@ class Batch(_Model):
         shared_process: the node carries many simulated devices beside other such nodes, so it trains on one thread.
         norm_bound: how far an update may be from what was sent, where the node adds updates up; 0: as far as it likes.
         clip: where above 0, changes of at most this norm are added up in place of weights, every device counting alike.
-        wire: as what parcels travel (`messages.encoding`). To a node of many devices they come in full, and it does to
-            each device's what the wire would do.
+        wire: as what parcels travel (`messages.encoding`). To a node of many devices they come in full. The node rounds
+            each simulated device's parcels as sending would.
         each_by_itself: the node adds nothing up: the server wants every device's parcels by themselves.
         state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
     """

@@ -114,7 +114,7 @@ class RoundRecord(ScoreRecord):
     # What all rounds so far cost of privacy. None without differential privacy; earlier versions do not have them.
     epsilon: float | None = None
     delta: float | None = None
-    # How many lines of devices.jsonl are of this round, one for each order. The journal counts them; earlier versions do
+    # Lines of devices.jsonl that are of this round, one for each order. The journal counts them; earlier versions do
     # not have it.
     device_lines: Count | None = None
     devices_sampled: Count

@@ -423,8 +423,14 @@ def made(parts: Sequence[tuple[Any, Sequence[object]]]) -> DataSet:
     Args:
         parts: the inputs and the labels of the training examples, and of the test examples, if there are any. Labels
             are names or whole numbers, which stand for names; or all of them are floats, for tasks of numbers.
+
+    Raises ValueError where a label of the latter is no finite number of 32 bits.
     """
     numbers = all(isinstance(label, float) for _, labels in parts for label in labels)
+    if numbers:
+        for number in (label for _, labels in parts for label in labels if isinstance(label, float)):
+            if not abs(number) <= FLOAT32_MAX:  # neither is NaN
+                raise ValueError(f"a label is {number:g}, it must be a finite number of at most 32 bits")
     names = () if numbers else in_order(str(label).strip() for _, labels in parts for label in labels)
     number_of = {name: number for number, name in enumerate(names)}
     found = []

@@ -22,8 +22,8 @@ from tasks.data import (
     stratified_test,
 )
 from tasks.hub import existing_folder
-from tasks.own import FLOAT32_MAX, MAX_CHANNELS, OwnArguments, made
-from tasks.texts import MAX_FILE_BYTES, as_name, as_number, csv_rows, json_rows, saved, saved_rows, tsv_rows
+from tasks.own import MAX_CHANNELS, OwnArguments, made
+from tasks.texts import MAX_FILE_BYTES, as_float32, as_name, csv_rows, json_rows, saved, saved_rows, tsv_rows
 
 READERS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".arrow": saved_rows}
 FORMATS = (".csv", ".tsv", ".jsonl")
@@ -81,7 +81,7 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
 
 
 def own(data_dir: str, arguments: TableArguments) -> DataSet:
-    """The rows of a device's folder, in the files that `load` reads; of those to train on and to test on one may lack.
+    """The rows of a device's folder, in the files that `load` reads; either file may be missing.
 
     In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote.
     """
@@ -114,7 +114,7 @@ def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, l
     if file is not None:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"{file}: {file.stat().st_size} bytes are more than {MAX_FILE_BYTES}")
-        label_of = as_number if arguments.labels == "numbers" else as_name
+        label_of = as_float32 if arguments.labels == "numbers" else as_name
         for line, row in READERS[file.suffix](file):
             if missing := [column for column in (*columns, arguments.label) if column not in row]:
                 raise ValueError(f"{file}:{line}: no column {missing[0]!r}, there are {', '.join(map(repr, row))}")
@@ -122,16 +122,10 @@ def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, l
             try:
                 labels.append(label_of(row[column]))
                 for column in columns:
-                    values.append(_float32(as_number(row[column])))
+                    values.append(as_float32(row[column]))
             except ValueError as error:
                 raise ValueError(f"{file}:{line}: {column} {error}") from None
         if not labels:
             raise ValueError(f"{file}: holds no rows")
     inputs = torch.tensor(values, dtype=torch.float32)
     return inputs.view(len(labels), len(columns), 1), labels
-
-
-def _float32(number: float) -> float:
-    if abs(number) > FLOAT32_MAX:
-        raise ValueError(f"is {number:g}, more than a number of 32 bits can be")
-    return number

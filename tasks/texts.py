@@ -18,6 +18,7 @@ from tasks.data import Data, DataSet, find_file, no_file, stratified_test
 from tasks.hub import existing_folder, import_datasets
 from tasks.labels import NO_LABEL
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
+from tasks.own import FLOAT32_MAX
 from tasks.tokens import Labels, TextArguments, Texts, joined, make_text_data_set, names_of, tokenized_once
 
 MAX_FILE_BYTES = 1 << 30
@@ -220,7 +221,7 @@ def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
     ](file)
     tags = arguments.labels == "tags"
     text = _words if tags else _text
-    label: Callable[[object], Any] = {"classes": as_name, "numbers": as_number, "tags": _words}[arguments.labels]
+    label: Callable[[object], Any] = {"classes": as_name, "numbers": as_float32, "tags": _words}[arguments.labels]
     readers = {arguments.text: (found.texts, text), arguments.label: (found.labels, label)}
     if file.suffix == ".conll":
         if not tags:
@@ -260,14 +261,17 @@ def as_name(value: object) -> str:
     return value.strip()
 
 
-def as_number(value: object) -> float:
-    """The finite number that a value of a column is, also as a text; ValueError as of `as_name`."""
+def as_float32(value: object) -> float:
+    """The finite number of at most 32 bits that a value of a column is, also as a text; ValueError as of `as_name`."""
     try:
         number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
+    # Python reads 1_000 as a number; in a file it is more likely a name or a slip.
+    if not math.isfinite(number) or (isinstance(value, str) and "_" in value):
         raise ValueError(f"is {_shown(value)}, it must be a finite number")
+    if abs(number) > FLOAT32_MAX:
+        raise ValueError(f"is {number:g}, more than a number of 32 bits can be")
     return number
 
 
@@ -329,6 +333,8 @@ def _separated(file: Path, dialect: dict[str, Any]) -> Rows:
         header = next(reader, None)
         if not header:
             raise ValueError(f"{file}: has no header with the columns' names")
+        if twice := [column for column in header if header.count(column) > 1]:
+            raise ValueError(f"{file}: the header names the column {twice[0]!r} twice, each column needs its own name")
         last = reader.line_num
         for row in reader:
             first, last = last + 1, reader.line_num

@@ -1,7 +1,9 @@
 """Python programs of tests. Each runs in a process of its own, forked from one that has loaded PyTorch.
 
-To load PyTorch takes an interpreter nearly two seconds, and tests run about twenty programs. Besides PyTorch, what
-PyTorch itself loads, and what multiprocessing needs, a program finds nothing loaded.
+To load PyTorch takes an interpreter nearly two seconds, and tests run about twenty programs. A program finds more
+loaded than a new interpreter has: PyTorch and what it loads itself, what multiprocessing needs, and pytest, whose main
+module multiprocessing loads into the forked process before the program begins. The modules of the project's tests are
+taken out again. So such a program cannot show that a command does not import one of these.
 """
 
 from __future__ import annotations

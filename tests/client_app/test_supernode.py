@@ -17,7 +17,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import RunNotRunningException, _pull_and_store_message
 
 from client_app import supernode
-from client_app.supernode import letting_go
+from client_app.supernode import kept_in, letting_go
 
 RUN = 7
 
@@ -69,7 +69,7 @@ def test_flower_keeps_a_message_whose_run_ended_while_it_came(node, monkeypatch)
 
 
 def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
-    assert pull(letting_go(_pull_and_store_message), node, order(monkeypatch)) is None
+    assert pull(letting_go(_pull_and_store_message, []), node, order(monkeypatch)) is None
     state, store = node
     assert state.msg_store == {}
     assert len(store) == 0
@@ -79,10 +79,14 @@ def test_a_message_whose_run_ended_while_it_came_is_let_go(node, monkeypatch):
 def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, capsys):
     pulled, told = [], []
     before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-    pull_or_let_go = letting_go(lambda **others: pulled.append(others))
+    started = []
+    pull_or_let_go = letting_go(lambda **others: pulled.append(others), started)
     state, store = node
-    child = subprocess.Popen(["sleep", "60"])
+    child = kept_in(started).Popen(["sleep", "60"])
+    other = os.posix_spawnp("true", ["true"], os.environ)
     try:
+        # A worker that was left behind ends, and nobody waits for it.
+        os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT)
         pull_or_let_go(state=state, object_store=store)
         assert len(pulled) == 1
         child.kill()
@@ -94,6 +98,7 @@ def test_a_node_ends_when_the_process_ends_that_starts_its_work(node, capsys):
         signal.signal(signal.SIGTERM, before)
         child.kill()
         child.wait()
+        os.waitpid(other, 0)
 
 
 def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(monkeypatch):
@@ -101,12 +106,22 @@ def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(mon
 
     def flower_supernode():
         assert start_client_internal._pull_and_store_message is not _pull_and_store_message
+        # The list that `letting_go` looks at is the one that Flower's own call of Popen fills.
+        assert start_client_internal.subprocess.Popen is not subprocess.Popen
+        start_client_internal.subprocess.Popen(["true"]).wait()
+        [watched] = [
+            c.cell_contents
+            for c in start_client_internal._pull_and_store_message.__closure__
+            if isinstance(c.cell_contents, list)
+        ]
+        assert [process.args for process in watched] == [["true"]]
         started.append(os.environ["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"])
 
     # The package has the function under the module's name.
     command = importlib.import_module("flwr.supernode.cli.flower_supernode")
     monkeypatch.setattr(command, "flower_supernode", flower_supernode)
     monkeypatch.setattr(start_client_internal, "_pull_and_store_message", _pull_and_store_message)
+    monkeypatch.setattr(start_client_internal, "subprocess", subprocess)
     monkeypatch.setenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", "")
     monkeypatch.delenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE")
     supernode.main()

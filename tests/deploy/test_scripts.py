@@ -346,7 +346,9 @@ def test_a_board_is_not_set_up_with_half_of_what_it_needs(secrets, board):
         assert "+ " not in text
 
 
-def without_registry(folder: Path, *arguments: object) -> tuple[int, str, list[str]]:
+def without_registry(
+    folder: Path, *arguments: object, variables: dict[str, str] | None = None
+) -> tuple[int, str, list[str]]:
     """What the command that builds images says, and the commands that it gives: none of them is really there."""
     log = folder / "log"
     log.write_text("")
@@ -360,7 +362,9 @@ def without_registry(folder: Path, *arguments: object) -> tuple[int, str, list[s
         f'echo debootstrap "$@" >>{log}; for tree; do :; done; for part in {made}; do mkdir -p "$tree/$part"; done',
     )
     program(bins, "python", f'[ "$1" != -m ] && exec {sys.executable} "$@"; echo python "$@" >>{log}')
-    environment = os.environ | {"PATH": f"{bins}:{os.environ['PATH']}", "PYTHON": str(bins / "python")}
+    # An index of the machine that tests must not change what is typed.
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_INDEX_URL"} | (variables or {})
+    environment |= {"PATH": f"{bins}:{os.environ['PATH']}", "PYTHON": str(bins / "python")}
     command = [DEPLOY / "build-without-registry", *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr, log.read_text().splitlines()
@@ -385,12 +389,42 @@ def test_images_are_built_without_a_registry(tmp_path):
     assert [line.partition(" ")[0] for line in did] == ["python", "docker", "docker", "docker", "docker"]
     assert "BASE_IMAGE=debian:12" in did[-1]
     assert "--tag mine-shaper" in did[-1]
+    wheels = f"--find-links {DEPLOY.parent / 'wheelhouse'}"
+    assert wheels in did[0]
+    assert "--extra-index-url" not in did[0]
+    index = {"TORCH_INDEX_URL": "https://wheels.example/cpu"}
+    code, text, did = without_registry(tmp_path, "--base", "debian:12", variables=index)
+    assert code == 0, text
+    assert f"{wheels} --extra-index-url https://wheels.example/cpu " in did[0]
+
+
+def test_what_a_failed_step_has_made_is_removed(tmp_path):
+    (tmp_path / "temporary").mkdir()
+    program(tmp_path / "bin", "tar", "exit 1")
+    code, _, did = without_registry(tmp_path, "--only-base", variables={"TMPDIR": str(tmp_path / "temporary")})
+    assert code != 0
+    assert did[0].startswith("debootstrap --variant=minbase")
+    assert str(tmp_path / "temporary") in did[0]
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_the_settings_of_pip_are_in_no_image_that_does_not_need_them():
+    """They may hold a password. What the command would copy is read from it, since not every machine has the file."""
+    script_text = (DEPLOY / "build-without-registry").read_text()
+    [line] = [line for line in script_text.splitlines() if line.strip().startswith("for file in ")]
+    files = line.strip().removeprefix("for file in ").removesuffix("; do")
+    for only_base, expected in (("", False), ("yes", True)):
+        shell = f"set -u; only_base={only_base}; printf '%s\\n' {files}"
+        named = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.splitlines()
+        assert ("etc/pip.conf" in named) == expected
+        assert "etc/ssl/certs/ca-certificates.crt" in named
 
 
 def test_a_base_of_another_processor_is_made_alone(tmp_path):
     code, text, did = without_registry(tmp_path, "--only-base", "--arch", "arm64")
     assert code == 0, text
     assert did[0].startswith("debootstrap --arch=arm64 ")
+    assert not Path(did[0].split()[-1]).parent.exists()
     assert did[1:] == ["docker import - wildflower/base-arm64"]
     code, text, did = without_registry(tmp_path, "--arch", "arm64")
     assert (code, "--arch goes with --only-base" in text, did) == (1, True, [])

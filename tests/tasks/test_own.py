@@ -25,6 +25,7 @@ from tasks.own import (
     UnfitError,
     agree,
     declared_by,
+    made,
     moments_of,
 )
 from tasks.task import TaskSpec, describe, load_task, server_test
@@ -329,3 +330,10 @@ def test_each_simulated_device_has_a_folder(tmp_path):
     spec = spec_of(tmp_path, device_folders=True)
     assert describe(spec, 2, moments=True).examples == 3
     assert "devices/0001' of the task 'npz' does not exist" in describe(spec, 1, moments=True).problem
+
+
+@pytest.mark.parametrize("label", [1e39, -1e39, float("inf"), float("nan")])
+def test_a_label_that_is_no_number_of_32_bits_is_refused(label):
+    with pytest.raises(ValueError, match=r"a label is .*, it must be a finite number of at most 32 bits"):
+        made([(torch.zeros(2, 1, 1), [1.0, label])])
+    assert made([(torch.zeros(2, 1, 1), [1.0, 3e38])]).train.labels.isfinite().all()

@@ -83,6 +83,8 @@ def test_labels_may_be_numbers(tmp_path):
         (CSV + "nan,cat,,1\n", "train.csv:5: weight is 'nan', it must be a finite number"),
         (CSV + "1e39,cat,,1\n", "train.csv:5: weight is 1e+39, more than a number of 32 bits can be"),
         (CSV + "1,,,1\n", "train.csv:5: kind is '', it must be a name or a whole number"),
+        (CSV + "1_000,cat,,1\n", "train.csv:5: weight is '1_000', it must be a finite number"),
+        ("x,x,label\n1,2,cat\n", "train.csv: the header names the column 'x' twice"),
         (CSV + "1,cat\n", "train.csv:5: 2 values, the header has 4 columns"),
         ('weight,kind\n"2,cat\n', "train.csv:2: unexpected end of data"),
     ],

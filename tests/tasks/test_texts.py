@@ -223,6 +223,11 @@ LINE_2 = r"train\.jsonl:2: "
         ('{"text": 3, "label": "a"}', {}, LINE_2 + "text is 3, it must be a text"),
         ('{"text": "good", "label": 0.5}', {}, LINE_2 + "label is 0.5, it must be a name or a whole number"),
         ('{"text": "good", "label": "c"}', {"classes": ["a", "b"]}, LINE_2 + "'c' is none of the 2 classes a, b"),
+        (
+            '{"text": "good", "label": 1e39}',
+            {"labels": "numbers"},
+            LINE_2 + "label is 1e\\+39, more than a number of 32 bits can be",
+        ),
         ('{"text": "good", "label": "c"}', {"labels": "numbers"}, LINE_2 + "label is 'c', it must be a finite number"),
         (
             '{"text": "good", "label": 1e999}',
@@ -259,6 +264,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_place(
         ("train.csv", b"text,label\ngood,a,b\n", r"train\.csv:2: 3 values, the header has 2 columns"),
         ("train.csv", b'text,label\n"good\n', r"train\.csv:2: "),
         ("train.csv", b"", r"train\.csv: has no header"),
+        ("train.csv", b"text,label,text\na,b,c\n", r"train\.csv: the header names the column 'text' twice"),
         ("train.tsv", b"text\tlabel\n\xff\ta\n", r"train\.tsv:2: not a text in utf-8"),
         ("train.jsonl", b"\n\n", r"train\.jsonl: holds no texts"),
         ("train.conll", b"John O\nlives\n", r"train\.conll:2: 'lives' has one value"),
