@@ -65,7 +65,7 @@ def test_a_run_and_what_it_left(experiment, runs):
     assert run.devices["architecture"][0] == {"widths": [3, 8]}
     assert run.report.exists()
     assert "<td style" in run._repr_html_()
-    assert repr(wf.load("runs/one")) == "<Run runs/one: finished, 2 rounds>"
+    assert repr(wf.load("runs/one")) == f"<Run {Path('runs/one').absolute()}: finished, 2 rounds>"
 
 
 def test_rounds_without_evaluation_are_nan(experiment, runs, monkeypatch):
