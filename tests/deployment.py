@@ -45,13 +45,13 @@ class Deployment:
         if self.secrets:
             subprocess.run([ROOT / "deploy/certs", "--out", self.secrets, "--nodes", str(key_count)], check=True)
 
-    def start_superlink(self, database: Path | None = None) -> subprocess.Popen[bytes]:
+    def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink on the database that an earlier one left; returns when it answers."""
         process = self._start(
             "superlink.log",
             *("flower-superlink", "--isolation", "subprocess", "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(self.port), *self._server_trust()),
-            *("--database", str(database or self.folder / "state.db")),
+            *("--database", str(self.folder / "state.db")),
         )
         self._wait(process, self.port, self.secrets)
         return process

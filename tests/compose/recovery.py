@@ -4,7 +4,7 @@ One row of benchmarks/trust/README.md's table per fault (`python -m benchmarks.t
 of this machine: simulations on own workers, and a SuperLink with TLS and keys with nodes that are started again
 whenever they end, as systemd does. Gates, containers and links are in tests/compose/faults.py.
 
-Not part of `make test`, because most of their time is waiting: `make test-compose` names this file. Root fills disks.
+Not part of `make test`, because most of their time is waiting: `make test-faults` names this file. Root fills disks.
 """
 
 from __future__ import annotations
@@ -376,7 +376,6 @@ class Nodes:
     run: Run
     superlink: subprocess.Popen[bytes]
     shells: list[subprocess.Popen[bytes]]
-    database: Path
     runs: Path
 
     def process(self, node: int, words: str, seconds: float = 120) -> psutil.Process:
@@ -409,11 +408,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     (folder / "experiment.toml").write_text(EXPERIMENT)
     deployment = Deployment(folder / "flower", key_count=NODES + 1)
     with ExitStack() as disks:
-        database = disks.enter_context(small_disk(folder / "database", 200 * MB))
         runs = disks.enter_context(small_disk(folder / "runs", 64 * MB))
         disks.enter_context(small_disk(folder / "flower" / "node-1", 4 * MB))
         try:
-            superlink = deployment.start_superlink(database / "state.db")
+            superlink = deployment.start_superlink()
             deployment.enroll()
             last = hostile(folder)
             shells = [
@@ -423,7 +421,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             run = Run(folder, deployment, runs).start()
             try:
                 run.wait_for_round(2)
-                yield Nodes(deployment, run, superlink, shells, database, runs)
+                yield Nodes(deployment, run, superlink, shells, runs)
             finally:
                 run.stop()
         finally:
@@ -693,41 +691,10 @@ def test_the_superlink_is_killed(nodes, note):
     said = run.ends(1, 100)
     told = time.monotonic() - killed
     assert HINT in said
-    nodes.superlink = nodes.deployment.start_superlink(nodes.database / "state.db")
+    nodes.superlink = nodes.deployment.start_superlink()
     seconds = run.start("resume=true").next_round()
     seen = f"after {told:.1f} s {quoted(said, 'The run failed.')}, and how to resume"
     note("kill -9: SuperLink", seen, seconds, before, run.rounds())
-
-
-def test_the_disk_of_the_superlinks_database_fills(nodes, note):
-    """For a minute. Where Flower does not mend itself, it is started anew, as Docker or systemd would be told to."""
-    run, before = nodes.run, nodes.run.rounds()
-    assert run.process is not None
-    ballast = fill(nodes.database)
-    with suppress(subprocess.TimeoutExpired):
-        run.process.wait(60)
-    ballast.unlink()
-    freed = time.monotonic()
-    told = run.process.poll() is not None
-    there = len(run.rounds())
-    with suppress(AssertionError):
-        wait_for(
-            "it goes on by itself, or ends", lambda: len(run.rounds()) > there or run.process.poll() is not None, 90
-        )
-    if len(run.rounds()) > there:
-        seconds = time.monotonic() - freed
-        seen = "no round is finished; with room again the run goes on by itself"
-    else:
-        kill(nodes.superlink)
-        said = run.ends(1, 100)
-        assert HINT in said
-        nodes.superlink = nodes.deployment.start_superlink(nodes.database / "state.db")
-        seconds = run.start("resume=true").next_round()
-        how = (
-            f"the run fails: {quoted(said, 'The run failed.')}" if told else "no round is finished, and nothing is said"
-        )
-        seen = f"{how}; with room again the SuperLink is started anew, and the run resumed"
-    note("full disk: the SuperLink's database", seen, seconds, before, run.rounds())
 
 
 # The bandwidth service ------------------------------------------------------------------------------------------------
