@@ -148,14 +148,18 @@ def _limit(*paths: Path) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of file cache that the kernel counts as used and gives back on demand."""
+    """Bytes of file cache and kernel caches that count as used and that the kernel gives back on demand.
+
+    These are the same kinds of memory that the kernel counts into its own MemAvailable. The code of libraries is in the
+    active part, and so it would otherwise depend on who read a file first how much memory a container seems to have.
+    """
     found: dict[str, int] = {}
     for line in (_read(folder / "memory.stat") or "").splitlines():
         key, _, value = line.partition(" ")
-        if key in ("inactive_file", "total_inactive_file"):
+        if key.removeprefix("total_") in ("active_file", "inactive_file", "slab_reclaimable"):
             found[key] = int(value)
-    # In version 1 the plain figure leaves out the groups inside; version 2 has only the plain one.
-    return found.get("total_inactive_file", found.get("inactive_file", 0))
+    # In version 1 the plain figures leave out the groups inside; version 2 has only the plain ones.
+    return sum(found.get(f"total_{key}", value) for key, value in found.items() if not key.startswith("total_"))
 
 
 def _cpus(root: Path) -> float:

@@ -164,7 +164,7 @@ def test_four_unequal_nodes_train_four_unequal_models(deployment):
     assert [first[device]["tier"] for device in range(4)] == [f"container-{mb}m" for mb in (600, 800, 1200, 2000)]
     budgets = [first[device]["budget"]["memory_bytes"] for device in range(4)]
     assert budgets == sorted(budgets)
-    assert all(budget <= 0.12 * limit for budget, limit in zip(budgets, LIMITS_BYTES, strict=True))
+    assert all(budget <= 0.15 * limit for budget, limit in zip(budgets, LIMITS_BYTES, strict=True))
     assert len({first[device]["parameters"] for device in range(4)}) >= 3
     assert rounds[1]["score"] > max(rounds[0]["score"], 0.15)
 

@@ -79,7 +79,7 @@ def test_version_1_in_a_container_that_sees_the_hosts_path(tree):
     files = {
         "memory.limit_in_bytes": "4000000000\n",
         "memory.usage_in_bytes": "1500000000\n",
-        "memory.stat": "inactive_file 1\ntotal_inactive_file 500000000\n",
+        "memory.stat": "active_file 1\ninactive_file 1\ntotal_active_file 100000000\ntotal_inactive_file 400000000\n",
         "cpu.cfs_quota_us": "150000\n",
         "cpu.cfs_period_us": "100000\n",
     }
@@ -110,7 +110,8 @@ def test_version_2_in_a_container(tree):
     files = {
         "memory.max": "2000000000\n",
         "memory.current": "900000000\n",
-        "memory.stat": "anon 800000000\ninactive_file 100000000\n",
+        "memory.stat": "anon 800000000\ninactive_file 60000000\nactive_file 30000000\n"
+        "slab_reclaimable 10000000\nslab_unreclaimable 5000000\nactive_anon 700000000\n",
         "cpu.max": "50000 100000\n",
     }
     assert figures(probe_machine(tree(v2("/", "/", files)))) == (2 * GB, int(1.2 * GB), 0.5)
