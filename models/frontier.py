@@ -144,6 +144,10 @@ class Prices:
         """Return the multiplications of one example's forward pass, as `models.cost.inference_macs` does."""
         return sum(found.macs for found in self._of(picks))
 
+    def parameters_by_block(self, picks: Sequence[int]) -> list[int]:
+        """Return the parameters of every block that is there."""
+        return [found.parameters for found in self._of(picks)]
+
     def _of(self, picks: Sequence[int]) -> list[Profile]:
         found = (
             table[tuple([picks[decision] for decision in link.decisions])]

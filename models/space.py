@@ -241,6 +241,15 @@ class Space:
         """Whether as many layers stay as the floors say."""
         return all(self._staying(picks, found) >= floor.minimum for floor, found in self.floor_decisions.items())
 
+    def keeps_layers(self, architecture: Architecture) -> bool:
+        """Whether as many layers of an architecture of the family stay as the floors say."""
+        widths = dict(zip(self.family.groups, architecture.widths, strict=True))
+        removable = self.family.removable
+        return all(
+            sum(any(widths[group] for group in removable[layer]) for layer in floor.layers) >= floor.minimum
+            for floor in self.floors
+        )
+
     def _staying(self, picks: Sequence[int], decisions: Sequence[int]) -> int:
         return sum(any(self.options[decision][picks[decision]]) for decision in decisions)
 

@@ -8,22 +8,92 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+import torch
+import torch.nn.functional as F
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
 
 from devices.budget import Budget
+from messages.orders import Merge
+from messages.parcels import Parcel
 from models.architecture import Architecture
+from models.base import Family
+from models.cost import Cost
+from models.layers import Network
 from models.space import Space
 from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
-from strategies.method import Local, Order, Selection, Setup, State, Training, in_floats
-from strategies.params import Count, Numbers, Params
-from strategies.search import ExactSearch, PoolSearch
+from strategies.losses import Loss
+from strategies.method import (
+    Bench,
+    Contribution,
+    Local,
+    Order,
+    Selection,
+    Setup,
+    State,
+    Trained,
+    Training,
+    fits,
+    in_floats,
+)
+from strategies.nested import below, fitted_levels, levels_loss, training_cost
+from strategies.params import Count, CountOrZero, Numbers, Params
+from strategies.search import AscentSearch, ExactSearch, PoolSearch
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
+
+SURVEYED = 40  # budgets of a fleet for which an architecture is searched, when few are chosen for all
+NARROWED = 12  # searches under ever less memory, until an architecture fits with all that is trained beside it
+
+# The device half ------------------------------------------------------------------------------------------------------
+
+
+class SandwichTraining(MaskedTraining):
+    """L = CE(m(f(x)), y) + sum over smaller cuts c of the own sub-model f of what each minimizes in the same step.
+
+    That is CE(m(f_c(x)), y) with the labels, and CE(f_c(x), softmax f(x)) with the own sub-model's answers, which are
+    constant. Without `masked` there is no m, which sets the logits of classes that the device does not hold to 0.
+
+    lower: the cuts, largest first; each is a cut of the one before.
+    """
+
+    lower: tuple[Architecture, ...] = Field(max_length=64)
+    teacher: Literal["labels", "own"]
+    masked: bool
+
+    @property
+    def needs_classes(self) -> bool:
+        """Where it masks, or minimizes a loss that is made for classes."""
+        return self.masked or self.teacher == "own"
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """All tensors of the sub-model; with the mask, rows of absent classes do not count."""
+        merge = Merge(weighting=self.weighting, present_classes=self.masked)
+        return {"weights": Parcel.of(family.tensors(architecture), merge)}
+
+    def loss(self, bench: Bench, model: Network) -> Loss:
+        """The sum; all terms but the last are differentiated already."""
+        absent = (bench.class_counts == 0).to(bench.device) if self.masked else torch.zeros(0)
+
+        def criterion(logits: Tensor, labels: Tensor, own: Tensor | None) -> Tensor:
+            if own is not None and self.teacher == "own":
+                return F.cross_entropy(logits, own.softmax(dim=1))
+            return bench.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels)
+
+        return levels_loss(bench, model, self.lower, criterion)
+
+    def scored(self, bench: Bench, model: Network) -> torch.nn.Module:
+        """On its own examples a device's model is masked as it was trained."""
+        return super().scored(bench, model) if self.masked else model
+
+
+# The server half ------------------------------------------------------------------------------------------------------
 
 
 class ModelSearchParams(StatisticsParams):
@@ -31,6 +101,21 @@ class ModelSearchParams(StatisticsParams):
 
     searcher: Literal["exact", "pool"] = Field(
         "exact", description="How architectures are found: by the exact search (ours), or by the paper's pool"
+    )
+    criterion: Literal["parameters", "flops", "balanced"] = Field(
+        "parameters",
+        description="What the largest architecture has most of: parameters, FLOPs of training, or the sum over its "
+        "blocks of log(1 + parameters)",
+    )
+    architectures: CountOrZero = Field(
+        0,
+        description="Nested architectures at most, chosen in the first round for the fleet's budgets, of which each "
+        "device gets the largest that it affords; 0: every budget has its own",
+    )
+    sandwich: Literal["none", "labels", "own"] = Field(
+        "none",
+        description="Whether smaller cuts of a device's architecture learn in each of its steps, from the labels or "
+        "from its own answers: of a few chosen architectures all smaller ones, else the smallest of the space",
     )
     shares: Numbers = Field(
         (0.0, 0.5, 1.0), description="Shares of its channels that a layer may keep (S); 0 removes layers that may go"
@@ -53,6 +138,12 @@ class ModelSearchParams(StatisticsParams):
     masked_loss: bool = Field(
         True, description="Whether devices minimize HeteroFL's masked cross-entropy; false: plain cross-entropy"
     )
+
+    @model_validator(mode="after")
+    def _together(self) -> ModelSearchParams:
+        if self.searcher == "pool" and self.criterion != "parameters":
+            raise ValueError(f"the pool goes by parameters: criterion = {self.criterion!r} needs searcher = 'exact'")
+        return self
 
     @field_validator("shares")
     @classmethod
@@ -93,6 +184,9 @@ class ModelSearch(HeteroFL):
             settings = ", ".join(f"model-search.{key} = {value!r}" for key, value in given.items() if value)
             raise ValueError(f"{settings}: {error}") from None
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
+        self.params: ModelSearchParams = params
+        self.chosen: list[Architecture] = []  # where there are few, largest first
+        self.owners = {name: torch.zeros(value.shape, dtype=torch.int32) for name, value in self.weights.items()}
 
     @classmethod
     def family_defaults(cls, params: ModelSearchParams) -> dict[str, Any]:
@@ -104,17 +198,15 @@ class ModelSearch(HeteroFL):
         return {"norm": "static", "scaler": False, **({"activation": "relu6"} if 0 in shares else {})}
 
     @cached_property
-    def searcher(self) -> ExactSearch | PoolSearch:
+    def searcher(self) -> ExactSearch | PoolSearch | AscentSearch:
         """Made when it is first asked, for the frontier of a large space takes a while."""
         p, settings = self.params, self.settings
         if p.searcher == "pool":
             return PoolSearch(self.space, self.cost, epsilon=p.epsilon, max_draws=p.max_draws)
-        return ExactSearch(
-            self.space,
-            batch_size=settings.training.batch_size,
-            optimizer=settings.optimizer,
-            tolerance=p.tolerance,
-        )
+        batch_size, optimizer = settings.training.batch_size, settings.optimizer
+        if p.criterion != "parameters":
+            return AscentSearch(self.space, batch_size, optimizer, p.criterion)
+        return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=p.tolerance)
 
     def start(self) -> None:
         """Make the searcher, and log what it is: a space that cannot be searched ends the run before round 1."""
@@ -131,40 +223,164 @@ class ModelSearch(HeteroFL):
         """Smaller shares."""
         return f"smaller shares in model-search.shares = {', '.join(f'{share:g}' for share in self.params.shares)!r}"
 
+    def survey(self, budgets: Iterable[Budget]) -> None:
+        """Choose few architectures for what the devices of the fleet may spend now, where few are wanted.
+
+        Candidates are what the search finds for their budgets, what two such have in common, which is a cut of both,
+        and what they have together, of which both are cuts.
+        """
+        if not self.params.architectures:
+            return
+        budgets = list(budgets)
+        rng = self.rng(6)
+        ordered = sorted(set(budgets), key=lambda b: (b.memory_bytes, b.payload_bytes or 0))
+        some = [ordered[round(place)] for place in np.linspace(0, len(ordered) - 1, min(SURVEYED, len(ordered)))]
+        found = dict.fromkeys(a for budget in some if (a := self._search(budget, rng)) is not None)
+        options = dict.fromkeys([self.space.smallest(), *found])
+        for one in found:
+            for other in found:
+                for option in (in_common(one, other), together(one, other)):
+                    if option not in options and self._possible(option):
+                        options[option] = None
+        size = "training_flops" if self.params.criterion == "flops" else "parameters"
+        self.chosen = fitted_levels(
+            self.family, options, budgets, self.params.architectures, self.price, lambda cost: int(getattr(cost, size))
+        )
+        if not self.chosen:
+            log.warning("Model search: no device affords any architecture now, so the smallest is all there is")
+            self.chosen = [self.space.smallest()]
+        self.candidates = self.chosen
+        parameters = ", ".join(f"{self.cost(level).parameters:,}" for level in self.chosen)
+        log.info("Model search: architectures of %s parameters", parameters)
+
+    def _possible(self, architecture: Architecture) -> bool:
+        """Whether what was made of two architectures of the space is one as well."""
+        try:
+            self.family.validate(architecture)
+        except ValueError:
+            return False
+        return self.space.keeps_layers(architecture)
+
     def local(self, order: Order) -> Local:
-        """HeteroFL's, or plain training."""
-        kind = MaskedTraining if self.params.masked_loss else Training
-        return kind(weighting=self.params.weighting)
+        """HeteroFL's, or plain training, or either of several cuts at once."""
+        p = self.params
+        if lower := self._beside(order.architecture):
+            return SandwichTraining(
+                weighting=p.weighting,
+                lower=lower,
+                teacher="own" if p.sandwich == "own" else "labels",
+                masked=p.masked_loss,
+            )
+        kind = MaskedTraining if p.masked_loss else Training
+        return kind(weighting=p.weighting)
+
+    def _beside(self, architecture: Architecture) -> tuple[Architecture, ...]:
+        """The cuts that a device trains beside its own architecture, largest first."""
+        if self.params.sandwich == "none":
+            return ()
+        return below(self.family, architecture, self.chosen or [self.space.smallest()])
+
+    def training_cost(self, architecture: Architecture) -> Cost:
+        """That of the architecture and of what is trained beside it."""
+        return self._training_cost(architecture, self._beside(architecture))
+
+    def price(self, architecture: Architecture, lower: Sequence[Architecture]) -> Cost:
+        """The cost of an architecture if these were the chosen ones below it, largest first."""
+        beside = () if self.params.sandwich == "none" else tuple(lower)
+        return replace(self._training_cost(architecture, beside), payload_bytes=self.cost(architecture).payload_bytes)
+
+    def _training_cost(self, architecture: Architecture, lower: tuple[Architecture, ...]) -> Cost:
+        batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
+        return training_cost(self.family, architecture, lower, batch_size, optimizer)
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """What the search finds; where not even the smallest fits, `below-smallest` says what to do."""
-        if isinstance(self.searcher, ExactSearch):
-            smallest = self.space.smallest()
-            local = self.local(Order(device, smallest))
-            budget = in_floats(budget, local, self.family, smallest, self.settings.wire)
-        return self.searcher.find(budget, self.rng(4, device)) or self.below_the_smallest
+        if self.params.architectures:
+            return super().assign(device, budget)
+        return self._search(budget, self.rng(4, device)) or self.below_the_smallest
+
+    def _search(self, budget: Budget, rng: np.random.Generator) -> Architecture | None:
+        """What the search finds under a budget, with what is trained beside it."""
+        searcher = self.searcher
+        if isinstance(searcher, PoolSearch):
+            return searcher.find(budget, rng)
+        smallest = self.space.smallest()
+        part = in_floats(budget, self.local(Order(0, smallest)), self.family, smallest, self.settings.wire)
+        if self.params.sandwich == "none":
+            return searcher.find(part, rng)
+        for _ in range(NARROWED):
+            found = searcher.find(part, rng)
+            if found is None:
+                break
+            price = self.price(found, below(self.family, found, [smallest]))
+            if fits(price, budget):
+                return found
+            # Searches price an architecture alone: what is beside it is taken off the budget, and a little more.
+            over_bytes = max(0, price.peak_training_memory_bytes - budget.memory_bytes)
+            part = replace(part, memory_bytes=part.memory_bytes - over_bytes - part.memory_bytes // 100)
+            if part.round_seconds is not None:
+                part = replace(part, round_seconds=part.round_seconds * 0.9)
+        return smallest if fits(self.cost(smallest), budget) else None
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
         """What the search would find, but a pool does not grow by it: training is the same without this evaluation."""
-        if not isinstance(self.searcher, PoolSearch):
+        if self.params.architectures or not isinstance(self.searcher, PoolSearch):
             return super().personal(device, budget)
         architecture = self.searcher.largest(budget) or self.below_the_smallest
         return None if architecture is None else (architecture, self.scored_selection(architecture))
 
     def subnet(self, rng: np.random.Generator) -> Architecture:
-        """A random architecture of the space, for distillation."""
-        return self.space.sample(rng)
+        """A random architecture of the space, for distillation, or of the few."""
+        return self.chosen[int(rng.integers(len(self.chosen)))] if self.chosen else self.space.sample(rng)
+
+    def absorb(self, contribution: Contribution) -> None:
+        """HeteroFL's, and count who owns which coordinate."""
+        super().absorb(contribution)
+        contribution.group.placement.add_weight(self.owners, len(contribution.devices))
+
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """HeteroFL's, and how many devices trained a coordinate.
+
+        `effective_owners` is the harmonic mean over the coordinates that anybody trained: a mean over n devices has a
+        variance of 1 / n of theirs, and so the mean of 1 / n is that of the variances. `untouched_share` is the share
+        of coordinates that nobody trained.
+        """
+        figures = dict(super().finish_round(trained))
+        counts = torch.cat([count.flatten() for count in self.owners.values()])
+        owned = counts[counts > 0].to(torch.float64)
+        figures["effective_owners"] = float(len(owned) / owned.reciprocal().sum()) if len(owned) else None
+        figures["untouched_share"] = 1 - len(owned) / len(counts)
+        for count in self.owners.values():
+            count.zero_()
+        return figures
 
     def state(self) -> State:
         """HeteroFL's, and what the search has seen."""
         state = super().state()
         state.values["search"] = self.searcher.state_dict()
+        state.values["architectures"] = [architecture.to_json() for architecture in self.chosen]
         return state
 
     def load(self, state: State) -> None:
         """Restore `state`."""
         super().load(state)
         self.searcher.load_state_dict(state.values["search"])
+        self.chosen = [Architecture.from_json(value) for value in state.values["architectures"]]
+        for architecture in self.chosen:
+            self.family.validate(architecture)
+        if self.params.architectures and not self.chosen:
+            raise ValueError("the checkpoint holds no architectures")
+        self.candidates = self.chosen or self.candidates
+
+
+def in_common(one: Architecture, other: Architecture) -> Architecture:
+    """The largest architecture that is a cut of both."""
+    return Architecture(tuple(map(min, one.widths, other.widths)), tuple(map(min, one.kernels, other.kernels)))
+
+
+def together(one: Architecture, other: Architecture) -> Architecture:
+    """The smallest architecture of which both are cuts."""
+    return Architecture(tuple(map(max, one.widths, other.widths)), tuple(map(max, one.kernels, other.kernels)))
 
 
 def layer_shares(text: str) -> dict[str, tuple[float, ...]]:

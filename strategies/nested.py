@@ -1,19 +1,30 @@
-"""Training sub-models of a sub-model that share its parameters: how they compute, and what a step of one takes."""
+"""Nested sub-models that share parameters: training several in one step, what that costs, and which to give a fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from bisect import bisect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
+from operator import attrgetter
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
+from devices.budget import Budget
+from messages.packing import MessageError
 from models.architecture import Architecture
 from models.base import Family
-from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, cost
+from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from models.layers import Network
+from strategies.losses import Loss
+from strategies.method import Bench, fits
 
 
 def leading_cut(
@@ -33,6 +44,65 @@ def leading_cut(
         return logits
 
     return compute
+
+
+def levels_loss(
+    bench: Bench,
+    model: Network,
+    lower: Sequence[Architecture],
+    criterion: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+) -> Loss:
+    """The sum of a criterion over a device's own sub-model and smaller ones that share its parameters.
+
+    The own one's term is differentiated first, and each before the next is computed: a device never holds the
+    activations of two, and those of its own go before all gradients are there.
+
+    Args:
+        bench: where the device trains.
+        model: its own sub-model.
+        lower: the smaller ones, largest first; each is a cut of the one before.
+        criterion: what each minimizes. The own sub-model's logits are constant for the smaller ones.
+
+    Raises:
+        MessageError: a smaller one is no cut, or they would mix their batch norm statistics.
+    """
+    family, own = bench.family, bench.architecture
+    for larger, level in pairwise((own, *lower)):
+        try:
+            family.validate(level)
+        except ValueError as error:
+            raise MessageError(f"a level is no sub-model: {error}") from None
+        if not is_cut(family, level, larger):
+            raise MessageError(f"a level must be a cut of the one above it, and {level} is none of {larger}")
+    if lower and next(model.buffers(), None) is not None:
+        raise MessageError("levels would mix their batch norm statistics: use norm = 'static'")
+    cuts = [leading_cut(model, family, own, level) for level in lower]
+
+    def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+        logits = model(inputs)
+        value = criterion(logits, labels, None)
+        target = logits.detach()
+        del logits
+        done = torch.zeros((), device=inputs.device)
+        for cut in cuts:
+            value.backward()
+            done = done + value.detach()
+            value = criterion(cut(inputs), labels, target)
+        return done + value
+
+    return loss
+
+
+@lru_cache(maxsize=16384)
+def is_cut(family: Family, smaller: Architecture, larger: Architecture) -> bool:
+    """Whether every tensor of one architecture is a part of the larger one's tensor of that name."""
+    if smaller == larger:
+        return False
+    outer = family.tensors(larger)
+    return all(
+        name in outer and all(size <= limit for size, limit in zip(spec.shape, outer[name].shape, strict=True))
+        for name, spec in family.tensors(smaller).items()
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -69,3 +139,107 @@ def step_bytes(
         extra += own.parameters
     kernels = len(convolutions(family, cut))
     return own.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * kernels + FLOAT_BYTES * extra
+
+
+@lru_cache(maxsize=16384)
+def training_cost(
+    family: Family, architecture: Architecture, lower: tuple[Architecture, ...], batch_size: int, optimizer: str
+) -> Cost:
+    """What training an architecture and some lower levels in every step costs: more than training it alone.
+
+    Memory is that of the dearest part of a step. The own level's is that of training it alone; in the others' all
+    gradients are there already (`strategies.nested.step_bytes`). Compiled convolutions of all levels are kept. FLOPs
+    are the sum. Parameters and payload are the architecture's.
+    """
+    whole = cost(family, architecture, batch_size=batch_size, optimizer=optimizer)
+    if not lower:
+        return whole
+    kernels = [convolutions(family, level) for level in (architecture, *lower)]
+    alone_bytes = whole.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * len(kernels[0])
+    lower_bytes = [
+        step_bytes(family, architecture, level, batch_size=batch_size, optimizer=optimizer, gradients_held=True)
+        for level in lower
+    ]
+    flops = [cost(family, level, batch_size=batch_size, optimizer=optimizer).training_flops for level in lower]
+    return replace(
+        whole,
+        peak_training_memory_bytes=max(alone_bytes, *lower_bytes)
+        + CONVOLUTION_KERNEL_BYTES * len(frozenset().union(*kernels)),
+        training_flops=whole.training_flops + sum(flops),
+    )
+
+
+def below(family: Family, architecture: Architecture, levels: Sequence[Architecture]) -> tuple[Architecture, ...]:
+    """Those of some levels, which come largest first, that lie inside an architecture and inside one another."""
+    found: list[Architecture] = []
+    for level in levels:
+        if is_cut(family, level, found[-1] if found else architecture):
+            found.append(level)
+    return tuple(found)
+
+
+def fitted_levels(
+    family: Family,
+    options: Iterable[Architecture],
+    budgets: Sequence[Budget],
+    count: int,
+    price: Callable[[Architecture, Sequence[Architecture]], Cost],
+    size: Callable[[Cost], int] = attrgetter("parameters"),
+) -> list[Architecture]:
+    """Levels under which the sum over devices of log(size) is large, of the largest level that each affords.
+
+    A level is priced with the training of all smaller ones. First of all as many devices as possible afford any level.
+    Levels are added one by one, as long as that makes the sum larger, and then each is exchanged for a better one until
+    there is none: no exchange and no addition of one level would serve the fleet better.
+
+    Args:
+        options: what levels may be, in any order.
+        budgets: what the devices of the fleet may spend; those that afford no option have no say.
+        count: how many levels at most.
+        price: of training a level with some smaller ones, which come largest first.
+        size: of a level, by what it costs to train it alone: its parameters, or its FLOPs.
+
+    Returns:
+        The levels, largest first; none where no device affords any option.
+    """
+    sizes = {option: size(price(option, ())) for option in options}
+    ordered = sorted(sizes, key=lambda option: (sizes[option], option.widths, option.kernels))
+    budgets = [budget for budget in budgets if any(fits(price(option, ()), budget) for option in ordered)]
+    if not budgets:
+        return []
+    by_level: dict[tuple[Architecture, ...], NDArray[np.float64]] = {}  # of the last of some levels, by device
+
+    def worth(levels: tuple[Architecture, ...]) -> tuple[int, float]:
+        """How many devices afford any of some levels, smallest first, and the sum over these of log(size)."""
+        logs = np.full(len(budgets), -math.inf)
+        for number, level in enumerate(levels, start=1):
+            key = levels[:number]
+            if key not in by_level:
+                cost = price(level, key[-2::-1])
+                able = [fits(cost, budget) for budget in budgets]
+                by_level[key] = np.where(able, math.log(sizes[level]), -math.inf)
+            logs = np.maximum(logs, by_level[key])
+        served = logs[logs > -math.inf]
+        return len(served), round(math.fsum(served), 9)
+
+    def better(levels: tuple[Architecture, ...], others: tuple[Architecture, ...]) -> tuple[Architecture, ...]:
+        """The best of some levels and what they become with one more beside `others`."""
+        best, value = levels, worth(levels)
+        for option in ordered:
+            place = bisect(others, sizes[option], key=sizes.__getitem__)
+            changed = (*others[:place], option, *others[place:])
+            near = pairwise(changed[max(0, place - 1) : place + 2])
+            if all(is_cut(family, small, large) for small, large in near) and (other := worth(changed)) > value:
+                best, value = changed, other
+        return best
+
+    found: tuple[Architecture, ...] = ()
+    while True:
+        before = found
+        if len(found) < count:
+            found = better(found, found)
+        for level in found:
+            if level in found:
+                found = better(found, tuple(other for other in found if other != level))
+        if found == before:
+            return list(found[::-1])

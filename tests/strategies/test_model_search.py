@@ -7,6 +7,7 @@ from devices.report import DeviceReport
 from messages.orders import Merge
 from messages.packing import Layout
 from messages.sums import WeightedSum, flatten
+from models.architecture import Architecture
 from models.cnn import Cnn3
 from models.cost import cost
 from models.resnet import ResNet18
@@ -14,10 +15,10 @@ from server_app.config import ConfigError
 from strategies import METHODS
 from strategies.aggregation import CoordinateMean
 from strategies.heterofl import HeteroFL, MaskedTraining
-from strategies.method import Order, Training
-from strategies.model_search import ModelSearch, ModelSearchParams, layer_shares
+from strategies.method import Order, Training, fits
+from strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, in_common, layer_shares, together
 from tests.small_run import connected_grid, simulated_grid, small_config, started
-from tests.strategies.by_hand import setup
+from tests.strategies.by_hand import CLASSIFIER, CLASSIFIER_BIAS, FC, FC_BIAS, OneHidden, loss_of, setup
 
 SEARCH = {"strategy": "model-search", "model-search.shares": "0, 0.25, 0.5, 1", "family": "resnet18"}
 SMALL_RESNET = {"family-arguments": "first_channels = 4"}
@@ -322,3 +323,115 @@ def test_a_space_without_a_choice_is_told(tmp_path, caplog):
         with caplog.at_level("WARNING", "flwr"):
             strategy.start()
         assert ("There is one architecture to choose from" in caplog.text) == told
+
+
+# Few architectures, and what is trained beside them ------------------------------------------------------------------
+
+
+def fleet_of_two(strategy):
+    """Budgets of three devices that afford something in between, and of one that affords the whole network."""
+    small, large = priced(strategy, strategy.space.smallest()), priced(strategy, strategy.space.largest())
+    middle_bytes = (small.peak_training_memory_bytes + large.peak_training_memory_bytes) // 2
+    middle = Budget(middle_bytes, (small.payload_bytes + large.payload_bytes) // 2, None)
+    return [middle] * 3 + [Budget(2 * large.peak_training_memory_bytes, 2 * large.payload_bytes, None)]
+
+
+@pytest.mark.parametrize("criterion", ["parameters", "flops", "balanced"])
+def test_few_architectures_are_nested_and_every_budget_is_rounded_down_to_one(criterion, tmp_path):
+    strategy = search(tmp_path, architectures=2, criterion=criterion, tolerance=0.0)
+    budgets = fleet_of_two(strategy)
+    strategy.survey(budgets)
+    larger, smaller = strategy.chosen
+    assert larger == strategy.space.largest()
+    assert all(a <= b for a, b in zip(smaller.widths, larger.widths, strict=True))
+    assert [strategy.assign(device, budget) for device, budget in enumerate(budgets)] == [smaller] * 3 + [larger]
+    # In later rounds there are the same two, whatever the budgets are.
+    between = Budget(budgets[0].memory_bytes * 11 // 10, budgets[0].payload_bytes * 11 // 10, None)
+    strategy.round = 7
+    assert strategy.assign(0, between) == smaller
+    assert strategy.deliverable == [larger, smaller]
+    again = search(tmp_path, architectures=2, criterion=criterion)
+    again.load(strategy.state())
+    assert again.chosen == strategy.chosen
+    assert again.assign(0, between) == smaller
+
+
+def test_what_two_architectures_have_in_common_is_a_cut_of_both_and_what_they_have_together_holds_both():
+    one, other = Architecture((4, 0, 8), (3,)), Architecture((2, 6, 8), (5,))
+    assert in_common(one, other) == Architecture((2, 0, 8), (3,))
+    assert together(one, other) == Architecture((4, 6, 8), (5,))
+
+
+@pytest.mark.parametrize(("sandwich", "few"), [("own", False), ("labels", False), ("labels", True)])
+def test_what_is_assigned_fits_with_all_that_is_trained_beside_it(sandwich, few, tmp_path):
+    strategy = search(tmp_path, sandwich=sandwich, architectures=3 if few else 0)
+    budgets = fleet_of_two(strategy)
+    strategy.survey(budgets)
+    for device, budget in enumerate(budgets):
+        architecture = strategy.assign(device, budget)
+        assert fits(strategy.cost(architecture), budget)
+        alone, beside = priced(strategy, architecture), strategy.cost(architecture)
+        local = strategy.local(Order(device, architecture))
+        assert isinstance(local, SandwichTraining) == (
+            architecture != (strategy.chosen or [strategy.space.smallest()])[-1]
+        )
+        if isinstance(local, SandwichTraining):
+            assert beside.training_flops == alone.training_flops + sum(
+                priced(strategy, a).training_flops for a in local.lower
+            )
+            assert local.lower[-1] == (strategy.chosen[-1] if few else strategy.space.smallest())
+
+
+def test_smaller_cuts_learn_from_the_devices_own_answers_or_from_the_labels():
+    """One input of 1, four hidden channels of value 1; the first class's logit is ln 2 for channels 0, 1 and 3 each.
+
+    The whole says softmax (8, 1, 1) / 10, its first quarter (2, 1, 1) / 4. The gradient of the quarter's cross-entropy
+    by its logits is (2/4 - 8/10, 1/4 - 1/10, 1/4 - 1/10) with the whole's answers, and (2/4 - 1, 1/4, 1/4) with the
+    label; that of the whole is (8/10 - 1, 1/10, 1/10). Classifier weights of channel 0, whose value is 1, get the sum.
+    """
+    family, ln2 = OneHidden(), 0.6931471805599453
+    wanted = {"own": [-0.2 - 0.3, 0.1 + 0.15, 0.1 + 0.15], "labels": [-0.2 - 0.5, 0.1 + 0.25, 0.1 + 0.25]}
+    for teacher, gradient in wanted.items():
+        model = family.build(family.full())
+        weights = {FC: torch.ones(4, 1), FC_BIAS: torch.zeros(4), CLASSIFIER_BIAS: torch.zeros(3)}
+        weights[CLASSIFIER] = torch.tensor([[ln2, ln2, 0.0, ln2], [0.0] * 4, [0.0] * 4])
+        model.load_state_dict(weights)
+        local = SandwichTraining(lower=(family.width(0.25),), teacher=teacher, masked=False)
+        loss_of(local, model.train(), family=family)(torch.ones(2, 1, 1, 1), torch.tensor([0, 0])).backward()
+        found = dict(model.named_parameters())[CLASSIFIER].grad
+        assert found[:, 0].tolist() == pytest.approx(gradient, abs=1e-6)
+        assert found[:, 2].tolist() == pytest.approx([-0.2, 0.1, 0.1], abs=1e-6)
+
+
+def test_effective_owners_are_the_harmonic_mean_over_the_coordinates_that_anybody_trained(tmp_path):
+    """Of 12 coordinates two devices own 6, one owns 3, and nobody 3: 9 / (6 / 2 + 3 / 1) = 1.5."""
+    strategy = search(tmp_path)
+    strategy.owners = {"one": torch.tensor([2] * 6 + [1] * 3 + [0] * 3, dtype=torch.int32)}
+    figures = strategy.finish_round([])
+    assert figures["effective_owners"] == pytest.approx(1.5)
+    assert figures["untouched_share"] == pytest.approx(0.25)
+    assert not strategy.owners["one"].any()
+
+
+def test_owners_are_counted_by_what_devices_return(tmp_path):
+    keys = SEARCH | SMALL_RESNET | {"model-search.architectures": 2, "model-search.sandwich": "labels"}
+    engine, scorer = started(small_config(tmp_path, **keys, **{"devices-per-round": 6}))
+    record = engine.run_round(simulated_grid(), 1, scorer).record
+    assert record["devices_replied"] == 6
+    assert 1 <= record["metrics"]["effective_owners"] <= 6
+    assert 0 <= record["metrics"]["untouched_share"] < 1
+
+
+def test_blocks_that_must_stay_do_so_in_what_two_architectures_have_in_common(tmp_path):
+    strategy = search(tmp_path, architectures=4, min_blocks=2, shares=(0.0, 0.5, 1.0))
+    space = strategy.space
+    full = dict(zip(space.family.groups, space.largest().widths, strict=True))
+    assert space.keeps_layers(space.largest())
+    [layer] = [layer for floor in space.floors for layer in floor.layers][:1]
+    without = full | dict.fromkeys(space.family.removable[layer], 0)
+    assert not space.keeps_layers(Architecture(tuple(without.values())))
+
+
+def test_the_pool_has_no_other_criterion(tmp_path):
+    with pytest.raises(ConfigError, match="criterion = 'flops' needs searcher = 'exact'"):
+        small_config(tmp_path, **SEARCH | {"model-search.searcher": "pool", "model-search.criterion": "flops"})

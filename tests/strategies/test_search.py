@@ -1,3 +1,4 @@
+import math
 from functools import cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from models.cost import cost
 from models.family import make_family
 from models.space import Space
 from strategies.method import fits
-from strategies.search import ExactSearch, PoolSearch
+from strategies.search import AscentSearch, ExactSearch, PoolSearch
 
 torch.set_num_threads(1)
 
@@ -364,3 +365,57 @@ def test_what_is_found_is_in_time_and_more_time_finds_more(name):
         assert search.optimum(budget) >= before
         before = search.optimum(budget)
     assert before == full.parameters
+
+
+def log_of_blocks(family, architecture):
+    """The sum over the blocks of log(1 + parameters), from the shapes of the tensors themselves."""
+    with torch.device("meta"):
+        model = family.build(architecture)
+    blocks: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        block = name.split(".")[0]
+        blocks[block] = blocks.get(block, 0) + parameter.numel()
+    return math.fsum(math.log(1 + count) for count in blocks.values())
+
+
+@pytest.mark.parametrize("criterion", ["flops", "balanced"])
+@pytest.mark.parametrize("name", ["lenet5", "vit"])
+def test_steps_upward_come_near_the_best_of_all_architectures_and_fit(name, criterion):
+    space = SPACES[name]
+    architectures = list(space.enumerate())
+    price, costs = cost_of(name), all_costs(name, 16, "sgd-momentum")
+    value = (
+        (lambda architecture, found: found.training_flops)
+        if criterion == "flops"
+        else (lambda architecture, found: log_of_blocks(space.family, architecture))
+    )
+    search = AscentSearch(space, 16, "sgd-momentum", criterion)
+    largest = price(space.largest())
+    for share in (0.3, 0.5, 0.8, 1.0):
+        memory_bytes, payload_bytes = (
+            int(share * largest.peak_training_memory_bytes),
+            int(share * largest.payload_bytes),
+        )
+        budget = Budget(memory_bytes, payload_bytes, None)
+        fitting = [value(a, c) for a, c in zip(architectures, costs, strict=True) if fits(c, budget)]
+        found = search.find(budget, np.random.default_rng(0))
+        if not fitting:
+            assert found is None
+            continue
+        assert fits(price(found), budget)
+        assert value(found, price(found)) >= 0.9 * max(fitting)
+    assert (
+        search.find(Budget(largest.peak_training_memory_bytes, None, None), np.random.default_rng(0)) == space.largest()
+    )
+
+
+def test_the_balanced_criterion_keeps_every_block_where_parameters_leave_some_out():
+    space = SPACES["vit"]
+    budget = Budget(10**12, cost_of("vit")(space.largest()).payload_bytes // 2, None)
+    balanced = AscentSearch(space, 16, "sgd-momentum", "balanced").find(budget, np.random.default_rng(0))
+    assert all(balanced.widths)
+    removed = [
+        not all(exact_search("vit", 16, "sgd-momentum").find(budget, np.random.default_rng(seed)).widths)
+        for seed in range(20)
+    ]
+    assert any(removed)

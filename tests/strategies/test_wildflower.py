@@ -15,16 +15,12 @@ from models.trace import _Storages
 from models.vit import VitTiny
 from rounds.engine import Engine
 from strategies.method import Order, local_half
-from strategies.nested import step_bytes
+from strategies.nested import below, fitted_levels, is_cut, step_bytes, training_cost
 from strategies.wildflower import (
     LevelTraining,
     Wildflower,
     WildflowerParams,
-    below,
-    fitted_levels,
-    is_cut,
     sizes_between,
-    training_cost,
 )
 from tests.small_run import simulated_grid, small_config, started
 from tests.strategies.by_hand import (
