@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -84,10 +84,23 @@ class HypeMeFedParams(Params):
         description="What is guessed of a deeper layer from a shallower one: its weight (the paper), or what a "
         "device's training changed (ours)",
     )
-    fill: Literal["hypernetwork", "owners", "stale"] = Field(
+    sent_bases: bool = Field(
+        False,
+        description="Whether guesses of weights read a device's weight in the singular bases of the weight that it was "
+        "sent, and not in its own (the paper); guesses of changes always do",
+    )
+    shift: bool = Field(
+        False,
+        description="Whether all guesses of weights are shifted by what those for the layer's owners lack in the mean; "
+        "guesses of changes always are",
+    )
+    fill: Literal["hypernetwork", "owners", "stale", "ema"] = Field(
         "hypernetwork",
-        description="What stands for layers behind a device's exit: hypernetwork, owners (nothing), or stale "
-        "(the global weights of the round before)",
+        description="What stands for layers behind a device's exit: hypernetwork, owners (nothing), stale (the global "
+        "weights of the round before), or ema (a moving average of the owners' means)",
+    )
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="Weight of the rounds before in the moving average of fill = 'ema'"
     )
     generate: Literal["layers", "all"] = Field(
         "layers",
@@ -124,14 +137,18 @@ class HypeMeFed(SubModelMethod):
 
     def __init__(self, setup: Setup, params: HypeMeFedParams) -> None:
         require_exits("hypemefed", setup.family)
-        if params.fill == "hypernetwork" and params.generate == "all" and not params.exits:
+        if params.fill in ("hypernetwork", "ema") and params.generate == "all" and not params.exits:
             raise ValueError(
                 "hypemefed.generate = 'all' guesses a head from the one before it, which only devices that train all "
                 "of their exits have: set hypemefed.exits = true, or hypemefed.generate = 'layers'"
             )
         super().__init__(setup, params, by_exit(setup.family))
         self.params = params
-        self.sources = follow(setup.family, params.generate) if params.fill == "hypernetwork" else {}
+        guessed = follow(setup.family, params.generate) if params.fill in ("hypernetwork", "ema") else {}
+        self.sources = guessed if params.fill == "hypernetwork" else {}
+        # Of every exit the tensors of which averages are kept: those that hypernetworks would guess.
+        self.averaged = {exit: list(pairs) for exit, pairs in guessed.items()} if params.fill == "ema" else {}
+        self.averages_of_owners = {name: self.weights[name] for names in self.averaged.values() for name in names}
         self.uploads: list[Upload] = []
         self.trained: set[str] = set()  # targets whose hypernetworks have learned from some round
         self.units: dict[str, float] = {}  # root mean square change of a tensor, in the last round where devices had it
@@ -183,8 +200,10 @@ class HypeMeFed(SubModelMethod):
         with self.stopwatch.timed("hypernetworks"):
             self._measure()
             self._train()
+        self._average_owners()
+        fill = {"stale": self._stale, "ema": self._past_owners}.get(self.params.fill, self._guess)
         for upload in self.uploads:
-            added = self._stale(upload) if self.params.fill == "stale" else self._guess(upload)
+            added = fill(upload)
             if added:
                 try:
                     self._add(self.family.place(self.family.full()), added, upload.weight)
@@ -218,7 +237,7 @@ class HypeMeFed(SubModelMethod):
                     log.warning(text, self.round, target, error / of_zeros if of_zeros else float("inf"))
                 else:
                     self.trained.add(target)
-                if p.guess == "change" and target in self.trained:
+                if (p.shift or p.guess == "change") and target in self.trained:
                     self._shortfalls[target] = shortfall(network, samples, [upload.weight for upload in deep])
 
     def _deep(self, exit: int) -> list[Upload]:
@@ -232,6 +251,25 @@ class HypeMeFed(SubModelMethod):
         """The global weights of all tensors that a device has not."""
         theirs = self.family.tensors(self.family.up_to(upload.exit))
         return {name: value for name, value in self.weights.items() if name not in theirs}
+
+    def _average_owners(self) -> None:
+        """A <- decay A + (1 - decay) times the owners' mean of the round, by examples; kept where nobody owns a layer.
+
+        A hypernetwork that has learned its owners' weights by heart is a memory of past ones. This is such a memory,
+        and knows nothing of the device that it stands in for.
+        """
+        decay = self.params.ema_decay
+        for exit, names in self.averaged.items():
+            deep = self._deep(exit)
+            total = sum(upload.weight for upload in deep)
+            for name in names if total else ():
+                mean = sum((upload.tensors[name] * (upload.weight / total) for upload in deep), torch.zeros(()))
+                self.averages_of_owners[name] = decay * self.averages_of_owners[name] + (1 - decay) * mean
+
+    def _past_owners(self, upload: Upload) -> Weights:
+        """The moving averages of all that hypernetworks would guess for a device."""
+        behind = (names for exit, names in self.averaged.items() if exit > upload.exit)
+        return {name: self.averages_of_owners[name] for names in behind for name in names}
 
     def _guess(self, upload: Upload) -> Weights:
         """What the hypernetworks guess of the tensors behind a device's exit, as far as exits are ready."""
@@ -260,7 +298,7 @@ class HypeMeFed(SubModelMethod):
         self._reading = self._read_round()
 
     def _read_round(self) -> Reading:
-        return Reading(self.params.guess, self.weights, self.units)
+        return Reading(self.params.guess, self.weights, self.units, self.params.sent_bases)
 
     def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Inputs:
         """What a hypernetwork reads of a device's tensor; made once for all that read it."""
@@ -276,15 +314,16 @@ class HypeMeFed(SubModelMethod):
         self.mean.add(placement, layout, total)
 
     def _read(self, exit: int) -> set[str]:
-        """The tensors up to an exit that hypernetworks read or guess."""
+        """The tensors up to an exit that hypernetworks read or guess, or of which averages are kept."""
         if not self.sources:
-            return set()
+            return {name for number, names in self.averaged.items() if number <= exit for name in names}
         first = set(self.sources[2].values())
         return first.union(*(self.sources[number] for number in range(2, exit + 1)))
 
     def state(self) -> State:
-        """The global weights and the hypernetworks."""
+        """The global weights, the hypernetworks and the averages of owners."""
         state = super().state()
+        state.tensors |= {f"owners/{name}": value for name, value in self.averages_of_owners.items()}
         state.values |= {"trained": sorted(self.trained), "units": self.units}
         for target, network in self.hypernetworks.items():
             found = network.state_dict().items()
@@ -295,6 +334,11 @@ class HypeMeFed(SubModelMethod):
         """Restore the global weights and the hypernetworks; ValueError where they are of another rank or family."""
         super().load(state)
         self.trained, self.units = set(state.values["trained"]), dict(state.values["units"])
+        averages = {name: state.tensors.get(f"owners/{name}") for name in self.averages_of_owners}
+        for name, value in averages.items():
+            if value is None or value.shape != self.weights[name].shape:
+                raise ValueError(f"the checkpoint has no average of {name}")
+            self.averages_of_owners[name] = value
         for target, network in self.hypernetworks.items():
             prefix = f"hypernetwork/{target}/"
             found = {n.removeprefix(prefix): v for n, v in state.tensors.items() if n.startswith(prefix)}

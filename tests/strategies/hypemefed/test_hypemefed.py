@@ -17,7 +17,7 @@ from strategies.aggregation import CoordinateMean
 from strategies.hypemefed import HypeMeFed, HypeMeFedParams
 from strategies.hypemefed import hypemefed as hypemefed_module
 from strategies.hypemefed.hypemefed import SumOfExits, follow
-from strategies.hypemefed.hypernetwork import LowRankHypernetwork
+from strategies.hypemefed.hypernetwork import LowRankHypernetwork, Reading
 from strategies.method import LEADING, Contribution, Group, Order, local_half
 from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
 
@@ -197,6 +197,61 @@ def test_stale_layers_by_hand(tmp_path):
     for name in ("block2.norm1.weight", "head.classifier.weight"):
         assert weights[name] == pytest.approx([-34 / 6])
     assert weights["exit1.classifier.weight"] == [-2.0]
+
+
+def test_a_moving_average_of_owners_by_hand(tmp_path):
+    """Averages begin at -7 and keep 3/4: A = 3/4 (-7) + 1/4 (1 * 2 + 3 * 6) / 4 = -4 in the last block."""
+    strategy = hypemefed(tmp_path, fill="ema", ema_decay=0.75)
+    strategy.averages_of_owners = {n: torch.full_like(v, -7.0) for n, v in strategy.averages_of_owners.items()}
+    found = after(
+        strategy,
+        update(VGG, 3, 2.0, examples=1),
+        update(VGG, 3, 6.0, examples=3, device=1),
+        update(VGG, 2, 4.0, examples=4, device=2),
+    )
+    # What device 2 lacks counts with A: (1 * 2 + 3 * 6 + 4 * -4) / 8 = 0.5. Heads, biases and norms are the owners'.
+    assert found["block2.conv1.weight"] == found["block2.conv2.weight"] == [0.5]
+    assert found["block2.norm1.weight"] == [5.0]
+    # All own block 1: A of it moves too, and stands for nobody.
+    assert found["block1.conv1.weight"] == [(2 + 18 + 16) / 8]
+    again = hypemefed(tmp_path, fill="ema", ema_decay=0.75)
+    again.load(strategy.state())
+    # Without an owner the average stays, and stands for both.
+    found = after(again, update(VGG, 2, 1.0), update(VGG, 2, 1.0, device=1))
+    assert found["block2.conv1.weight"] == [-4.0]
+    assert found["block2.norm1.weight"] == [5.0]
+
+
+def test_weights_may_be_read_in_the_bases_of_what_was_sent(tmp_path):
+    """Devices whose weights are nearly equal look nearly equal there, and may differ in sign in bases of their own."""
+    shape = (4, 3, 3, 3)
+    sent = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    u, s, vt = torch.linalg.svd(sent.permute(0, 2, 1, 3).reshape(12, 9), full_matrices=False)
+    network = LowRankHypernetwork(shape, shape, 100, 4)
+    noise = 0.01 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    reading = Reading("weight", {"w": sent}, {"w": 1.0}, sent_bases=True)
+    left, right = reading.inputs(network, "w", sent + noise)
+    matrix = (sent + noise).permute(0, 2, 1, 3).reshape(12, 9)
+    # By hand: S^-1/2 V^T W^T and S^-1/2 U^T W, whose product over S^-1 gives W back, up to signs of pairs.
+    root = s.sqrt().unsqueeze(1)
+    assert torch.allclose(left.abs(), (vt @ matrix.T / root).abs(), atol=1e-4)
+    assert torch.allclose(right.abs(), (u.T @ matrix / root).abs(), atol=1e-4)
+    begun = reading.inputs(network, "w", sent)
+    assert torch.allclose(begun[0], left, atol=0.2)
+    assert torch.allclose(begun[1], right, atol=0.2)
+
+
+def test_guesses_of_weights_may_be_shifted_to_the_owners_mean(tmp_path, monkeypatch):
+    """Hypernetworks say 10 of everybody; owners have 2 and 6, by 1 and 3 examples, so that guesses lack -5."""
+    monkeypatch.setattr(hypemefed_module, "fit", lambda *args, **kwargs: 0.0)
+    ten = lambda network, inputs: torch.full(network.target, 10.0)  # noqa: E731
+    monkeypatch.setattr(hypemefed_module, "generate", ten)
+    monkeypatch.setattr("strategies.hypemefed.hypernetwork.generate", ten)
+    for shift, wanted in ((True, 5.0), (False, (2 + 18 + 4 * 10) / 8)):
+        strategy = hypemefed(tmp_path, shift=shift)
+        deep = update(VGG, 3, 2.0, examples=1), update(VGG, 3, 6.0, examples=3, device=1)
+        found = after(strategy, *deep, update(VGG, 2, 4.0, examples=4, device=2))
+        assert found["block2.conv1.weight"] == [wanted]
 
 
 def test_guessed_layers_by_hand(tmp_path, monkeypatch):
