@@ -1,6 +1,6 @@
 """HypeMeFed's experiments on Fashion-MNIST, and on HAPT's phone sensors.
 
-python -m benchmarks.hypemefed.run preliminary|ten-exits|hapt [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
+python -m benchmarks.hypemefed.run preliminary|ten-exits|hapt|fills [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
 """
 
 import sys
@@ -65,8 +65,25 @@ HAPT = {
     for how, partition in PARTITIONS.items()
     for method, sets in ON_HAPT.items()
 }
+# What stands for the layers that a device lacks, with noisy owners.
+FILLS = {
+    "owners": ["hypemefed.fill=owners"],
+    "weights": [*WEIGHTS],
+    "weights, sent bases": [*WEIGHTS, "hypemefed.sent-bases=true"],
+    "weights, shifted": [*WEIGHTS, "hypemefed.sent-bases=true", "hypemefed.shift=true"],
+    "changes": CHANGES[1:],
+    "changes, all": [*CHANGES[1:], "hypemefed.generate=all"],
+    "stale": ["hypemefed.fill=stale"],
+    "ema": ["hypemefed.fill=ema"],
+    "ema, all": ["hypemefed.fill=ema", "hypemefed.generate=all"],
+}
+NOISY = {
+    f"{fill}, Dirichlet {alpha}": ["strategy=hypemefed", "partition=dirichlet", f"alpha={alpha}", *sets]
+    for alpha in (0.1, 0.5)
+    for fill, sets in FILLS.items()
+}
 ONCE = ("exits-and-hypernetworks-weights", "hypernetworks-weights")  # with the first seed only
-STUDIES = {"preliminary": PRELIMINARY, "ten-exits": TEN, "hapt": HAPT}
+STUDIES = {"preliminary": PRELIMINARY, "ten-exits": TEN, "hapt": HAPT, "fills": NOISY}
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in STUDIES:
