@@ -2,7 +2,8 @@
 
 A level is a cut of the next larger one. Levels are chosen once, in the first round, for the budgets of the fleet, and
 stay. A device gets the largest level that it affords, and in every local step it trains all smaller levels as well,
-with the labels. Each coordinate of the global model is the mean over the devices that trained it.
+with the labels of the classes that it holds. Each coordinate of the global model is the mean over the devices that
+trained it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor, nn
 
 from devices.budget import Budget
+from messages.orders import Merge
+from messages.parcels import Parcel
 from models.architecture import Architecture
 from models.base import BlockFamily, Family
 from models.cost import Cost
 from models.layers import Network
-from strategies.heterofl import HeteroFL, StatisticsParams
+from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
 from strategies.losses import Loss
-from strategies.method import Bench, Local, Order, Setup, State, Training
+from strategies.method import Bench, Local, Order, Setup, State
 from strategies.nested import below, fitted_levels, levels_loss, training_cost
 from strategies.params import CountOrZero, Params
 
@@ -36,8 +41,11 @@ DEPTHS = (0.25, 0.5, 0.75)
 # The device half ------------------------------------------------------------------------------------------------------
 
 
-class LevelTraining(Training):
-    """L = sum over the levels l up to the device's own of CE(f_l(x), y), of shared parameters.
+class LevelTraining(MaskedTraining):
+    """L = 1/n sum over the n levels l up to the device's own of CE(m(f_l(x)), y), of shared parameters.
+
+    m sets the logits of classes that the device does not hold to 0, as HeteroFL's does; without `masked` there is none.
+    It is a mean and not a sum, so that what all levels share takes steps as large as if it were trained alone.
 
     The own level's term is differentiated first, and each before the next is computed: a device never holds the
     activations of two levels, and those of its own level go before all gradients are there.
@@ -46,10 +54,31 @@ class LevelTraining(Training):
     """
 
     lower: tuple[Architecture, ...] = Field(max_length=64)
+    masked: bool = True
+
+    @property
+    def needs_classes(self) -> bool:
+        """Where it masks those that a device does not hold."""
+        return self.masked
+
+    def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
+        """All tensors of the level; with the mask, rows of absent classes do not count."""
+        merge = Merge(weighting=self.weighting, present_classes=self.masked)
+        return {"weights": Parcel.of(family.tensors(architecture), merge)}
 
     def loss(self, bench: Bench, model: Network) -> Loss:
-        """The summed cross-entropy; all terms but the last are differentiated already."""
-        return levels_loss(bench, model, self.lower, lambda logits, labels, _: bench.task.loss(logits, labels))
+        """The mean; all terms but the last are differentiated already."""
+        absent = (bench.class_counts == 0).to(bench.device) if self.masked else torch.zeros(0)
+        levels = 1 + len(self.lower)
+
+        def criterion(logits: Tensor, labels: Tensor, _: Tensor | None) -> Tensor:
+            return bench.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels) / levels
+
+        return levels_loss(bench, model, self.lower, criterion)
+
+    def scored(self, bench: Bench, model: Network) -> nn.Module:
+        """On its own examples a device's model is masked as it was trained."""
+        return super().scored(bench, model) if self.masked else model
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -62,6 +91,11 @@ class WildflowerParams(StatisticsParams):
         4,
         description="Levels at most, chosen in the first round for the fleet's budgets between the smallest and the "
         "largest of `widths`; 0: the levels are `widths` themselves",
+    )
+    masked_loss: bool = Field(
+        True,
+        description="Whether devices minimize HeteroFL's masked cross-entropy; false: the task's own loss, also where "
+        "labels are not one class per example",
     )
 
 
@@ -101,7 +135,8 @@ class Wildflower(HeteroFL):
 
     def local(self, order: Order) -> Local:
         """Training of the device's level and of all below."""
-        return LevelTraining(weighting="uniform", lower=below(self.family, order.architecture, self.candidates))
+        lower = below(self.family, order.architecture, self.candidates)
+        return LevelTraining(weighting="uniform", lower=lower, masked=self.params.masked_loss)
 
     def training_cost(self, architecture: Architecture) -> Cost:
         """That of the architecture and of all levels below it."""

@@ -55,20 +55,38 @@ def one_hidden():
 
 def test_one_step_of_gradient_descent_trains_all_levels_by_the_labels():
     family, model = one_hidden()
-    local = LevelTraining(lower=(family.width(0.5), family.width(0.25)))
+    local = LevelTraining(lower=(family.width(0.5), family.width(0.25)), masked=False)
     loss = loss_of(local, model, family=family)(torch.ones(2, 1, 1, 1), torch.tensor([0, 0]))
     loss.backward()
-    assert float(loss.detach()) == pytest.approx(math.log(10 / 8) + math.log(6 / 4) + math.log(4 / 2), abs=1e-6)
+    mean = (math.log(10 / 8) + math.log(6 / 4) + math.log(4 / 2)) / 3
+    assert float(loss.detach()) == pytest.approx(mean, abs=1e-6)
     after = {name: value.detach() - 0.5 * value.grad for name, value in model.named_parameters()}
-    # p - onehot is (-2, 1, 1) / 10 of the whole, (-2, 1, 1) / 6 of the half and (-2, 1, 1) / 4 of the quarter.
-    # Channel 0 is in all levels, channel 1 in two; a channel's own weight gets its weight in the classifier times the
-    # sum. Half of each goes off.
-    first, second, others = 1 / 10 + 1 / 6 + 1 / 4, 1 / 10 + 1 / 6, 1 / 10
+    # p - onehot is (-2, 1, 1) / 10 of the whole, (-2, 1, 1) / 6 of the half and (-2, 1, 1) / 4 of the quarter, and a
+    # third of each counts. Channel 0 is in all levels, channel 1 in two; a channel's own weight gets its weight in the
+    # classifier times the sum. Half of each goes off.
+    first, second, others = (1 / 10 + 1 / 6 + 1 / 4) / 3, (1 / 10 + 1 / 6) / 3, 1 / 30
     assert after[CLASSIFIER][0].tolist() == pytest.approx([LN2 + first, LN2 + second, others, LN2 + others], abs=1e-6)
     assert after[CLASSIFIER][1].tolist() == pytest.approx([-first / 2, -second / 2, -others / 2, -others / 2], abs=1e-6)
     assert after[CLASSIFIER_BIAS].tolist() == pytest.approx([first, -first / 2, -first / 2], abs=1e-6)
     grown = [1 + LN2 * first, 1 + LN2 * second, 1.0, 1 + LN2 * others]
     assert after[FC].flatten().tolist() == pytest.approx(grown, abs=1e-6)
+
+
+def test_logits_of_classes_that_a_device_does_not_hold_are_0_in_all_levels():
+    """The device holds classes 1 and 2 alone: the first class's logit is 0 then, and so all three are alike."""
+    family, model = one_hidden()
+    local = LevelTraining(lower=(family.width(0.5),))
+    held = torch.tensor([0, 3, 1])
+    loss = loss_of(local, model, family=family, class_counts=held)(torch.ones(2, 1, 1, 1), torch.tensor([1, 2]))
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(math.log(3), abs=1e-6)
+    gradient = dict(model.named_parameters())[CLASSIFIER].grad
+    assert not gradient[0].any()
+    # p - onehot is (1/3 - 1) / 2 + 1/3 / 2 = -1/6 of either class, of both levels; channels 2 and 3 are in one of two.
+    assert gradient[1].tolist() == pytest.approx([-1 / 6, -1 / 6, -1 / 12, -1 / 12], abs=1e-6)
+    merge = local.returned(family, family.full())["weights"].merge
+    assert merge is not None
+    assert merge.present_classes
 
 
 CUTTABLE = [
@@ -81,7 +99,7 @@ CUTTABLE = [
 
 
 @pytest.mark.parametrize("spec", CUTTABLE, ids=lambda spec: spec["name"])
-def test_gradients_are_the_sum_of_those_of_models_of_their_own(spec):
+def test_gradients_are_the_mean_of_those_of_models_of_their_own(spec):
     family = make_family(spec)
     levels = family.candidates([1.0, 0.5])
     torch.manual_seed(0)
@@ -96,12 +114,12 @@ def test_gradients_are_the_sum_of_those_of_models_of_their_own(spec):
         placement = family.place(level)
         own = family.build(level).train()
         own.load_state_dict(placement.gather(model.state_dict()))
-        value = F.cross_entropy(own(inputs), labels)
+        value = F.cross_entropy(own(inputs), labels) / len(levels)
         value.backward()
         total += float(value.detach())
         got = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
         placement.of(got).add_to({name: wanted[name] for name in got}, got)
-    loss = loss_of(LevelTraining(lower=(levels[1],)), model, family=family)(inputs, labels)
+    loss = loss_of(LevelTraining(lower=(levels[1],), masked=False), model, family=family)(inputs, labels)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
     for name, parameter in model.named_parameters():
@@ -339,6 +357,6 @@ def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeyp
     monkeypatch.setattr(Engine, "budget", lambda *_: pytest.fail("nobody asked"))
     engine.survey(range(6))
     assert engine.method.needs_classes  # masked losses need them
-    assert not Wildflower(setup(tmp_path, OneHidden()), WildflowerParams()).needs_classes
+    assert not Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(masked_loss=False)).needs_classes
     order = Order(0, OneHidden().full())
     assert engine.method.local(order).weighting == "uniform"
