@@ -57,9 +57,13 @@ def _answer(kind: str, message: Message, context: Context) -> Message:
 
 
 def _is_simulated(text: str) -> bool:
-    """Whether a batch's devices share one process; whoever works on it checks the rest."""
+    """Whether a batch's devices share this process; whoever works on it checks the rest.
+
+    They do in Flower's simulation, whose devices keep their state where the server says. Where nodes of a deployment
+    act as workers, the server does not say where, and the node's own worker does the work.
+    """
     try:
         batch = json.loads(text)
     except ValueError as error:
         raise MessageError(f"the message is not JSON: {error}") from None
-    return isinstance(batch, dict) and batch.get("shared_process") is True
+    return isinstance(batch, dict) and batch.get("shared_process") is True and bool(batch.get("state_dir"))

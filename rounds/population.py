@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -166,6 +167,9 @@ class Population(ABC):
 class SimulatedDevices(Population):
     """The devices of a fleet file on a fixed number of worker nodes.
 
+    Workers that are `elsewhere` are nodes of a deployment, maybe on several machines. A device's state stays on the
+    machine that made it, so every device has its own node, as long as that is connected.
+
     Where the file replaces devices, those that are present change after every round. Which they are follows from seed
     and round alone, and what is held of them is one number each, however many have come and gone.
     """
@@ -173,8 +177,11 @@ class SimulatedDevices(Population):
     poll_seconds = 0.02
     simulated = True
 
-    def __init__(self, fleet: Fleet, workers: int, holdings: Holdings, *, wait_seconds: float = 120.0) -> None:
+    def __init__(
+        self, fleet: Fleet, workers: int, holdings: Holdings, *, wait_seconds: float = 120.0, elsewhere: bool = False
+    ) -> None:
         super().__init__(holdings)
+        self._elsewhere = elsewhere
         self.fleet, self.clock, self.fleet_digest = fleet, VirtualClock(), fleet.digest
         self._workers, self._wait_seconds = workers, wait_seconds
         self._nodes: list[int] = []
@@ -240,9 +247,12 @@ class SimulatedDevices(Population):
         return self.fleet.tier(device)
 
     def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
-        """Longest work first onto the least loaded worker."""
+        """Longest work first onto the least loaded worker; where workers are elsewhere, each device's own one."""
+        if self._elsewhere:
+            self._nodes = self._wait_for_workers(grid, 1 if self._nodes else self._workers)
+            return [own_node(device, self._nodes) for device in devices]
         if not self._nodes:
-            self._nodes = self._wait_for_workers(grid)
+            self._nodes = self._wait_for_workers(grid, self._workers)
         load = dict.fromkeys(self._nodes, 0.0)
         result = [0] * len(devices)
         for i in sorted(range(len(devices)), key=lambda i: -work[i]):
@@ -278,17 +288,22 @@ class SimulatedDevices(Population):
     def release(self, nodes: Iterable[int]) -> None:
         """No worker is ever quarantined."""
 
-    def _wait_for_workers(self, grid: Grid) -> list[int]:
+    def _wait_for_workers(self, grid: Grid, count: int) -> list[int]:
         # The ServerApp starts before the simulation engine has registered its nodes.
-        nodes = wait_for_nodes(grid, lambda found: len(found) >= self._workers, self._wait_seconds)
-        if len(nodes) < self._workers:
+        nodes = wait_for_nodes(grid, lambda found: len(found) >= count, self._wait_seconds)
+        if len(nodes) < count:
             log(
-                WARNING,
-                "The run asks for workers = %s, Flower offers %s nodes: going on with those",
-                self._workers,
-                len(nodes),
+                WARNING, "The run asks for workers = %s, Flower offers %s nodes: going on with those", count, len(nodes)
             )
         return nodes[: self._workers]
+
+
+def own_node(device: int, nodes: Sequence[int]) -> int:
+    """The node of a device, the same as long as it is connected; where it is gone, no other device changes its own.
+
+    Source: rendezvous hashing (Thaler and Ravishankar 1998).
+    """
+    return max(nodes, key=lambda node: hashlib.sha256(f"{device}/{node}".encode()).digest())
 
 
 @dataclass

@@ -552,11 +552,16 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
             f"strong-devices = {config.strong_devices}: the fleet's first group, {group!r}, has {count} devices, which "
             f"are those that come first in partition = 'strong-and-weak': set strong-devices = {count}"
         )
-    return SimulatedDevices(fleet, config.workers, holdings)
+    return SimulatedDevices(fleet, config.workers, holdings, elsewhere=config.engine == "nodes")
 
 
 def _state_dir(config: RunConfig) -> str:
-    """Where simulated devices keep their state: with the run, so that a resumed run finds it and no other does."""
+    """Where simulated devices keep their state: with the run, so that a resumed run finds it and no other does.
+
+    Nodes that act as workers keep it where they keep their own: they may be on other machines.
+    """
+    if config.engine == "nodes":
+        return ""
     if config.state_dir:
         return str(Path(config.state_dir).expanduser().absolute())
     return str(run_folder(config) / "device-state") if config.fleet else ""

@@ -208,10 +208,10 @@ class RunConfig(Params):
 
     devices: Count = Field(20, description="Number of devices in all")
     workers: Count = Field(2, description="Number of simulated nodes, which carry the devices")
-    engine: Literal["local", "flower"] = Field(
+    engine: Literal["local", "flower", "nodes"] = Field(
         "local",
-        description="What simulated devices run on under `wildflower run`: processes of its own (local), or Flower's "
-        "simulation (flower)",
+        description="What simulated devices run on under `wildflower run`: processes of its own (local), Flower's "
+        "simulation (flower), or with `--superlink` the nodes there, which are workers then (nodes)",
     )
     fleet: str = Field(
         "digits-demo", description='Bundled fleet or .toml file (docs/fleets.md); "" for real devices, one per node'

@@ -116,14 +116,15 @@ def _run(
         if local:
             prepare_to_fork()
             said = stack.enter_context(told_later())
-        built = check_buildable(config) if deployment is None else None
+        built = check_buildable(config) if config.fleet else None
     if config.resume:
         check_same_fleet(run_dir, config.to_dict(), built[0].population.fleet_digest if built else "")
     run_dir.mkdir(parents=True, exist_ok=True)
     console.print(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {config.rounds} rounds, "
         f"{config.devices_per_round} of {config.devices} devices per round, "
-        + (f"{config.workers} workers" if deployment is None else f"at {escape(deployment.address)}"),
+        + (f"{config.workers} workers" if config.fleet else "")
+        + ("" if deployment is None else f" at {escape(deployment.address)}"),
         highlight=False,
         soft_wrap=True,
     )
@@ -191,16 +192,22 @@ def full_disk_text(run_dir: Path) -> str:
 
 
 def check_population(config: "RunConfig", deployment: Deployment | None) -> None:
-    """SettingsError unless simulated devices have a fleet, and real ones none."""
+    """SettingsError unless simulated devices have a fleet and workers."""
     if deployment is None and not config.fleet:
         raise SettingsError(
             "fleet = '': devices are simulated here and need a fleet; real devices are reached with --superlink "
             "HOST:PORT, the SuperLink that they are connected to"
         )
-    if deployment is not None and config.fleet:
+    if deployment is not None and config.fleet and config.engine != "nodes":
         raise SettingsError(
             f"fleet = {config.fleet!r} describes simulated devices, --superlink {deployment.address} has real ones: "
-            "--set fleet= leaves the fleet out"
+            "--set fleet= leaves the fleet out, and --set engine=nodes makes the nodes there workers of simulated "
+            "devices"
+        )
+    if deployment is None and config.engine == "nodes":
+        raise SettingsError(
+            "engine = 'nodes': the workers of simulated devices are nodes of a deployment: --superlink HOST:PORT names "
+            "the SuperLink that they are connected to"
         )
 
 

@@ -221,6 +221,56 @@ def test_the_server_sees_sums_only_and_the_model_has_the_same_bits(tmp_path):
     assert same_bits(checkpoint.load(tmp_path / "one").state.tensors, checkpoint.load(plain).state.tensors)
 
 
+FLEET = """
+[[group]]
+name = "large"
+count = 3
+fits_width = 1.0
+
+[[group]]
+name = "small"
+count = 3
+fits_width = 0.5
+"""
+
+
+@pytest.mark.flower
+@pytest.mark.worker
+def test_nodes_that_act_as_workers_of_a_fleet_give_the_bits_of_one_machine_also_where_one_goes(tmp_path):
+    """Devices keep state (SCAFFOLD's corrections), which stays on their node."""
+    (tmp_path / "six.toml").write_text(FLEET)
+    shared = {"task": "digits", "family": "lenet5", "strategy": "scaffold", "fleet": str(tmp_path / "six.toml")}
+    shared |= {"devices": 6, "devices-per-round": 4, "rounds": 3, "local-steps": 2, "seed": 3, "run-name": "one"}
+    (tmp_path / "experiment.toml").write_text(write_toml(shared))
+    deployment = Deployment(tmp_path / "flower")
+    try:
+        deployment.start_superlink()
+        nodes = [deployment.start_node(number, of=2) for number in range(2)]
+        arguments = [str(tmp_path / "experiment.toml"), "--set", "engine=nodes"]
+        done = deployment.run(*arguments, "--set", f"output-dir={tmp_path / 'nodes'}")
+        said_by_run = done.communicate()[0]
+        assert done.returncode == 0, said_by_run
+        stranger = deployment.run(str(tmp_path / "experiment.toml"), "--set", f"output-dir={tmp_path / 'no'}")
+        assert "--set engine=nodes makes the nodes there workers" in " ".join(stranger.communicate()[0].split())
+        kill(nodes[0])
+        alone = deployment.run(*arguments, "--set", f"output-dir={tmp_path / 'alone'}", "--set", "strategy=fedavg")
+        said_by_run = alone.communicate()[0]
+        assert alone.returncode == 0, said_by_run
+    finally:
+        deployment.close()
+    devices = list(read_devices(tmp_path / "nodes" / "one"))
+    assert {device.outcome for device in devices} == {"trained"}
+    by_device = {d.device: {o.node for o in devices if o.device == d.device} for d in devices}
+    assert all(len(own) == 1 for own in by_device.values())
+    assert len(set.union(*by_device.values())) == 2
+    here = start(tmp_path / "experiment.toml", f"output-dir={tmp_path / 'here'}")
+    told = here.communicate()[0]
+    assert here.returncode == 0, told
+    states = [tmp_path / run / "one" / "checkpoint" / "round-3" / "state.safetensors" for run in ("nodes", "here")]
+    assert states[0].read_bytes() == states[1].read_bytes()
+    assert [d.outcome for d in read_devices(tmp_path / "alone" / "one")].count("trained") >= 4
+
+
 @pytest.mark.flower
 def test_a_hundred_keys_are_enrolled_in_ten_seconds_by_one_process(tmp_path):
     deployment = Deployment(tmp_path / "flower", key_count=100)

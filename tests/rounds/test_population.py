@@ -86,6 +86,30 @@ def test_nodes_that_connect_while_the_run_waits_are_taken(tmp_path, clock):
     assert set(simulated(tmp_path, 3).nodes(grid, range(3), [1.0] * 3)) == {1, 2, 3}
 
 
+def elsewhere(folder, workers):
+    return SimulatedDevices(fleet(folder, 60), workers, holdings(lambda device: 1), wait_seconds=1.0, elsewhere=True)
+
+
+def test_a_device_keeps_its_node_elsewhere_and_only_those_of_a_lost_node_go_to_others(tmp_path, clock):
+    population, grid = elsewhere(tmp_path, 3), InProcessGrid(nowhere, 3)
+    first = population.nodes(grid, range(60), [1.0] * 60)
+    assert all(first.count(node) >= 10 for node in (1, 2, 3))
+    assert population.nodes(grid, [7, 3], [9.0, 1.0]) == [first[7], first[3]]
+    contexts = dict(grid.contexts)
+    del grid.contexts[2]
+    second = population.nodes(grid, range(60), [1.0] * 60)
+    assert 2 not in second
+    assert [new for old, new in zip(first, second, strict=True) if old != 2] == [old for old in first if old != 2]
+    assert not clock.slept  # a run that has begun goes on with those that are there
+    grid.contexts = contexts
+    assert population.nodes(grid, range(60), [1.0] * 60) == first
+
+
+def test_a_run_waits_for_its_workers_elsewhere_before_it_begins(tmp_path, clock):
+    assert set(elsewhere(tmp_path, 4).nodes(InProcessGrid(nowhere, 2), range(60), [1.0] * 60)) == {1, 2}
+    assert sum(clock.slept) == pytest.approx(1.0, abs=0.2)
+
+
 def test_simulated_time_is_that_of_the_links_and_the_speed(tmp_path):
     population = simulated(tmp_path, 1)
     timing = population.timing(7, bytes_down=10**6, flops=20e9, bytes_up=2 * 10**6)
