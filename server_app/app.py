@@ -58,7 +58,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run configuration describes."""
     config = RunConfig.from_run_config(context.run_config)
-    run(grid, config.model_copy(update={"engine": "flower"}))
+    run(grid, config if config.engine == "nodes" else config.model_copy(update={"engine": "flower"}))
 
 
 def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer | None] | None = None) -> Path:
