@@ -25,7 +25,7 @@ from tasks.own import (
     moments_of,
 )
 from tasks.task import TaskSpec, describe, load_task, server_test
-from tasks.texts import OwnTextArguments
+from tasks.texts import OwnTextArguments, files_behind, saved
 from tests.own_folders import image_folder, npz_folder
 
 GRAY = Form(stored="uint8", input_shape=(1, 2, 2), labels="classes")
@@ -309,3 +309,29 @@ def test_a_label_that_is_no_number_of_32_bits_is_refused(label):
     with pytest.raises(ValueError, match=r"a label is .*, it must be a finite number of at most 32 bits"):
         made([(torch.zeros(2, 1, 1), [1.0, label])])
     assert made([(torch.zeros(2, 1, 1), [1.0, 3e38])]).train.labels.isfinite().all()
+
+
+def saved_in_two(folder, datasets):
+    """A data set of two files of texts."""
+    datasets.Dataset.from_dict({"text": ["good", "bad"] * 8, "label": ["a", "b"] * 8}).save_to_disk(
+        folder / "train", num_shards=2
+    )
+    return sorted((folder / "train").glob("*.arrow"))
+
+
+def test_all_files_of_a_data_set_on_disk_are_bounded_and_known_to_the_cache(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    first, second = saved_in_two(tmp_path, datasets)
+    assert saved(tmp_path / "train") == [first]
+    assert second in files_behind(first)
+    size = first.stat().st_size + second.stat().st_size
+    assert saved(tmp_path / "train", size) == [first]
+    with pytest.raises(ValueError, match=f"train: {size} bytes are more than {size - 1}"):
+        saved(tmp_path / "train", size - 1)
+    state = tmp_path / "train" / "state.json"
+    state.write_text(state.read_text().replace(second.name, "../x.arrow"))
+    with pytest.raises(ValueError, match=r"state\.json: '\.\./x\.arrow' is no file beside it"):
+        saved(tmp_path / "train")
+    state.write_text('{"_data_files": [1]}')
+    with pytest.raises(ValueError, match=r"state\.json: it does not list the data set's files: TypeError"):
+        saved(tmp_path / "train")
