@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from devices.budget import Budget
 from messages.packing import MessageError
 from models.architecture import Architecture
 from models.base import BlockFamily, Family
@@ -30,7 +29,7 @@ from models.cost import CONVOLUTION_KERNEL_BYTES, Cost, cost
 from models.layers import Network
 from strategies.heterofl import HeteroFL, StatisticsParams
 from strategies.losses import Loss
-from strategies.method import Bench, Local, Order, Setup, State, Training, fits
+from strategies.method import Bench, Local, Means, Order, Setup, State, Training
 from strategies.nested import convolutions, leading_cut, step_bytes
 from strategies.params import CountOrZero, Params
 
@@ -125,13 +124,13 @@ class Wildflower(HeteroFL):
         """No scaler."""
         return {}
 
-    def survey(self, budgets: Iterable[Budget]) -> None:
+    def survey(self, fleet: Iterable[Means]) -> None:
         """Choose the levels for what the devices of the fleet may spend now."""
         if not self.params.levels:
             return
         smallest = self.cost(self.family.candidates(self.widths)[-1]).parameters
         options = [a for a in sizes_between(self.family, self.widths) if self.cost(a).parameters >= smallest]
-        found = fitted_levels(self.family, options, list(budgets), self.params.levels, self.price)
+        found = fitted_levels(self.family, options, list(fleet), self.params.levels, self.price)
         if not found:
             log.warning("Wildflower: no device affords any level now, so the levels are those of `widths`")
             return
@@ -186,7 +185,7 @@ def below(family: Family, architecture: Architecture, levels: Sequence[Architect
 def fitted_levels(
     family: Family,
     options: Iterable[Architecture],
-    budgets: Sequence[Budget],
+    fleet: Sequence[Means],
     count: int,
     price: Callable[[Architecture, Sequence[Architecture]], Cost],
 ) -> list[Architecture]:
@@ -198,7 +197,7 @@ def fitted_levels(
 
     Args:
         options: what levels may be, in any order.
-        budgets: what the devices of the fleet may spend; those that afford no option have no say.
+        fleet: what its devices may spend; those that afford no option have no say.
         count: how many levels at most.
         price: of training a level with some smaller ones, which come largest first.
 
@@ -207,19 +206,19 @@ def fitted_levels(
     """
     sizes = {option: price(option, ()).parameters for option in options}
     ordered = sorted(sizes, key=lambda option: (sizes[option], option.widths, option.kernels))
-    budgets = [budget for budget in budgets if any(fits(price(option, ()), budget) for option in ordered)]
-    if not budgets:
+    fleet = [means for means in fleet if any(means.afford(option, price(option, ())) for option in ordered)]
+    if not fleet:
         return []
     by_level: dict[tuple[Architecture, ...], NDArray[np.float64]] = {}  # of the last of some levels, by device
 
     def worth(levels: tuple[Architecture, ...]) -> tuple[int, float]:
         """How many devices afford any of some levels, smallest first, and the sum over these of log(parameters)."""
-        logs = np.full(len(budgets), -math.inf)
+        logs = np.full(len(fleet), -math.inf)
         for number, level in enumerate(levels, start=1):
             key = levels[:number]
             if key not in by_level:
                 cost = price(level, key[-2::-1])
-                able = [fits(cost, budget) for budget in budgets]
+                able = [means.afford(level, cost) for means in fleet]
                 by_level[key] = np.where(able, math.log(sizes[level]), -math.inf)
             logs = np.maximum(logs, by_level[key])
         served = logs[logs > -math.inf]
