@@ -64,8 +64,7 @@ def letting_go(pull: Pull, started: Sequence[subprocess.Popen[Any]]) -> Pull:
 def kept_in(started: list[subprocess.Popen[Any]]) -> SimpleNamespace:
     """The module `subprocess` with a `Popen` that also adds what it starts to a list.
 
-    Flower does not keep the process that it starts. To wait for any child is no way around that: where the node is the
-    first process of a container, the workers that are left behind become its children too, and these come and go.
+    Flower does not keep the process that it starts.
     """
 
     def popen(*arguments: Any, **options: Any) -> subprocess.Popen[Any]:
@@ -75,8 +74,30 @@ def kept_in(started: list[subprocess.Popen[Any]]) -> SimpleNamespace:
     return SimpleNamespace(**vars(subprocess) | {"Popen": popen})
 
 
+def collect_until_it_ends(child: int) -> int:
+    """Wait for a process that was forked off, and for all others whose parent this one becomes; its exit code.
+
+    The first process of a container becomes the parent of the workers whose own parents have ended. Nobody else takes
+    their exit codes, without which they stay in the container's list of processes until that is full. Signals that ask
+    the container to stop are for the child; the code is 128 + the signal where one has killed it, as of a shell.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, lambda received, _: os.kill(child, received))
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
 def main() -> None:
-    """Say what is wrong with the clock, and run flower-supernode as a new instance of the node."""
+    """Say what is wrong with the clock, and run flower-supernode as a new instance of the node.
+
+    The first process of a container starts a node as its child, and collects what ends; so little of it is imported yet
+    that it takes a few MB.
+    """
+    if os.getpid() == 1 and (child := os.fork()):
+        sys.exit(collect_until_it_ends(child))
     os.environ.setdefault("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", str(PIECE_BYTES))
     draw_instance()
     if trouble := clock_trouble(sys.argv[1:]):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M", bound=nn.Module)
-STATISTICS = ("running_mean", "running_var")  # what batch norm learns without gradients
+VARIANCE = "running_var"
+STATISTICS = ("running_mean", VARIANCE)  # what batch norm learns without gradients
 
 
 @dataclass(frozen=True)

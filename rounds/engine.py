@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from logging import WARNING
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from messages.packing import MessageError
 from messages.parcels import STATISTICS, Parcels, Weights, frozen_layout
 from models.architecture import Architecture
 from models.placement import whole
-from rounds.budgets import beside_message, budget_in_round
+from rounds.budgets import MESSAGE_COPIES, beside_message, budget_in_round
 from rounds.delivery import (
     Delivered,
     Recipient,
@@ -65,6 +65,7 @@ from strategies.method import (
     Contribution,
     Group,
     Local,
+    Means,
     Method,
     Model,
     Order,
@@ -72,6 +73,7 @@ from strategies.method import (
     State,
     Trained,
     fits,
+    nothing_beside,
     parcel_bytes,
 )
 from strategies.statistics import ScoreModel, TakeStatistics
@@ -324,21 +326,30 @@ class Engine:
         what it is given under the budget, which `wanted` says.
         """
         budget = budget_in_round(device, self.population, self.settings)
-        if self.population.simulated or not self.population.report(device).memory_is_ram:
+        if not self._trains_beside_message(device):
             return budget
-        family, local = self.method.family, self.method.local
-        return beside_message(
-            budget,
-            lambda part: sum(
-                parcel_bytes(local(o), family, o.architecture, self.settings.wire)[0]
-                + frozen_layout(family, o.architecture).nbytes
-                for o in wanted(part)
-            ),
-        )
+        return beside_message(budget, lambda part: sum(map(self._sent_bytes, wanted(part))))
+
+    def _trains_beside_message(self, device: int) -> bool:
+        """Whether a device holds its message in the memory that it trains in."""
+        return not self.population.simulated and self.population.report(device).memory_is_ram
+
+    def _sent_bytes(self, order: Order) -> int:
+        """Bytes of what a device is sent for an order, as it travels."""
+        family = self.method.family
+        down, _ = parcel_bytes(self.method.local(order), family, order.architecture, self.settings.wire)
+        return down + frozen_layout(family, order.architecture).nbytes
 
     def survey(self, devices: Iterable[int]) -> None:
         """Let the method see what devices may spend, before the first of them trains."""
-        self.method.survey(self.budget(device, partial(self._wanted, device)) for device in devices)
+        message_bytes = lru_cache(lambda architecture: MESSAGE_COPIES * self._sent_bytes(Order(0, architecture)))
+        self.method.survey(
+            Means(
+                budget_in_round(device, self.population, self.settings),
+                message_bytes if self._trains_beside_message(device) else nothing_beside,
+            )
+            for device in devices
+        )
 
     def _wanted(self, device: int, budget: Budget) -> list[Order]:
         """What the method gives a device under a budget."""

@@ -25,6 +25,7 @@ from messages.packing import MessageError, int64_vector, pick
 from messages.parcels import Parcels, Weights
 from messages.sums import MASKED, WeightedSum, device_weight, flatten, joined, present_mask
 from messages.wire import from_records, reply_limits
+from models.base import VARIANCE
 from models.family import Family
 from rounds.work import Assignment, Work
 from strategies.method import Contribution, Local
@@ -116,6 +117,8 @@ def read_reply(
             log(WARNING, "Round %s: an update of device %s is refused: %s", work.round, update.device, why)
             checked.outcomes[number] = one_line(f"refused: {why}")
             checked.wrong[number] = why
+        finally:
+            work.answered(asked[number])
     checked.contributions += _sums(work, asked, checked, reply, arrays)
     covered = {n: set(work.groups[asked[n].group].returned) if n in checked.masked else set[str]() for n in asked}
     for contribution in checked.contributions:
@@ -145,13 +148,16 @@ def own_contribution(work: Work, a: Assignment, update: Update, arrays: list[byt
         parcel = returned[name]
         contents = decode(pick(arrays, index, who), parcel.layout, work.wire)
         start: Weights = {}
-        if work.norm_bound or work.clip or work.wire != "float32":
+        if work.reads_against_what_was_sent:
             start = work.start(a.group, name)
         if work.wire != "float32":
             contents = restored(contents, start, parcel.layout)
         for tensor, value in contents.items():
             if not bool(torch.isfinite(value.float()).all()):
                 raise MessageError(f"{who}: tensor {tensor!r} of {name!r} holds values that are not finite")
+            # Of it a norm takes the square root: one channel below 0 makes the model answer NaN.
+            if tensor.endswith(VARIANCE) and bool((value < 0).any()):
+                raise MessageError(f"{who}: tensor {tensor!r} of {name!r} holds variances below 0")
         if work.norm_bound:
             contents, moved = bounded(contents, start, work.norm_bound)
             far = far or moved

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from flwr.app import Message, MessageType
 
@@ -133,6 +133,7 @@ class Orders:
     each_by_itself: bool = False
     groups: list[Group] = field(init=False, default_factory=list)
     _packed: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
+    _awaited: set[int] = field(init=False, default_factory=set)  # groups of which `_packed` is kept in any case
 
     def __post_init__(self) -> None:
         """Number the orders, and collect those whose parcels are of the same tensors at the same coordinates."""
@@ -229,7 +230,7 @@ class Orders:
             data = {name: _pack(contents[name], parcel.layout) for name, parcel in wanted.sent.items()}
             size = sum(len(array) for parcels in self._packed.values() for array in parcels.values())
             if size + sum(map(len, data.values())) > MESSAGE_BYTES:
-                self._packed.clear()
+                self._packed = {g: parcels for g, parcels in self._packed.items() if g in self._awaited}
             self._packed[group] = data
         return self._packed[group]
 
@@ -270,6 +271,11 @@ class Work(Orders):
     _encoded: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
 
     @property
+    def reads_against_what_was_sent(self) -> bool:
+        """Whether a reply means something only beside what its device was sent, or is held to be near it."""
+        return bool(self.norm_bound or self.clip) or self.wire != "float32"
+
+    @property
     def adds_up(self) -> bool:
         """Whether nodes send sums of the parcels that may be merged."""
         return self.simulated and not self.each_by_itself
@@ -303,6 +309,17 @@ class Work(Orders):
         sent = self.packed(group).get(parcel)
         return {} if sent is None else unpack(sent, self.groups[group].sent[parcel].layout)
 
+    def answered(self, a: Assignment) -> None:
+        """Keep no longer what was sent for an order alone: its reply is read."""
+        if a.group in self._awaited:
+            self._awaited.remove(a.group)
+            self._packed.pop(a.group, None)
+
+    @cached_property
+    def _groups_of_one_order(self) -> set[int]:
+        orders_of = Counter(a.group for a in self.assignments if a.given is not None)
+        return {group for group, count in orders_of.items() if count == 1}
+
     def empty_sums(self, a: Assignment) -> dict[str, WeightedSum]:
         """An empty sum of every parcel of an order that is added up."""
         return {
@@ -314,6 +331,10 @@ class Work(Orders):
     def content(self, settings: RoundSettings, batch: list[Assignment]) -> tuple[Batch, list[bytes]]:
         """What the message that carries a batch to its node says, and its packed arrays."""
         travels_in_full = self.simulated or self.wire == "float32"
+        if self.reads_against_what_was_sent:
+            # What several orders are sent is a cut of the model, and cheap to cut again. What is made for one order may
+            # be dear to make again: it is kept until the reply is read, as the reply itself is in many methods.
+            self._awaited |= {a.group for a in batch} & self._groups_of_one_order
         arrays, position = self.arrays(batch, None if travels_in_full else self.encoded)
         frozen = self.add_frozen(batch, arrays)
         places = {a.number: place for orders in by_device(batch).values() for place, a in enumerate(orders)}

@@ -523,7 +523,7 @@ class Method(ABC):
     def start(self) -> None:
         """Called once before the first round: make what takes long, and log what the user should know."""
 
-    def survey(self, budgets: Iterable[Budget]) -> None:
+    def survey(self, fleet: Iterable[Means]) -> None:
         """Called once, in the first round: what each device that is there, or some of very many, may spend now.
 
         A method that is made for its fleet reads the budgets; they are not worked out for one that does not.
@@ -752,6 +752,31 @@ def in_floats(budget: Budget, local: Local, family: Family, smallest: Architectu
     limit_bytes = budget.payload_bytes
     payload_bytes = None if limit_bytes is None else min(limit_bytes * full // encoded, MAX_WHOLE)
     return replace(budget, payload_bytes=payload_bytes, seconds_per_byte=budget.seconds_per_byte * encoded / full)
+
+
+def nothing_beside(architecture: Architecture) -> int:
+    """No message lies in the memory that trains."""
+    return 0
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a device may spend in a round, before anything is chosen for it.
+
+    Attributes:
+        budget: its message included.
+        message_bytes: what the message that brings an architecture takes of its memory beside the training.
+    """
+
+    budget: Budget
+    message_bytes: Callable[[Architecture], int] = nothing_beside
+
+    def afford(self, architecture: Architecture, price: Cost) -> bool:
+        """Whether the device can train an architecture at this price beside the message that brings it."""
+        beside_bytes = self.message_bytes(architecture)
+        if beside_bytes:
+            price = replace(price, peak_training_memory_bytes=price.peak_training_memory_bytes + beside_bytes)
+        return fits(price, self.budget)
 
 
 def fits(price: Cost, budget: Budget) -> bool:

@@ -33,6 +33,7 @@ from strategies.method import (
     Bench,
     Contribution,
     Local,
+    Means,
     Order,
     Selection,
     Setup,
@@ -223,7 +224,7 @@ class ModelSearch(HeteroFL):
         """Smaller shares."""
         return f"smaller shares in model-search.shares = {', '.join(f'{share:g}' for share in self.params.shares)!r}"
 
-    def survey(self, budgets: Iterable[Budget]) -> None:
+    def survey(self, fleet: Iterable[Means]) -> None:
         """Choose few architectures for what the devices of the fleet may spend now, where few are wanted.
 
         Candidates are what the search finds for their budgets, what two such have in common, which is a cut of both,
@@ -231,11 +232,11 @@ class ModelSearch(HeteroFL):
         """
         if not self.params.architectures:
             return
-        budgets = list(budgets)
+        fleet = list(fleet)
         rng = self.rng(6)
-        ordered = sorted(set(budgets), key=lambda b: (b.memory_bytes, b.payload_bytes or 0))
+        ordered = sorted(fleet, key=lambda means: (means.budget.memory_bytes, means.budget.payload_bytes or 0))
         some = [ordered[round(place)] for place in np.linspace(0, len(ordered) - 1, min(SURVEYED, len(ordered)))]
-        found = dict.fromkeys(a for budget in some if (a := self._search(budget, rng)) is not None)
+        found = dict.fromkeys(a for means in some if (a := self._search_beside_message(means, rng)) is not None)
         options = dict.fromkeys([self.space.smallest(), *found])
         for one in found:
             for other in found:
@@ -244,7 +245,7 @@ class ModelSearch(HeteroFL):
                         options[option] = None
         size = "training_flops" if self.params.criterion == "flops" else "parameters"
         self.chosen = fitted_levels(
-            self.family, options, budgets, self.params.architectures, self.price, lambda cost: int(getattr(cost, size))
+            self.family, options, fleet, self.params.architectures, self.price, lambda cost: int(getattr(cost, size))
         )
         if not self.chosen:
             log.warning("Model search: no device affords any architecture now, so the smallest is all there is")
@@ -252,6 +253,15 @@ class ModelSearch(HeteroFL):
         self.candidates = self.chosen
         parameters = ", ".join(f"{self.cost(level).parameters:,}" for level in self.chosen)
         log.info("Model search: architectures of %s parameters", parameters)
+
+    def _search_beside_message(self, means: Means, rng: np.random.Generator) -> Architecture | None:
+        """What the search finds for what a message of that size leaves of the memory."""
+        found = self._search(means.budget, rng)
+        beside_bytes = 0 if found is None else means.message_bytes(found)
+        if not beside_bytes:
+            return found
+        left_bytes = means.budget.memory_bytes - beside_bytes
+        return self._search(replace(means.budget, memory_bytes=left_bytes), rng) if left_bytes > 0 else None
 
     def _possible(self, architecture: Architecture) -> bool:
         """Whether what was made of two architectures of the space is one as well."""

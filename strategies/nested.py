@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
-from devices.budget import Budget
 from messages.packing import MessageError
 from models.architecture import Architecture
 from models.base import Family
 from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from models.layers import Network
 from strategies.losses import Loss
-from strategies.method import Bench, fits
+from strategies.method import Bench, Means
 
 
 def leading_cut(
@@ -181,7 +180,7 @@ def below(family: Family, architecture: Architecture, levels: Sequence[Architect
 def fitted_levels(
     family: Family,
     options: Iterable[Architecture],
-    budgets: Sequence[Budget],
+    fleet: Sequence[Means],
     count: int,
     price: Callable[[Architecture, Sequence[Architecture]], Cost],
     size: Callable[[Cost], int] = attrgetter("parameters"),
@@ -194,7 +193,7 @@ def fitted_levels(
 
     Args:
         options: what levels may be, in any order.
-        budgets: what the devices of the fleet may spend; those that afford no option have no say.
+        fleet: what its devices may spend; those that afford no option have no say.
         count: how many levels at most.
         price: of training a level with some smaller ones, which come largest first.
         size: of a level, by what it costs to train it alone: its parameters, or its FLOPs.
@@ -204,19 +203,19 @@ def fitted_levels(
     """
     sizes = {option: size(price(option, ())) for option in options}
     ordered = sorted(sizes, key=lambda option: (sizes[option], option.widths, option.kernels))
-    budgets = [budget for budget in budgets if any(fits(price(option, ()), budget) for option in ordered)]
-    if not budgets:
+    fleet = [means for means in fleet if any(means.afford(option, price(option, ())) for option in ordered)]
+    if not fleet:
         return []
     by_level: dict[tuple[Architecture, ...], NDArray[np.float64]] = {}  # of the last of some levels, by device
 
     def worth(levels: tuple[Architecture, ...]) -> tuple[int, float]:
         """How many devices afford any of some levels, smallest first, and the sum over these of log(size)."""
-        logs = np.full(len(budgets), -math.inf)
+        logs = np.full(len(fleet), -math.inf)
         for number, level in enumerate(levels, start=1):
             key = levels[:number]
             if key not in by_level:
                 cost = price(level, key[-2::-1])
-                able = [fits(cost, budget) for budget in budgets]
+                able = [means.afford(level, cost) for means in fleet]
                 by_level[key] = np.where(able, math.log(sizes[level]), -math.inf)
             logs = np.maximum(logs, by_level[key])
         served = logs[logs > -math.inf]

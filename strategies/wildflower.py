@@ -19,7 +19,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from devices.budget import Budget
 from messages.orders import Merge
 from messages.parcels import Parcel
 from models.architecture import Architecture
@@ -28,7 +27,7 @@ from models.cost import Cost
 from models.layers import Network
 from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
 from strategies.losses import Loss
-from strategies.method import Bench, Local, Order, Setup, State
+from strategies.method import Bench, Local, Means, Order, Setup, State
 from strategies.nested import below, fitted_levels, levels_loss, training_cost
 from strategies.params import CountOrZero, Params
 
@@ -119,13 +118,13 @@ class Wildflower(HeteroFL):
         """No scaler."""
         return {}
 
-    def survey(self, budgets: Iterable[Budget]) -> None:
+    def survey(self, fleet: Iterable[Means]) -> None:
         """Choose the levels for what the devices of the fleet may spend now."""
         if not self.params.levels:
             return
         smallest = self.cost(self.family.candidates(self.widths)[-1]).parameters
         options = [a for a in sizes_between(self.family, self.widths) if self.cost(a).parameters >= smallest]
-        found = fitted_levels(self.family, options, list(budgets), self.params.levels, self.price)
+        found = fitted_levels(self.family, options, list(fleet), self.params.levels, self.price)
         if not found:
             log.warning("Wildflower: no device affords any level now, so the levels are those of `widths`")
             return

@@ -25,7 +25,7 @@ from tasks.data import (
 )
 from tasks.hub import existing_folder, import_datasets
 from tasks.own import OwnArguments, made
-from tasks.texts import Rows, csv_rows, json_rows
+from tasks.texts import Rows, csv_rows, files_behind, json_rows, saved
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -102,8 +102,8 @@ def _listed(folder: Path) -> tuple[list[Path], Callable[[], list[Listed]]]:
     """The files that a folder's images depend on, and what lists the images."""
     if not folder.is_dir():
         return [], list
-    if (folder / "state.json").is_file():
-        return [*sorted(folder.glob("*.arrow")), folder / "state.json"], lambda: _saved(folder)
+    if of_data_set := saved(folder, MAX_BYTES):
+        return files_behind(of_data_set[0]), lambda: _saved(folder)
     for name, rows in (("metadata.csv", csv_rows), ("metadata.jsonl", json_rows)):
         file = folder / name
         if file.is_file():

@@ -23,7 +23,7 @@ from tasks.data import (
 )
 from tasks.hub import existing_folder
 from tasks.own import MAX_CHANNELS, OwnArguments, made
-from tasks.texts import MAX_FILE_BYTES, as_float32, as_name, csv_rows, json_rows, saved, saved_rows, tsv_rows
+from tasks.texts import as_float32, as_name, check_size, csv_rows, files_behind, json_rows, saved, saved_rows, tsv_rows
 
 READERS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".arrow": saved_rows}
 FORMATS = (".csv", ".tsv", ".jsonl")
@@ -100,7 +100,7 @@ def _read(files: list[Path | None], arguments: TableArguments) -> DataSet:
     """The rows to train on and, where there is a second file, those to test on; None stands for no rows."""
     key = digest(
         decoded=DECODED_VERSION,
-        files=[None if file is None else describe_files([file])[0] for file in files],
+        files=[None if file is None else describe_files(files_behind(file)) for file in files],
         columns=arguments.columns,
         label=(arguments.label, arguments.labels),
     )
@@ -112,8 +112,7 @@ def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, l
     columns, labels = arguments.columns, list[object]()
     values = array("f")
     if file is not None:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{file}: {file.stat().st_size} bytes are more than {MAX_FILE_BYTES}")
+        check_size(file.stat().st_size, file)
         label_of = as_float32 if arguments.labels == "numbers" else as_name
         for line, row in READERS[file.suffix](file):
             if missing := [column for column in (*columns, arguments.label) if column not in row]:

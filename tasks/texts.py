@@ -156,12 +156,39 @@ def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         found = make_text_data_set(train, test, arguments.labels, arguments, data_dir, classes=names)
         return replace(found, train=_filled(found.train, arguments, found), test=_filled(found.test, arguments, found))
 
-    return tokenized_once("text-own", [file for files in there for file in files], data_dir, arguments, read)
+    behind = [one for files in there for file in files for one in files_behind(file)]
+    return tokenized_once("text-own", behind, data_dir, arguments, read)
 
 
-def saved(folder: Path) -> list[Path]:
-    """The file that stands for a data set which `save_to_disk` of `datasets` wrote; [] where there is none."""
-    return sorted(folder.glob("*.arrow"))[:1] if (folder / "state.json").is_file() else []
+def saved(folder: Path, most_bytes: int = MAX_FILE_BYTES) -> list[Path]:
+    """The first file of a data set which `save_to_disk` of `datasets` wrote, for all; [] where there is none.
+
+    ValueError where its files are not beside the state.json that lists them, or have too many bytes together.
+    """
+    state = folder / "state.json"
+    if not state.is_file():
+        return []
+    check_size(state.stat().st_size, state, MAX_LINE_BYTES)
+    try:
+        names = [part["filename"] for part in json.loads(state.read_text())["_data_files"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{state}: it does not list the data set's files: {type(error).__name__}: {error}") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+            raise ValueError(f"{state}: {name!r} is no file beside it")
+    check_size(sum((folder / name).stat().st_size for name in names), folder, most_bytes)
+    return [folder / name for name in names[:1]]
+
+
+def check_size(size_bytes: int, where: Path, most_bytes: int = MAX_FILE_BYTES) -> None:
+    """ValueError where a file, or all files of a data set, have more than `most_bytes`."""
+    if size_bytes > most_bytes:
+        raise ValueError(f"{where}: {size_bytes} bytes are more than {most_bytes}")
+
+
+def files_behind(file: Path) -> list[Path]:
+    """All files that a file stands for: those of the whole data set, where it is of one that `saved` found."""
+    return [*sorted(file.parent.glob("*.arrow")), file.parent / "state.json"] if file.suffix == ".arrow" else [file]
 
 
 def saved_rows(file: Path) -> Rows:
@@ -213,8 +240,7 @@ def held_out(texts: Texts, labels: Labels, share: float) -> tuple[Texts, Texts]:
 
 def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
     """The texts of a file by its columns; ValueError names file and line of what is wrong."""
-    if file.stat().st_size > MAX_FILE_BYTES:
-        raise ValueError(f"{file}: {file.stat().st_size} bytes are more than {MAX_FILE_BYTES}")
+    check_size(file.stat().st_size, file)
     found = Texts()
     rows = {".jsonl": json_rows, ".csv": csv_rows, ".tsv": tsv_rows, ".conll": conll_rows, ".arrow": saved_rows}[
         file.suffix

@@ -24,10 +24,16 @@ def main() -> None:
         for target in all_targets(Path(folder)):
             tally = fuzz(target, target.count)
             tracemalloc.start()
-            fuzz(target, MEASURED, seed=3)
+            fuzz(target, MEASURED)
             _, peak_bytes = tracemalloc.get_traced_memory()
             tracemalloc.stop()
-            found[target.name] = {**tally.to_json(), "crashed": 0, "peak_bytes_with_the_input": peak_bytes}
+            found[target.name] = {
+                "tried": tally.tried,
+                "accepted": tally.accepted,
+                "crashed": 0,
+                "slowest_seconds": tally.slowest_seconds,
+                "peak_bytes_with_the_input": peak_bytes,
+            }
             print(target.name, found[target.name], flush=True)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 

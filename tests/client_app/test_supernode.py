@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,46 @@ def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(mon
 def test_images_send_pieces_of_the_same_size():
     dockerfile = (Path(__file__).parents[2] / "deploy/Dockerfile").read_text()
     assert re.findall(r"FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE=(\d+)", dockerfile) == [str(supernode.PIECE_BYTES)]
+
+
+# A process that adopts what its descendants leave behind, as the first one of a container does. Its child leaves an
+# orphan behind, waits until that is collected, and asks for the end of the whole.
+FIRST_PROCESS = """
+import ctypes, os, signal, sys
+import psutil
+from client_app.supernode import collect_until_it_ends
+
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+child = os.fork()
+if child:
+    sys.exit(collect_until_it_ends(child))
+first = os.getppid()
+read, write = os.pipe()
+if not (middle := os.fork()):
+    if orphan := os.fork():
+        os.write(write, str(orphan).encode())
+    os._exit(0)
+orphan = int(os.read(read, 20))
+os.waitpid(middle, 0)
+try:
+    psutil.Process(orphan).wait(30)
+except psutil.NoSuchProcess:
+    pass
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+os.kill(first, signal.SIGTERM)
+signal.pause()
+"""
+
+
+def test_the_first_process_of_a_container_collects_what_it_adopts_and_passes_signals_on():
+    done = subprocess.run([sys.executable, "-c", FIRST_PROCESS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+
+
+def test_the_first_process_of_a_container_starts_a_node_as_its_child(monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(os, "fork", lambda: 41)
+    monkeypatch.setattr(supernode, "collect_until_it_ends", lambda child: child + 1)
+    with pytest.raises(SystemExit) as ended:
+        supernode.main()
+    assert ended.value.code == 42

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+import math
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import strategies as st
 
 from client_app.secure import do_step, masked
 from client_app.work import family_of
@@ -53,17 +54,14 @@ from strategies.method import LEADING, Order, State, local_half
 from strategies.submodel import initial_weights
 from tasks.own import Agreed, Declared, Summary, agree
 from tests.client_app.work_orders import batch, work_order
-from tests.fuzz.mutations import as_text, changed_bytes, changed_json, changed_text
+from tests.fuzz.mutations import Choices, as_text, changed_bytes, changed_json, changed_text, messages
 from tests.server_app.fake_runs import CONFIG, three_rounds
 from tests.small_run import FLEET, small_config, started
-
-Made = Callable[[random.Random], Any]
-"""Makes one hostile input."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """make: a hostile input. read: reads it, and raises one of `refusals`, or returns what may be used.
+    """inputs: hostile ones. read: reads one, and raises one of `refusals`, or returns what may be used.
 
     harmless: AssertionError where what was accepted could do more harm than an honest input.
     max_seconds: the processor's, of one input. What a user writes may take longer than what a node sends.
@@ -71,7 +69,7 @@ class Target:
 
     name: str
     count: int
-    make: Made
+    inputs: st.SearchStrategy[Any]
     read: Callable[[Any], Any]
     refusals: tuple[type[Exception], ...]
     harmless: Callable[[Any], None]
@@ -121,14 +119,16 @@ def replies(name: str, count: int, wire: Wire) -> Target:
     honest = json.loads(Reply(run="a run", round=2, updates=[update]).model_dump_json())
     start = torch.cat([sent[entry.name].flatten() for entry in parcel.layout.entries])
 
-    def make(rng: random.Random) -> RecordDict:
-        how, text, arrays = rng.random(), as_text(honest), [array]
-        if how < 0.7:
-            text = as_text(changed_json(rng, honest))
-        elif how < 0.8:
-            text = changed_text(rng, text)
-        if how >= 0.8 or rng.random() < 0.1:
-            arrays = [changed_bytes(rng, array)] * rng.choice((1, 1, 1, 0, 2, 50))
+    @st.composite
+    def inputs(draw: st.DrawFn) -> RecordDict:
+        choices, text, arrays = Choices(draw), as_text(honest), [array]
+        how = choices.below(10)
+        if how < 7:
+            text = as_text(changed_json(draw, honest))
+        elif how == 7:
+            text = changed_text(draw, text)
+        if how >= 7:
+            arrays = [changed_bytes(draw, array)] * choices.of((1, 1, 1, 0, 2, 50))
         return make_records(text, arrays)
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1  # a Flower process sets them
@@ -152,16 +152,14 @@ def replies(name: str, count: int, wire: Wire) -> Target:
         assert all(outcome.isprintable() for outcome in checked.outcomes.values())
         assert all(isinstance(report, DeviceReport) for report in checked.reports.values())
 
-    return Target(name, count, make, read, (MessageError,), harmless)
+    return Target(name, count, inputs(), read, (MessageError,), harmless)
 
 
 def orders() -> Target:
     """A message to a node, as far as it is read before anything is trained."""
     honest = json.loads(batch(work_order(1), work_order(2)).model_dump_json())
 
-    def make(rng: random.Random) -> str:
-        text = as_text(changed_json(rng, honest, 20)) if rng.random() < 0.8 else changed_text(rng, as_text(honest))
-        return text if len(text) < MAX_ORDER_LETTERS else as_text(honest)
+    texts = messages(honest, copies=20).filter(lambda text: len(text) < MAX_ORDER_LETTERS)
 
     def read(text: str) -> Batch:
         found = parse(Batch, text)
@@ -178,16 +176,14 @@ def orders() -> Target:
         assert 1 <= len(found.orders) <= 4000
         assert all(0 <= order.device < 2**63 for order in found.orders)
 
-    return Target("orders", 4000, make, read, (MessageError,), harmless)
+    return Target("orders", 4000, texts, read, (MessageError,), harmless)
 
 
 def reports() -> Target:
     """A node's answer to a query."""
     honest = {"device": 3, "report": REPORT.to_json()}
 
-    def make(rng: random.Random) -> RecordDict:
-        text = as_text(changed_json(rng, honest)) if rng.random() < 0.8 else changed_text(rng, as_text(honest))
-        return RecordDict({"wildflower": ConfigRecord({"json": text})})
+    inputs = messages(honest).map(lambda text: RecordDict({"wildflower": ConfigRecord({"json": text})}))
 
     def read(records: RecordDict) -> DeviceReport:
         answer, _ = from_records(NodeReport, records, NODE_REPORT_LIMITS)
@@ -198,7 +194,7 @@ def reports() -> Target:
         assert 0 <= report.memory_available_bytes <= report.memory_total_bytes < 2**63
         assert replace(report) == report
 
-    return Target("reports", 3000, make, read, (ValueError,), harmless)
+    return Target("reports", 3000, inputs, read, (ValueError,), harmless)
 
 
 def key_answers(folder: Path) -> Target:
@@ -238,13 +234,14 @@ def key_answers(folder: Path) -> Target:
     ]
     texts = [json.loads(KeyReply(run=engine.settings.run, round=1, answers=[a]).model_dump_json()) for a in honest]
 
-    def make(rng: random.Random) -> RecordDict:
-        reply = rng.choice(texts)
-        how = rng.random()
-        text = as_text(changed_json(rng, reply)) if how < 0.8 else changed_text(rng, as_text(reply))
-        if how < 0.3:  # other letters in a key or a share, which keeps its length
-            place = rng.randrange(len(text))
-            text = text[:place] + rng.choice("0123456789abcdef") + text[place + 1 :]
+    @st.composite
+    def inputs(draw: st.DrawFn) -> RecordDict:
+        choices = Choices(draw)
+        reply, how = choices.of(texts), choices.below(10)
+        text = as_text(changed_json(draw, reply) if how >= 3 else reply)
+        if how < 6:  # another letter in a key or a share, which keeps its length
+            start = choices.below(len(text))
+            text = text[:start] + choices.of("0123456789abcdef") + text[start + 1 :]
         return make_records(text)
 
     def read(records: RecordDict) -> KeyAnswer:
@@ -269,44 +266,55 @@ def key_answers(folder: Path) -> Target:
                 total = secure._unmasked(found, answers | {0: answer}).sums["weights"].total
                 assert torch.equal(total, right)
 
-    return Target("answers about keys", 2000, make, read, (MessageError,), harmless)
+    return Target("answers about keys", 2000, inputs(), read, (MessageError,), harmless)
 
 
 def data_answers() -> Target:
-    """What a device says of the data that it alone holds, beside two honest ones."""
-    form = {"stored": "uint8", "input_shape": [1, 8, 8], "labels": "classes"}
-    moments = {"values": HELD * 64, "sums": [1.0e5], "squares": [1.0e7]}
-    said = {"examples": HELD, "test_examples": 6, "form": form, "label_names": ["0", "1"], "moments": moments}
-    honest = {"run": "a run", "said": {"device": 0, **said}}
-    others = [parse(DataAnswer, as_text({"run": "a run", "said": {"device": d, **said}})).said for d in (1, 2)]
-    before, _ = agree(others, Declared(), MAX_EXAMPLES)
+    """What a device says of the data that it alone holds, beside two honest ones: of images, or of numbers."""
+    images = {"stored": "uint8", "input_shape": [1, 8, 8], "labels": "classes"}
+    numbers = {"stored": "float32", "input_shape": [2, 4], "labels": "classes"}
+    sums_of_images = {"values": HELD * 64, "sums": [1.0e5], "squares": [1.0e7]}
+    sums_of_numbers = {"values": HELD * 4, "sums": [8.0, 8.0], "squares": [90.0, 90.0]}
 
-    def make(rng: random.Random) -> RecordDict:
-        text = as_text(changed_json(rng, honest)) if rng.random() < 0.85 else changed_text(rng, as_text(honest))
-        return make_records(text)
+    def one(form: dict[str, Any], moments: dict[str, Any], device: int) -> dict[str, Any]:
+        said = {"examples": HELD, "test_examples": 6, "form": form, "label_names": ["0", "1"], "moments": moments}
+        return {"run": "a run", "said": {"device": device, **said}}
 
-    def read(records: RecordDict) -> tuple[Summary, Agreed]:
+    kinds = [(images, sums_of_images), (numbers, sums_of_numbers)]
+    others = {
+        form["stored"]: [parse(DataAnswer, as_text(one(form, sums, d))).said for d in (1, 2)] for form, sums in kinds
+    }
+    before = {stored: agree(two, Declared(), MAX_EXAMPLES)[0] for stored, two in others.items()}
+    inputs = st.one_of(
+        *(st.tuples(st.just(form["stored"]), messages(one(form, sums, 0)).map(make_records)) for form, sums in kinds)
+    )
+
+    def read(sent: tuple[str, RecordDict]) -> tuple[Summary, Agreed, str]:
+        stored, records = sent
         answer, _ = from_records(DataAnswer, records, DATA_ANSWER_LIMITS)
         if answer.run != "a run" or answer.said.device != 0:
             raise MessageError("of another run, or of another device")
-        agreed, unfit = agree([answer.said, *others], Declared(), MAX_EXAMPLES)
+        agreed, unfit = agree([answer.said, *others[stored]], Declared(), MAX_EXAMPLES)
         if 0 in unfit:
             raise MessageError(unfit[0])
-        return answer.said, agreed
+        return answer.said, agreed, stored
 
-    def harmless(found: tuple[Summary, Agreed]) -> None:
-        """Its weight is bounded, the form is the others', and inputs are normalized by what pixels can have."""
-        said, agreed = found
+    def harmless(found: tuple[Summary, Agreed, str]) -> None:
+        """Its weight is bounded, the form is the others', and inputs are normalized by what such values can have."""
+        said, agreed, stored = found
         assert 1 <= said.examples <= MAX_EXAMPLES
         assert said.test_examples <= MAX_EXAMPLES
-        assert agreed.form == before.form
-        assert set(before.label_names) <= set(agreed.label_names)
-        assert len(agreed.label_names) <= len(before.label_names) + said.examples + said.test_examples
+        assert agreed.form == before[stored].form
+        assert set(before[stored].label_names) <= set(agreed.label_names)
+        assert len(agreed.label_names) <= len(before[stored].label_names) + said.examples + said.test_examples
         assert all(name.isprintable() for name in agreed.label_names)
-        assert 0 <= agreed.mean[0] <= 255
-        assert 0 < agreed.std[0] <= 255
+        assert all(map(math.isfinite, (*agreed.mean, *agreed.std)))
+        assert all(std > 0 for std in agreed.std)
+        if stored == "uint8":
+            assert 0 <= agreed.mean[0] <= 255
+            assert agreed.std[0] <= 255
 
-    return Target("answers about data", 2000, make, read, (ValueError,), harmless)
+    return Target("answers about data", 2000, inputs, read, (ValueError,), harmless)
 
 
 def checkpoints(folder: Path) -> Target:
@@ -316,12 +324,14 @@ def checkpoints(folder: Path) -> Target:
         checkpoint.save(folder, Checkpoint(number, 0.5 * number, state), keep=2)
     rounds = [folder / "checkpoint" / f"round-{number}" for number in (1, 2)]
     honest = {path: path.read_bytes() for written in rounds for path in written.iterdir()}
+    files = [sorted(written.iterdir()) for written in rounds]
 
-    def make(rng: random.Random) -> dict[Path, bytes]:
+    @st.composite
+    def inputs(draw: st.DrawFn) -> dict[Path, bytes]:
         """Files of the newest checkpoint, or of both."""
-        changed = rounds[rng.choice((0, 1)) :]
-        paths = [rng.choice(sorted(path for path in honest if path.parent == written)) for written in changed]
-        return {path: changed_bytes(rng, honest[path]) for path in paths}
+        choices = Choices(draw)
+        paths = [choices.of(files[number]) for number in choices.of(((1,), (0, 1)))]
+        return {path: changed_bytes(draw, honest[path]) for path in paths}
 
     def read(changes: dict[Path, bytes]) -> Checkpoint:
         for path, data in changes.items():
@@ -337,7 +347,7 @@ def checkpoints(folder: Path) -> Target:
         assert torch.equal(found.state.tensors["weights/w"], state.tensors["weights/w"])
         assert found.state.values == state.values
 
-    return Target("checkpoints", 400, make, read, (CheckpointError,), harmless)
+    return Target("checkpoints", 400, inputs(), read, (CheckpointError,), harmless)
 
 
 def journals(folder: Path) -> Target:
@@ -346,13 +356,15 @@ def journals(folder: Path) -> Target:
     names = ("rounds.jsonl", "devices.jsonl", "config.json", "summary.json")
     honest = {name: (folder / name).read_bytes() for name in names}
 
-    def make(rng: random.Random) -> tuple[str, bytes]:
-        name = rng.choice(names)
-        if rng.random() < 0.5:
-            return name, changed_bytes(rng, honest[name])
+    @st.composite
+    def inputs(draw: st.DrawFn) -> tuple[str, bytes]:
+        choices = Choices(draw)
+        name = choices.of(names)
+        if choices.below(2):
+            return name, changed_bytes(draw, honest[name])
         lines = honest[name].decode().splitlines() if name.endswith("l") else [honest[name].decode()]
-        place = rng.randrange(len(lines))
-        lines[place] = as_text(changed_json(rng, json.loads(lines[place])))
+        place = choices.below(len(lines))
+        lines[place] = as_text(changed_json(draw, json.loads(lines[place])))
         return name, ("\n".join(lines) + "\n").encode()
 
     def read(change: tuple[str, bytes]) -> Any:
@@ -371,16 +383,18 @@ def journals(folder: Path) -> Target:
         assert "config" in config
         assert CONFIG  # what is in it is compared with the run's own, word by word, before it is resumed
 
-    return Target("journals", 300, make, read, (JournalError,), harmless)
+    return Target("journals", 300, inputs(), read, (JournalError,), harmless)
 
 
 def fleets(folder: Path) -> Target:
     """A fleet file."""
+    honest = tomllib.loads(FLEET)["group"]
 
-    def make(rng: random.Random) -> str:
-        if rng.random() < 0.4:
-            return changed_text(rng, FLEET)
-        groups = changed_json(rng, tomllib.loads(FLEET)["group"], copies=3)
+    @st.composite
+    def inputs(draw: st.DrawFn) -> str:
+        if Choices(draw).below(10) >= 6:
+            return changed_text(draw, FLEET)
+        groups = changed_json(draw, honest, copies=3)
         lines: list[str] = []
         for group in groups if isinstance(groups, list) else []:
             lines.append("[[group]]")
@@ -399,7 +413,7 @@ def fleets(folder: Path) -> Target:
             report = fleet.report(device, 60.0)
             assert 0 <= report.memory_available_bytes < 2**63
 
-    return Target("fleet files", 200, make, read, (ValueError,), harmless, max_seconds=1.0)
+    return Target("fleet files", 200, inputs(), read, (ValueError,), harmless, max_seconds=1.0)
 
 
 def _toml(value: object) -> str:
@@ -415,9 +429,11 @@ def configurations() -> Target:
     honest = RunConfig().to_dict()
     keys = sorted(honest)
 
-    def make(rng: random.Random) -> dict[str, Any]:
-        few = {key: honest[key] for key in rng.sample(keys, 6)}
-        found = changed_json(rng, few)
+    @st.composite
+    def inputs(draw: st.DrawFn) -> dict[str, Any]:
+        choices = Choices(draw)
+        few = {choices.of(keys) for _ in range(6)}
+        found = changed_json(draw, {key: honest[key] for key in sorted(few)})
         return found if isinstance(found, dict) else {"task": found}
 
     def read(values: dict[str, Any]) -> RunConfig:
@@ -428,7 +444,7 @@ def configurations() -> Target:
     def harmless(config: RunConfig) -> None:
         assert RunConfig.from_run_config(config.to_dict()) == config
 
-    return Target("configurations", 100, make, read, (ConfigError,), harmless, max_seconds=1.0)
+    return Target("configurations", 100, inputs(), read, (ConfigError,), harmless, max_seconds=1.0)
 
 
 def all_targets(folder: Path) -> list[Target]:

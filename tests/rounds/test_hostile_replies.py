@@ -1,11 +1,13 @@
 """What an enrolled device may send to hurt: it is refused before it is read, at a cost that does not depend on it."""
 
 import json
+import re
 import time
 import tracemalloc
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
@@ -283,3 +285,20 @@ def test_a_reply_without_weights_carries_none():
     content = to_records(NodeReport(device=0, report={}), [b"a"])
     with pytest.raises(MessageError, match="NodeReport: 1 arrays, at most 0 are expected"):
         from_records(NodeReport, content, NODE_REPORT_LIMITS)
+
+
+def of_negative_variances(reply, arrays):
+    """All values below 0, which weights may be."""
+    arrays[0] = (-np.abs(np.frombuffer(arrays[0], np.float32)) - 1).tobytes()
+
+
+def test_variances_below_zero_are_refused(tmp_path):
+    """A mean with one of them would make every later model answer NaN."""
+    grid = connected_grid(4, tmp_path)
+    grid.tamper = in_training(changed_reply(of_negative_variances))
+    _, [result] = run_rounds(tmp_path / "one", "all-large", grid, 1, **HARDWARE)
+    outcomes = {line["device"]: line["outcome"] for line in result.devices}
+    assert re.fullmatch(
+        r"refused: device 0: tensor '\S+\.running_var' of 'weights' holds variances below 0", outcomes.pop(0)
+    )
+    assert set(outcomes.values()) == {"trained"}

@@ -12,6 +12,7 @@ from messages.orders import Batch, EvaluationBatch
 from messages.wire import from_records
 from rounds.budgets import MESSAGE_COPIES
 from rounds.population import OVERRUN_FACTOR, RECOVERY
+from strategies.wildflower import sizes_between
 from tests.small_run import METHODS, connected_grid, small_config, started
 
 HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "memory-fraction": 1.0}
@@ -218,3 +219,18 @@ def test_a_report_after_work_counts_what_the_work_has_left_as_free(tmp_path, mon
     engine, scorer = started(small_config(tmp_path, **HARDWARE))
     engine.run_round(connected_grid(1, tmp_path), 1, scorer)
     assert told == [0, 700]
+
+
+def test_levels_are_chosen_for_what_the_message_leaves(tmp_path, monkeypatch):
+    """One board, one level: the largest that fits beside the message with it, of all that a level may be."""
+    keys = HARDWARE | {"strategy": "wildflower", "wildflower.levels": 1, "widths": "1, 0.25"}
+    engine, _ = started(small_config(tmp_path, **keys))
+    method = engine.method
+    prices = [method.price(option, ()) for option in sizes_between(method.family, method.widths)]
+    middle = sorted(map(with_message, prices))[len(prices) // 2]
+    expected = max(price.parameters for price in prices if with_message(price) <= middle)
+    device_with(monkeypatch, middle)
+    engine, scorer = started(small_config(tmp_path, **keys))
+    [device] = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
+    assert (device["outcome"], device["parameters"]) == ("trained", expected)
+    assert device["predicted_memory_bytes"] <= device["budget"]["memory_bytes"]

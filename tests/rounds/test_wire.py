@@ -12,12 +12,15 @@ from messages.encoding import decode, encode, restored
 from messages.orders import Reply
 from messages.packing import Layout
 from messages.wire import from_records
+from rounds.work import Work
 from server_app.app import build, run
 from server_app.checkpoint import load
 from server_app.config import ConfigError
 from server_app.journal import read_devices, read_rounds
-from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config
+from strategies.recipfl.recipfl import RecipFL
+from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
 
+HARDWARE = {"fleet": "", "devices": 4, "devices-per-round": 4}
 FLEET_OF_TWO_LINKS = """
 [[group]]
 name = "fast"
@@ -226,3 +229,19 @@ def test_late_devices_go_by_what_travels(tmp_path):
         work = engine.begin(simulated_grid(), 1)
         outcomes[wire] = {a.device: a.outcome for a in work.assignments}
     assert outcomes == {"float32": {0: "", 1: "", 2: "late"}, "int8": {0: "", 1: "", 2: ""}}
+
+
+@pytest.mark.parametrize("changes", [{"wire": "int8"}, {"norm-bound": 100.0}])
+def test_what_is_made_for_one_device_is_made_once(tmp_path, monkeypatch, changes):
+    """However little is kept of what is sent: a reply is read against what its device was sent, and that is let go."""
+    monkeypatch.setattr("rounds.work.MESSAGE_BYTES", 1)
+    made, works = [], []
+    payload, init = RecipFL.payload, Work.__post_init__
+    monkeypatch.setattr(RecipFL, "payload", lambda method, group: made.append(group) or payload(method, group))
+    monkeypatch.setattr(Work, "__post_init__", lambda work: works.append(work) or init(work))
+    engine, scorer = started(small_config(tmp_path, **METHODS["recipfl"] | HARDWARE | changes))
+    made.clear()
+    result = engine.run_round(connected_grid(4, tmp_path), 1, scorer)
+    assert {line["outcome"] for line in result.devices} == {"trained"}
+    assert len(made) == len({id(group) for group in made}) == len(result.devices) > 1
+    assert not any(work._awaited for work in works)

@@ -15,7 +15,7 @@ from server_app.config import ConfigError
 from strategies import METHODS
 from strategies.aggregation import CoordinateMean
 from strategies.heterofl import HeteroFL, MaskedTraining
-from strategies.method import Order, Training, fits
+from strategies.method import Means, Order, Training, fits
 from strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, in_common, layer_shares, together
 from tests.small_run import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import CLASSIFIER, CLASSIFIER_BIAS, FC, FC_BIAS, OneHidden, loss_of, setup
@@ -340,7 +340,7 @@ def fleet_of_two(strategy):
 def test_few_architectures_are_nested_and_every_budget_is_rounded_down_to_one(criterion, tmp_path):
     strategy = search(tmp_path, architectures=2, criterion=criterion, tolerance=0.0)
     budgets = fleet_of_two(strategy)
-    strategy.survey(budgets)
+    strategy.survey(map(Means, budgets))
     larger, smaller = strategy.chosen
     assert larger == strategy.space.largest()
     assert all(a <= b for a, b in zip(smaller.widths, larger.widths, strict=True))
@@ -366,7 +366,7 @@ def test_what_two_architectures_have_in_common_is_a_cut_of_both_and_what_they_ha
 def test_what_is_assigned_fits_with_all_that_is_trained_beside_it(sandwich, few, tmp_path):
     strategy = search(tmp_path, sandwich=sandwich, architectures=3 if few else 0)
     budgets = fleet_of_two(strategy)
-    strategy.survey(budgets)
+    strategy.survey(map(Means, budgets))
     for device, budget in enumerate(budgets):
         architecture = strategy.assign(device, budget)
         assert fits(strategy.cost(architecture), budget)

@@ -14,7 +14,7 @@ from models.resnet import ResNet18
 from models.trace import _Storages
 from models.vit import VitTiny
 from rounds.engine import Engine
-from strategies.method import Order, local_half
+from strategies.method import Means, Order, local_half
 from strategies.nested import below, fitted_levels, is_cut, step_bytes, training_cost
 from strategies.wildflower import (
     LevelTraining,
@@ -262,8 +262,8 @@ def fitted(memory, count, each_lower=0):
     def price(level, lower):
         return Cost(5 * level.widths[0] + 3, 1, 100 * level.widths[0] + each_lower * len(lower), 1)
 
-    budgets = [Budget(amount, None, None) for amount in memory]
-    return fitted_levels(OneHidden(), [THREE, ONE, FOUR, TWO, ONE], budgets, count, price)
+    fleet = [Means(Budget(amount, None, None)) for amount in memory]
+    return fitted_levels(OneHidden(), [THREE, ONE, FOUR, TWO, ONE], fleet, count, price)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_no_level_is_smaller_than_the_smallest_width(tmp_path):
     method = Wildflower(setup(tmp_path, vit), WildflowerParams(levels=3))
     quarter = method.cost(vit.width(0.25))
     memory = quarter.peak_training_memory_bytes
-    method.survey(Budget(amount, None, None) for amount in (memory, 2 * memory, 2**40))
+    method.survey(Means(Budget(amount, None, None)) for amount in (memory, 2 * memory, 2**40))
     sizes = [method.cost(level).parameters for level in method.candidates]
     assert len(sizes) == 3
     assert sizes == sorted(sizes, reverse=True)
@@ -345,10 +345,10 @@ def test_levels_may_be_given_and_stay_where_no_device_affords_any(tmp_path):
     given = Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(levels=0))
     fitted = Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(levels=4))
     widths = OneHidden().candidates((1.0, 0.5, 0.25))
-    given.survey([Budget(2**40, None, None)])
-    fitted.survey([Budget(1, None, None)])
+    given.survey([Means(Budget(2**40, None, None))])
+    fitted.survey([Means(Budget(1, None, None))])
     assert given.candidates == fitted.candidates == widths
-    fitted.survey([Budget(2**40, None, None)])
+    fitted.survey([Means(Budget(2**40, None, None))])
     assert fitted.candidates == widths[:1]
 
 

@@ -3,17 +3,13 @@
 import io
 import json
 import math
-import random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from messages.error import MessageError
-from messages.orders import DataAnswer
-from messages.records import make_records
-from messages.wire import DATA_ANSWER_LIMITS, from_records
+from messages.wire import DATA_ANSWER_LIMITS
 from tasks.own import (
     MAX_NAMES,
     Agreed,
@@ -29,8 +25,7 @@ from tasks.own import (
     moments_of,
 )
 from tasks.task import TaskSpec, describe, load_task, server_test
-from tasks.texts import OwnTextArguments
-from tests.fuzz.mutations import as_text, changed_json
+from tasks.texts import OwnTextArguments, files_behind, saved
 from tests.own_folders import image_folder, npz_folder
 
 GRAY = Form(stored="uint8", input_shape=(1, 2, 2), labels="classes")
@@ -129,29 +124,6 @@ def test_the_largest_honest_answer_is_read():
     form = Form(stored="float32", input_shape=(256, 4), labels="classes")
     largest = said(2**62, names, form=form, examples=2**40, sums=sums, squares=sums)
     assert len(largest.model_dump_json().encode()) < DATA_ANSWER_LIMITS.text_bytes
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_hostile_answers_change_nothing_but_what_they_may(seed):
-    """Labels may come, and the normalization may move; nothing fails, and the form stays that of the others."""
-    floats = Form(stored="float32", input_shape=(2, 4), labels="classes")
-    honest = [said(device, form=floats, sums=(8.0, 8.0), squares=(90.0, 90.0)) for device in range(3)]
-    answer = DataAnswer(run="own", said=honest[2])
-    rng, accepted = random.Random(seed), 0
-    for _ in range(250):
-        text = as_text(changed_json(rng, json.loads(answer.model_dump_json())))
-        try:
-            found, _ = from_records(DataAnswer, make_records(text), DATA_ANSWER_LIMITS)
-        except MessageError:
-            continue
-        accepted += 1
-        others = [summary for summary in honest if summary.device != found.said.device][:2]
-        agreed, _ = agree([*others, found.said], Declared(), 1000)
-        assert agreed.form == floats
-        assert {"a", "b"} <= set(agreed.label_names)
-        assert len(agreed.label_names) <= MAX_NAMES
-        assert all(map(math.isfinite, (*agreed.mean, *agreed.std)))
-    assert accepted
 
 
 def test_sums_beyond_all_floats_are_refused():
@@ -337,3 +309,29 @@ def test_a_label_that_is_no_number_of_32_bits_is_refused(label):
     with pytest.raises(ValueError, match=r"a label is .*, it must be a finite number of at most 32 bits"):
         made([(torch.zeros(2, 1, 1), [1.0, label])])
     assert made([(torch.zeros(2, 1, 1), [1.0, 3e38])]).train.labels.isfinite().all()
+
+
+def saved_in_two(folder, datasets):
+    """A data set of two files of texts."""
+    datasets.Dataset.from_dict({"text": ["good", "bad"] * 8, "label": ["a", "b"] * 8}).save_to_disk(
+        folder / "train", num_shards=2
+    )
+    return sorted((folder / "train").glob("*.arrow"))
+
+
+def test_all_files_of_a_data_set_on_disk_are_bounded_and_known_to_the_cache(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    first, second = saved_in_two(tmp_path, datasets)
+    assert saved(tmp_path / "train") == [first]
+    assert second in files_behind(first)
+    size = first.stat().st_size + second.stat().st_size
+    assert saved(tmp_path / "train", size) == [first]
+    with pytest.raises(ValueError, match=f"train: {size} bytes are more than {size - 1}"):
+        saved(tmp_path / "train", size - 1)
+    state = tmp_path / "train" / "state.json"
+    state.write_text(state.read_text().replace(second.name, "../x.arrow"))
+    with pytest.raises(ValueError, match=r"state\.json: '\.\./x\.arrow' is no file beside it"):
+        saved(tmp_path / "train")
+    state.write_text('{"_data_files": [1]}')
+    with pytest.raises(ValueError, match=r"state\.json: it does not list the data set's files: TypeError"):
+        saved(tmp_path / "train")
