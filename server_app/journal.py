@@ -356,13 +356,13 @@ class Journal:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        if self._tracker is not None:
-            self._tracker.end(status)
-            self._tracker = None
         last_lines = None if error is None else "\n".join(error.rstrip().splitlines()[-ERROR_LINES:])
         summary = summarize(self.run_dir, status, last_lines)
         _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
         write_report(self.run_dir)
+        if self._tracker is not None:  # after all that is ours: a slow one takes its time
+            self._tracker.end(status)
+            self._tracker = None
         return summary
 
     def _write_scalars(self, record: RoundRecord) -> None:
