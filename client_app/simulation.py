@@ -56,11 +56,11 @@ class ToScore(BaseModel):
 
 
 class BatchScores(BaseModel):
-    """What every batch comes to: for each exit the sums of the task's metric, the summed loss, and examples."""
+    """What every batch comes to, for each exit: the fields of `tasks.scoring.Scored`."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")  # the loss of a model that has diverged
 
-    batches: list[list[tuple[list[float], float, int]]]
+    batches: list[list[tuple[list[float], float, int, list[int]]]]
 
 
 class NurseryError(RuntimeError):

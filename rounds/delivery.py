@@ -15,6 +15,7 @@ from strategies.method import fits
 from tasks.metrics import Scale
 
 MAX_ASKED = 500  # devices that are looked at in one evaluation; of more there are, so many evenly spread ones
+MAX_TOLD = 200  # devices up to which the journal has the score of each
 MAX_MODELS = 8  # that are scored for devices alone, beside those of the tiers and those that a method lists
 SLACKS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 
@@ -140,17 +141,30 @@ def delivered_models(
     Returns:
         None where no device is left.
     """
+    of_device = scores_of_devices(recipients, given, values, nothing)
+    without = sum(given[r.device] is None for r in recipients)
+    beyond = sum(
+        r.device in of_device and given[r.device] is not None and given[r.device] == r.architecture and not r.affords
+        for r in recipients
+    )
+    return _means({r.device: r.tier for r in recipients}, of_device, without, beyond)
+
+
+def scores_of_devices(
+    recipients: Sequence[Recipient],
+    given: Mapping[int, Architecture | None],
+    values: Mapping[Architecture, float],
+    nothing: float,
+) -> dict[int, float]:
+    """What the model that each device is given scores; the arguments are those of `delivered_models`."""
     of_device: dict[int, float] = {}
-    without = beyond = 0
     for r in recipients:
         architecture = given[r.device]
         if architecture is None:
             of_device[r.device] = nothing
-            without += 1
         elif architecture in values:
             of_device[r.device] = values[architecture]
-            beyond += architecture == r.architecture and not r.affords
-    return _means({r.device: r.tier for r in recipients}, of_device, without, beyond)
+    return of_device
 
 
 def delivered_on_devices(

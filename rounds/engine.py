@@ -31,6 +31,7 @@ from models.architecture import Architecture
 from models.placement import whole
 from rounds.budgets import MESSAGE_COPIES, beside_message, budget_in_round
 from rounds.delivery import (
+    MAX_TOLD,
     Delivered,
     Recipient,
     best_that_fit,
@@ -39,6 +40,7 @@ from rounds.delivery import (
     evenly_spread,
     most_common_by_tier,
     represented,
+    scores_of_devices,
 )
 from rounds.exchange import Failure, exchange
 from rounds.frozen import Frozen
@@ -57,6 +59,7 @@ from rounds.scores import (
     personal_score,
     pooled,
     score_on_devices,
+    told,
 )
 from rounds.secure import SecureRound
 from rounds.work import Assignment, Given, Orders, Work, by_device, devices_that_trained
@@ -83,6 +86,8 @@ class Scores(NamedTuple):
     """Value of the task's metric and mean loss of a model; where its family has several exits, the value of each.
 
     held_out, rest: the values on the two parts of the test set, where the best models are delivered; else None.
+    by_class: the share of each class's test examples that are answered right, by the names of classes; None where
+    labels are not one class per example, or there are too many classes.
     """
 
     score: float
@@ -90,9 +95,25 @@ class Scores(NamedTuple):
     by_exit: tuple[float, ...] = ()
     held_out: float | None = None
     rest: float | None = None
+    by_class: Mapping[str, float] | None = None
 
 
 Scorer = Callable[[Model], Scores]
+
+
+def _evaluation(
+    whole: Scores, by_tier: dict[str, float], by_device: dict[int, float] | None, delivered: Delivered | None
+) -> Evaluation:
+    """An evaluation in which the global model was scored on the server."""
+    return Evaluation(
+        whole.score,
+        whole.loss,
+        by_tier,
+        list(whole.by_exit) or None,
+        delivered,
+        accuracy_by_class=None if whole.by_class is None else dict(whole.by_class),
+        score_by_device=by_device,
+    )
 
 
 class Engine:
@@ -571,7 +592,7 @@ class Engine:
             whole = scorer(models[scored])
             self.model_scores = {scored: whole.score}
             tiers = own.score_by_tier if own else {}
-            return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
+            return _evaluation(whole, tiers, own.score_by_device if own else None, delivered)
         if scorer is None:
             models = self._models(grid)
             return self._federated(grid, models, recipients) if scored in models else None
@@ -599,8 +620,9 @@ class Engine:
             given = best_that_fit(recipients, given, held_out, self.settings.metric.scale, self.method.cost)
         self.delivered_tiers = most_common_by_tier(recipients, given)
         tiers = {tier: found[a].score for tier, a in self.scored_tiers.items() if a in models}
-        delivered = delivered_models(recipients, given, values, self.settings.score_without_model)
-        return Evaluation(whole.score, whole.loss, tiers, list(whole.by_exit) or None, delivered)
+        nothing = self.settings.score_without_model
+        of_device = scores_of_devices(recipients, given, values, nothing)
+        return _evaluation(whole, tiers, told(of_device), delivered_models(recipients, given, values, nothing))
 
     def _recipients(self, grid: Grid) -> list[Recipient]:
         """What the method would give now to every device that is there, or to some of very many."""
@@ -783,7 +805,11 @@ class Engine:
         assignments = [a for device in devices for a in self._order_to_score(device)]
         scores = self.scores(grid, assignments, "shard", self.settings.personal_training_in(self.round))
         return personal_score(
-            scores, len(assignments), self.settings.metric, self.population, by_device=self.settings.label_sets
+            scores,
+            len(assignments),
+            self.settings.metric,
+            self.population,
+            by_device=self.settings.label_sets or len(assignments) <= MAX_TOLD,
         )
 
     def _order_to_score(self, device: int) -> list[Assignment]:

@@ -79,6 +79,8 @@ def round_record(
         "delivered_devices": delivered.devices if delivered else None,
         "devices_without_model": delivered.without if delivered else None,
         "devices_beyond_budget": delivered.beyond if delivered else None,
+        "accuracy_by_class": evaluation.accuracy_by_class if evaluation else None,
+        "score_by_device": evaluation.score_by_device if evaluation else None,
         "worst_device": evaluation.worst_device if evaluation else None,
         "worst_score": evaluation.worst_score if evaluation else None,
         "scored_devices": evaluation.scored_devices if evaluation else None,

@@ -19,7 +19,7 @@ from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, L
 from messages.packing import MessageError
 from messages.parcels import digest
 from messages.wire import evaluation_limits, from_records, to_records
-from rounds.delivery import Delivered
+from rounds.delivery import MAX_TOLD, Delivered
 from rounds.exchange import Failure, exchange
 from rounds.population import Population
 from rounds.work import Assignment, Orders
@@ -35,7 +35,9 @@ class Evaluation:
     """The scores of a round: of the global model on the task's test set, of every tier's sub-model, of every exit.
 
     Scores are values of the task's metric. delivered: of what devices would be given now. Where devices score,
-    `worst_device` is the one with the worst value, and `scored_devices` how many have one.
+    `worst_device` is the one with the worst value, and `scored_devices` how many have one. accuracy_by_class: of the
+    global model, where labels are few classes. score_by_device: of what each device is given, or where devices score,
+    what each did; None with more than `MAX_TOLD` devices.
     """
 
     score: float
@@ -46,6 +48,8 @@ class Evaluation:
     worst_device: int | None = None
     worst_score: float | None = None
     scored_devices: int | None = None
+    accuracy_by_class: dict[str, float] | None = None
+    score_by_device: dict[int, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Personal:
     """What devices are worth on their own test shards: means over devices, each of which counts alike.
 
     devices: how many were scored. failed: how many were asked and have no score that may be used. score_by_device: of
-    each, where devices have label sets of their own, so that a mean over them says little.
+    each, where there are few, or where devices have label sets of their own, so that a mean over them says little.
     """
 
     score: float | None
@@ -76,7 +80,13 @@ def mean_score(scores: Mapping[int, Score], metric: Metric, population: Populati
         float(np.mean(list(values.values()))),
         float(np.mean([score.loss_sum / score.examples for _, score in ordered])),
         {tier: float(np.mean(of_tier)) for tier, of_tier in tiers.items()},
+        score_by_device=told(values),
     )
+
+
+def told(values: dict[int, float]) -> dict[int, float] | None:
+    """The scores of devices, where there are some, and few enough that the journal has each."""
+    return values if 0 < len(values) <= MAX_TOLD else None
 
 
 def federated_score(
@@ -97,7 +107,15 @@ def federated_score(
     worst = min(values, key=lambda device: (metric.scale.rank(values[device]), device))
     value, loss = pooled(scores, metric)
     tiers = {tier: pooled(of_tier, metric)[0] for tier, of_tier in by_tier.items()}
-    return Evaluation(value, loss, tiers, worst_device=worst, worst_score=values[worst], scored_devices=len(own))
+    return Evaluation(
+        value,
+        loss,
+        tiers,
+        worst_device=worst,
+        worst_score=values[worst],
+        scored_devices=len(own),
+        score_by_device=told(values),
+    )
 
 
 def pooled(scores: Mapping[int, Score], metric: Metric) -> tuple[float, float]:

@@ -101,6 +101,11 @@ class RoundRecord(ScoreRecord):
     delivered_devices: Count | None = None
     devices_without_model: Count | None = None
     devices_beyond_budget: Count | None = None
+    # Of the whole model, by the names of classes; None too where labels are not one class per example, where there are
+    # many classes, and where devices score. Earlier versions do not have it, nor the next.
+    accuracy_by_class: dict[str, Share] | None = None
+    # Of what each device would be given, or where devices score, what each did; None too where there are many devices.
+    score_by_device: dict[int, float] | None = None
     # None too where the server has a test set; earlier versions do not have them.
     worst_device: Annotated[int, Field(ge=0)] | None = None
     worst_score: float | None = None
@@ -109,7 +114,7 @@ class RoundRecord(ScoreRecord):
     personal_score_by_tier: dict[str, float] | None
     personal_devices: Count | None
     personal_failed: Count | None
-    # None too where devices do not have label sets of their own; earlier versions do not have it.
+    # None too where there are many devices, unless these have label sets of their own; earlier versions do not have it.
     personal_score_by_device: dict[int, float] | None = None
     # What all rounds so far cost of privacy. None without differential privacy; earlier versions do not have them.
     epsilon: float | None = None
@@ -351,13 +356,13 @@ class Journal:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        if self._tracker is not None:
-            self._tracker.end(status)
-            self._tracker = None
         last_lines = None if error is None else "\n".join(error.rstrip().splitlines()[-ERROR_LINES:])
         summary = summarize(self.run_dir, status, last_lines)
         _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
         write_report(self.run_dir)
+        if self._tracker is not None:  # after all that is ours: a slow one takes its time
+            self._tracker.end(status)
+            self._tracker = None
         return summary
 
     def _write_scalars(self, record: RoundRecord) -> None:

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from server_app.folders import file_written_whole
 from server_app.journal import JournalError
+from tasks.scoring import MAX_CLASSES
 from tasks.task import Task
 
 FILE = "labels.json"
 # Above these nobody could read a picture of it.
 MAX_DEVICES = 200
-MAX_CLASSES = 100
 
 
 class Labels(BaseModel):
@@ -37,10 +37,15 @@ def write_labels(run_dir: Path, task: Task) -> None:
     """Write the file where there are few enough devices and classes, and labels are classes."""
     if task.label_kind != "classes" or task.spec.devices > MAX_DEVICES or task.classes > MAX_CLASSES:
         return
-    names = task.label_names or [str(number) for number in range(task.classes)]
     counts = [task.class_counts(task.shard(device).train).tolist() for device in range(task.spec.devices)]
     with file_written_whole(run_dir / FILE) as file:
-        file.write(Labels(classes=list(names), counts=counts).model_dump_json().encode())
+        file.write(Labels(classes=class_names(task), counts=counts).model_dump_json().encode())
+
+
+def class_names(task: Task) -> list[str]:
+    """What the classes of a task are called, each differently: their numbers where they have no names of their own."""
+    names = list(task.label_names)
+    return names if len(set(names)) == task.classes else [str(number) for number in range(task.classes)]
 
 
 def read_labels(run_dir: Path) -> Labels | None:

@@ -175,6 +175,7 @@ TEMPLATE = ENVIRONMENT.from_string(
 {%- endfor %}
 </main>
 {% if figures -%}
+<p class="trouble" id="trouble" hidden></p>
 <noscript><p class="note">The charts need JavaScript; all they show is in the data beside this page.</p></noscript>
 <script type="application/json" id="figures">{{ figures | tojson }}</script>
 <script type="application/octet-stream" id="library">{{ library | safe }}</script>
@@ -187,6 +188,9 @@ TEMPLATE = ENVIRONMENT.from_string(
 # Draws the figures in the colors of the page's style, again when these change from light to dark.
 SCRIPT = """
 (async () => {
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error("this browser cannot unpack their library; browsers of 2023 and later can");
+  }
   const bytes = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
   const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const library = document.createElement("script");
@@ -227,10 +231,17 @@ SCRIPT = """
     button.addEventListener("click", () => {
       const off = button.classList.toggle("off");
       const plot = button.closest("figure").querySelector(".plot");
-      Plotly.restyle(plot, { visible: !off }, [Number(button.dataset.trace)]);
+      const number = Number(button.dataset.trace);
+      figures[plot.dataset.figure].traces[number].visible = !off;  // which the next drawing reads
+      Plotly.restyle(plot, { visible: !off }, [number]);
     });
   }
-})();
+})().catch((error) => {
+  const trouble = document.getElementById("trouble");
+  trouble.textContent = `The charts cannot be drawn: ${error.message}. All they show is in the data beside this page.`;
+  trouble.hidden = false;
+  document.querySelector("h1").after(trouble);
+});
 """
 
 STYLE = """
@@ -266,7 +277,7 @@ p.lead { color: var(--soft); margin: 0 0 18px; overflow-wrap: anywhere; }
 figure { margin: 0; padding: 12px 14px; min-width: 0; display: flex; flex-direction: column; }
 figcaption { font-weight: 600; }
 .plot { margin-top: auto; min-width: 0; } .charts figure.row { grid-column: 1 / -1; }
-.note { margin: 6px 0 0; }
+.note { margin: 6px 0 0; } .trouble { color: var(--bad); font-weight: 600; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 2px 0 6px; padding: 0;
   font-size: 13px;
   color: var(--soft); overflow-wrap: anywhere; }

@@ -1,14 +1,15 @@
-"""report.html: one self-contained page about a run, made from its journal alone; and rounds.csv, its data."""
+"""report.html: one self-contained page about a run, made from its journal alone; and its data as CSV files."""
 
 import csv
 import io
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from server_app.charts import Chart, Line, bar_chart, cell_chart, line_chart
 from server_app.config import RunConfig, descriptions
@@ -27,15 +28,16 @@ from server_app.journal import (
 )
 from server_app.labels import Labels, read_labels
 from server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Preformatted, Table, page
-from server_app.units import bytes_text, percent, plain, score_format, seconds_text, time_unit
+from server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
 MAX_DEVICES = 200
 MAX_CELLS = 6000
 MAX_COLUMNS = 150
 MAX_REASONS = 12
+MAX_SIZES = 200  # of models; of more, only three digits are kept
 SHADES = 6  # of sizes, as defined in the page's style
-DATA = "rounds.csv"
+DATA, MODELS, LABELS = "rounds.csv", "models.csv", "labels.csv"
 HOW_TO_READ = "Drag over a chart to zoom, double-click to see all of it again, click a name to hide its line."
 MISSED = ("late", "failed", "refused", "skipped")
 OUTCOMES = ("trained", *MISSED)
@@ -43,7 +45,7 @@ REASON_LETTERS = 160
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write report.html and rounds.csv in a run's folder, beside and then renamed; the path of the page.
+    """Write report.html and its data as CSV in a run's folder, beside and then renamed; the path of the page.
 
     The run need not have ended.
 
@@ -52,19 +54,24 @@ def write_report(run_dir: Path) -> Path:
     content = read_config(run_dir)
     rounds = read_rounds(run_dir)
     summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
-    fleet = gather_activity(read_devices(run_dir), rounds=len(rounds))
+    labels = read_labels(run_dir)
+    with file_written_whole(run_dir / MODELS) as file:
+        fleet = gather_activity(_models_csv(read_devices(run_dir), len(rounds), file), rounds=len(rounds))
     blocks: list[Block] = [
         _lead(content["config"]),
         *_stopped(summary),
         _headline(summary, fleet),
         *(_charts(rounds, fleet) if rounds else []),
-        *_label_chart(read_labels(run_dir), fleet),
+        *_label_chart(labels, fleet),
         *_device_tables(fleet),
         *_configuration(content),
     ]
     if rounds:
         with file_written_whole(run_dir / DATA) as file:
             file.write(rounds_csv(rounds).encode())
+    if labels is not None:
+        with file_written_whole(run_dir / LABELS) as file:
+            file.write(labels_csv(labels).encode())
     path = run_dir / "report.html"
     name = run_dir.resolve().name
     with file_written_whole(path) as file:
@@ -85,6 +92,30 @@ def rounds_csv(rounds: Sequence[RoundRecord]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
+
+
+def labels_csv(labels: Labels) -> str:
+    """How many training examples of each class a device has: a line per device, a column per class."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["device", *labels.classes])
+    writer.writerows([device, *counts] for device, counts in enumerate(labels.counts))
+    return out.getvalue()
+
+
+def _models_csv(records: Iterable[DeviceRecord], rounds: int, file: IO[bytes]) -> Iterator[DeviceRecord]:
+    """Pass device records on, and write which models each tier trained in each round, one round at a time."""
+    file.write(b"round,tier,parameters,trained\n")
+    for number, of_round in groupby(records, lambda record: record.round):
+        counts: Counter[tuple[str, int]] = Counter()
+        for record in of_round:
+            if number <= rounds and record.outcome_word == "trained" and record.parameters is not None:
+                counts[record.tier or "unknown", record.parameters] += 1
+            yield record
+        lines = io.StringIO()
+        rows = ([number, *model, count] for model, count in sorted(counts.items()))
+        csv.writer(lines, lineterminator="\n").writerows(rows)
+        file.write(lines.getvalue().encode())
 
 
 @dataclass
@@ -131,7 +162,7 @@ class Activity:
     devices: int  # how many different ones were asked
     trained: int  # how many of them trained at least once
     models: Tally
-    sizes: dict[int, Counter[int]]  # of the models that were trained in a column, in parameters with two digits
+    sizes: dict[int, Counter[int]]  # of the models that were trained in a column; of very many, with three digits
 
 
 def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
@@ -143,6 +174,8 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
     reasons: Counter[str] = Counter()
     models = Tally()
     sizes: dict[int, Counter[int]] = {}
+    rounded: dict[int, Counter[int]] = {}
+    distinct: set[int] = set()
     device_rows: dict[int | str, Tally] = {}
     device_cells: dict[tuple[int | str, int], Tally] = {}
     tier_rows: dict[int | str, Tally] = {}
@@ -161,7 +194,10 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
             reasons[re.sub(r"\d[\d,.]*", "#", record.outcome)[:REASON_LETTERS]] += 1
         models.add(record)
         if record.outcome_word == "trained" and record.parameters:
-            sizes.setdefault(column, Counter())[_two_digits(record.parameters)] += 1
+            rounded.setdefault(column, Counter())[_three_digits(record.parameters)] += 1
+            if len(distinct) <= MAX_SIZES:
+                distinct.add(record.parameters)
+                sizes.setdefault(column, Counter())[record.parameters] += 1
         tier_rows.setdefault(tier, Tally()).add(record)
         tier_cells.setdefault((tier, column), Tally()).add(record)
         if not by_tier:
@@ -181,13 +217,13 @@ def gather_activity(records: Iterable[DeviceRecord], rounds: int) -> Activity:
         devices=len(seen),
         trained=len(trained),
         models=models,
-        sizes=sizes,
+        sizes=sizes if len(distinct) <= MAX_SIZES else rounded,
     )
 
 
-def _two_digits(size: int) -> int:
-    """A size with two digits, of which there are few, however many architectures a search finds."""
-    return int(float(f"{size:.1e}"))
+def _three_digits(size: int) -> int:
+    """A size with three digits, of which there are few, however many architectures a search finds."""
+    return int(float(f"{size:.2e}"))
 
 
 def _lead(config: dict[str, Any]) -> Paragraph:
@@ -257,14 +293,20 @@ def _headline(summary: Summary, activity: Activity) -> Cards:
 def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
     """What was reached, what it cost, and who trained what."""
     return [
-        Charts(_score_charts(rounds, activity.tiers)),
+        Charts([*_score_charts(rounds, activity.tiers), *_score_maps(rounds, activity.tiers)]),
         Paragraph(HOW_TO_READ, "note"),
         Heading("What it cost"),
         Charts(_cost_charts(rounds)),
         Heading("Who trained what"),
         Charts([*_device_charts(rounds), *_architecture_charts(rounds, activity), *_map_chart(activity)]),
         *_own_charts(rounds),
-        Data([(DATA, "every round"), ("devices.jsonl", "every device of every round")]),
+        Data(
+            [
+                (DATA, "every round"),
+                (MODELS, "models that were trained"),
+                ("devices.jsonl", "every device of every round"),
+            ]
+        ),
     ]
 
 
@@ -332,6 +374,61 @@ def _score_charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> 
         title = f"Personal {scale.label}, on devices' own test shards"
         charts.append(line_chart(title, personal, x_label="round", y_format=text))
     return charts
+
+
+def _score_maps(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> list[Chart]:
+    """Accuracy of every class, and scores of every device, over the evaluations."""
+    scale = rounds[-1].scale
+    text = score_format(scale)
+
+    def of_devices(found: Mapping[int, float] | None) -> dict[str, float]:
+        return {
+            f"{device} ({tier_of[device]})" if device in tier_of else f"{device}": v
+            for device, v in (found or {}).items()
+        }
+
+    classes = {r.round: r.accuracy_by_class for r in rounds if r.accuracy_by_class}
+    devices = {r.round: of_devices(r.score_by_device) for r in rounds if r.score_by_device}
+    personal = {r.round: of_devices(r.personal_score_by_device) for r in rounds if r.personal_score_by_device}
+    return [
+        *_score_map("Accuracy of the whole model", "class", classes, percent),
+        *_score_map(f"Delivered {scale.label}", "device", devices, text),
+        *_score_map(f"Personal {scale.label}", "device", personal, text),
+    ]
+
+
+def _score_map(title: str, what: str, scores: Mapping[int, Mapping[str, float]], text: Format) -> list[Chart]:
+    """A map of the scores of classes or devices, by name, over the rounds that have them; [] where none does.
+
+    Of many rounds evenly spread ones are shown, the last among them, so that the page stays small.
+    """
+    everything = list(dict.fromkeys(name for of_round in scores.values() for name in of_round))
+    names = everything[:MAX_DEVICES]
+    places = {name: row for row, name in enumerate(names)}
+    most = max(1, min(MAX_COLUMNS, MAX_CELLS // max(1, len(names))))
+    stride = max(1, -(-len(scores) // most))
+    shown = sorted(scores)[::-1][::stride][::-1]
+    found = [
+        (places[name], column, value)
+        for column, number in enumerate(shown)
+        for name, value in scores[number].items()
+        if name in places and math.isfinite(value)
+    ]
+    if not found:
+        return []
+    bounds = shade_bounds(value for _, _, value in found)
+    up_to = "up to " if len({value for _, _, value in found}) > len(bounds) else ""
+    cells = [
+        (row, column, f"s{shade(value, bounds)}", f"{what} {names[row]}, round {shown[column]}: {text(value)}")
+        for row, column, value in found
+    ]
+    key = [(f"s{shade(bound, bounds)}", f"{up_to}{text(bound)}") for bound in bounds]
+    of_rounds = f"One of {stride} evaluations is shown." if stride > 1 else ""
+    of_names = f"The first {len(names)} of {len(everything):,} are shown." if len(names) < len(everything) else ""
+    note = " ".join(filter(None, (of_rounds, of_names)))
+    return [
+        cell_chart(f"{title}: {what} by round", _row_names(names), shown, cells, x_label="round", key=key, note=note)
+    ]
 
 
 def _cost_charts(rounds: Sequence[RoundRecord]) -> list[Chart]:
@@ -540,7 +637,7 @@ def _label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
         x_label="device",
         key=[(f"s{shade(bound, bounds)}", f"{up_to}{int(bound):,} examples") for bound in bounds],
     )
-    return [Heading("What devices have"), Charts([chart]), Data([("labels.json", "examples by device and class")])]
+    return [Heading("What devices have"), Charts([chart]), Data([(LABELS, "examples by device and class")])]
 
 
 def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) -> str:

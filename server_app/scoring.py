@@ -8,6 +8,7 @@ import torch
 
 from models.base import with_weights
 from rounds.engine import Scorer, Scores
+from server_app.labels import class_names
 from strategies.method import Model
 from tasks.scoring import Scored, TestPart, add_up, score, score_exits, test_part
 from tasks.task import Task
@@ -35,9 +36,9 @@ def scorer_of(task: Task, score_part: Callable[[Model, TestPart], list[Scored]],
 
     def score_model(model: Model) -> Scores:
         if not held_out:
-            return scores(model, task, score_part(model, "all"))
+            return whole_scores(model, task, score_part(model, "all"))
         by_part = score_part(model, "held out"), score_part(model, "rest")
-        whole = scores(model, task, [add_up(task, parts) for parts in zip(*by_part, strict=True)])
+        whole = whole_scores(model, task, [add_up(task, parts) for parts in zip(*by_part, strict=True)])
         chosen_by, rest = (scores(model, task, found).score for found in by_part)
         return whole._replace(held_out=chosen_by, rest=rest)
 
@@ -52,7 +53,31 @@ def has_exits(model: Model) -> bool:
 def scores(model: Model, task: Task, found: Sequence[Scored]) -> Scores:
     """The scores of a model: of its one exit, or of all exits and then of what they say together."""
     means = [(task.metric.value(scored.sums, scored.examples), scored.loss_sum / scored.examples) for scored in found]
-    if not has_exits(model):
-        return Scores(*means[0])
-    whole = means[-1] if model.exits == "mean" else means[-2]
-    return Scores(*whole, tuple(value for value, _ in means[:-1]))
+    own = means[_place(model)]
+    return Scores(*own, tuple(value for value, _ in means[:-1])) if has_exits(model) else Scores(*own)
+
+
+def whole_scores(model: Model, task: Task, found: Sequence[Scored]) -> Scores:
+    """`scores` over the whole test set, with the accuracy of each class."""
+    return scores(model, task, found)._replace(by_class=accuracy_by_class(task, found[_place(model)].right))
+
+
+def _place(model: Model) -> int:
+    """Which of the scores of its exits are the model's: of all together or the deepest, or of its only one."""
+    return 0 if not has_exits(model) else -1 if model.exits == "mean" else -2
+
+
+def accuracy_by_class(task: Task, right: Sequence[int]) -> dict[str, float] | None:
+    """The share of each class's test examples that are answered right, by the classes' names.
+
+    Classes of which the test set has no example are left out. None where right answers were not counted by class.
+
+    Args:
+        right: right answers to the test examples of each class.
+    """
+    if not right:
+        return None
+    counts = task.test.labels.bincount(minlength=task.classes).tolist()
+    return {
+        name: correct / count for name, correct, count in zip(class_names(task), right, counts, strict=True) if count
+    }

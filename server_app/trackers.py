@@ -11,6 +11,8 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import Queue
+from threading import Thread
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -22,6 +24,8 @@ PROJECT = "wildflower"  # where the user names none
 FILE = "tracker.json"  # of a run's folder: what the run is called over there, by which a resumed one is found again
 MAX_PARAMETERS = 100  # in one message to MLflow
 MAX_LETTERS = 500  # of a parameter's value
+MAX_WAITING = 100  # rounds that may wait for a slow tracker
+END_SECONDS = 60.0  # that a tracker may take at a run's end for what still waits
 NO_NAME = re.compile(r"[^\w\-. /]")  # what MLflow's names cannot have
 
 
@@ -54,34 +58,67 @@ def open_tracker(name: str, run_dir: Path, config: Mapping[str, Any]) -> Tracker
 
 
 class Guarded:
-    """A tracker whose troubles end the tracking and not the run: the journal has all figures anyway."""
+    """A tracker whose troubles end the tracking and not the run: the journal has all figures anyway.
+
+    A thread of its own writes to it, so that no round waits for a server that is slow. Of one that is so slow that
+    `MAX_WAITING` rounds wait, those that come then are left out.
+    """
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self._name = name
-        self._tracker: Tracker | None = tracker
+        self._waiting: Queue[tuple[int, Mapping[str, float]] | str] = Queue()
+        self._left_out: list[int] = []  # rounds
+        # No process is to live on for a server that does not answer.
+        self._thread = Thread(target=self._send, args=(tracker,), name=name, daemon=True)
+        self._thread.start()
 
     def write(self, round: int, scalars: Mapping[str, float]) -> None:
-        """Add the figures of a round, as long as that has always worked."""
-        if self._tracker is None:
+        """Add the figures of a round, as long as that has always worked; this does not wait for it."""
+        if self._waiting.qsize() < MAX_WAITING:
+            self._waiting.put((round, scalars))
             return
-        try:
-            self._tracker.write(round, scalars)
-        except Exception as error:  # whatever the library raises
-            self._tracker = None
+        if not self._left_out:
             log.warning(
-                "%s takes no more figures, from round %s on: %s: %s. The run goes on, and its journal has them",
+                "%s is slow: %s rounds wait for it, and figures are left out from round %s on. The journal has them",
                 self._name,
+                MAX_WAITING,
                 round,
-                type(error).__name__,
-                error,
             )
+        self._left_out.append(round)
 
     def end(self, status: str) -> None:
-        """The run has ended."""
-        if self._tracker is None:
-            return
+        """The run has ended: wait until the tracker has its figures, but not longer than `END_SECONDS`."""
+        self._waiting.put(status)
+        self._thread.join(END_SECONDS)
+        if self._thread.is_alive():
+            log.warning(
+                "%s has not taken the end of the run within %s seconds: it lacks figures there, and is called running. "
+                "The journal has all figures",
+                self._name,
+                END_SECONDS,
+            )
+        if self._left_out:
+            log.warning("%s lacks the figures of %s rounds, for which it was too slow", self._name, len(self._left_out))
+
+    def _send(self, tracker: Tracker) -> None:
+        works = True
+        while not isinstance(waiting := self._waiting.get(), str):
+            round, scalars = waiting
+            try:
+                if works:
+                    tracker.write(round, scalars)
+            except Exception as error:  # whatever the library raises
+                works = False
+                log.warning(
+                    "%s takes no more figures, from round %s on: %s: %s. The run goes on, and its journal has them",
+                    self._name,
+                    round,
+                    type(error).__name__,
+                    error,
+                )
         try:
-            self._tracker.end(status)
+            if works:
+                tracker.end(waiting)
         except Exception as error:  # whatever the library raises
             log.warning("%s does not end the run: %s: %s", self._name, type(error).__name__, error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -10,13 +10,19 @@ from torch import Tensor, nn
 
 from tasks.task import Task
 
+MAX_CLASSES = 100  # above these nobody could read figures of each class
+
 
 class Scored(NamedTuple):
-    """What scoring comes to: sums of the task's metric, of the losses, and the number of examples."""
+    """What scoring comes to: sums of the task's metric, of the losses, and the number of examples.
+
+    right: how many examples of each class are answered right; () where `counts_classes` says that nobody asks.
+    """
 
     sums: list[float]
     loss_sum: float
     examples: int
+    right: Sequence[int] = ()
 
 
 def score(
@@ -95,11 +101,18 @@ def score_exit_batches(
 def add_up(task: Task, batches: Iterable[Scored]) -> Scored:
     """The scores of several batches together, added in their order."""
     sums, loss_sum, examples = [0.0] * task.metric.size(task.classes), 0.0, 0
+    right = [0] * (task.classes if counts_classes(task) else 0)
     for batch in batches:
         sums = [before + more for before, more in zip(sums, batch.sums, strict=True)]
         loss_sum += batch.loss_sum
         examples += batch.examples
-    return Scored(sums, loss_sum, examples)
+        right = [before + more for before, more in zip(right, batch.right, strict=True)]
+    return Scored(sums, loss_sum, examples, right)
+
+
+def counts_classes(task: Task) -> bool:
+    """Whether right answers are counted class by class: examples have one class each, of few enough."""
+    return task.label_kind == "classes" and task.classes <= MAX_CLASSES
 
 
 @torch.no_grad()
@@ -121,4 +134,7 @@ def _score_batches(
 
 def _score(task: Task, outputs: Tensor, labels: Tensor) -> Scored:
     sums = [float(value) for value in task.metric.sums(task.answers(outputs), labels)]
-    return Scored(sums, float(task.summed_loss(outputs, labels)), len(labels))
+    right: list[int] = []
+    if counts_classes(task):
+        right = labels[outputs.argmax(1) == labels].bincount(minlength=task.classes).tolist()
+    return Scored(sums, float(task.summed_loss(outputs, labels)), len(labels), right)

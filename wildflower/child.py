@@ -6,9 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+GRACE_SECONDS = 20.0  # in which a run ends by itself once it is interrupted
 
 
 def start(experiment: Path, overrides: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -26,12 +30,29 @@ def start(experiment: Path, overrides: Sequence[str], output: IO[bytes]) -> subp
     )
 
 
-def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Interrupt runs that still go on, as by Ctrl-C, and wait for their end."""
+def stop(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = GRACE_SECONDS) -> None:
+    """End runs that still go on: as by Ctrl-C, after the grace time by SIGTERM, after another one by SIGKILL.
+
+    Who interrupts this too does not want to wait, and goes on to the next step. What a run has written is whole at any
+    time, and its own processes end with it.
+    """
+    left = list(processes)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        for process in left:
+            process.send_signal(number)
+        with suppress(KeyboardInterrupt):
+            _wait(left, grace_seconds)
+        left = [process for process in left if process.returncode is None]
+        if not left:
+            return
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Until all have ended, but not longer than this."""
+    end = time.monotonic() + seconds
     for process in processes:
-        process.send_signal(signal.SIGINT)
-    for process in processes:
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.0, end - time.monotonic()))
 
 
 def _main(parent: int, experiment: Path, overrides: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
     from server_app.models import Which
     from wildflower.export import Format
@@ -185,7 +185,7 @@ def compare(
         raise _stop(str(error)) from None
     console = Console()
     for table in comparison.tables:
-        console.print(_as_rich(table.title, table.headers, table.rows))
+        _print_table(console, table.title, table.headers, table.rows)
     for sentence in comparison.advice:
         console.print(sentence, markup=False, highlight=False)
     if html is not None:
@@ -218,7 +218,7 @@ def bench(
     project = Path(__file__).parents[1]
     try:
         if name is None:
-            Console().print(_as_rich("", ["benchmark", "what it is about"], benchmarks_of(project).items()))
+            _print_table(Console(), "", ["benchmark", "what it is about"], benchmarks_of(project).items())
         else:
             start(project, name, arguments or [])
     except BenchError as error:
@@ -249,7 +249,7 @@ def config(
             for key, value in settings.config.to_dict().items()
             if not changed or value != usual[key]
         ]
-    Console().print(_as_rich("", ["key", "value", "source", "meaning"], rows))
+    _print_table(Console(), "", ["key", "value", "source", "meaning"], rows)
 
 
 @app.command()
@@ -367,7 +367,7 @@ def predict(
         rows = [
             [p.file, p.problem or p.label or f"{p.value:g}", "" if p.share is None else f"{p.share:.1%}"] for p in found
         ]
-        Console().print(_as_rich("", ["image", "prediction", "share"], rows))
+        _print_table(Console(), "", ["image", "prediction", "share"], rows)
     raise typer.Exit(1 if any(prediction.problem for prediction in found) else 0)
 
 
@@ -442,7 +442,7 @@ def nodes(
         rows = node_rows(superlink, root_certificates, run_dir)
     except (FlowerError, JournalError) as error:
         raise _stop(str(error)) from None
-    Console().print(_as_rich("", HEADERS, rows))
+    _print_table(Console(), "", HEADERS, rows)
 
 
 @app.command()
@@ -469,7 +469,7 @@ def probe(
     if as_json:
         typer.echo(json.dumps(report.to_json()))
         return
-    Console().print(_as_rich("", ["", "this machine"], report_rows(report)))
+    _print_table(Console(), "", ["", "this machine"], report_rows(report))
 
 
 @app.command()
@@ -489,16 +489,11 @@ def bandwidth_server(
         raise _stop(str(error)) from None
 
 
-def _as_rich(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
+def _print_table(console: "Console", title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from wildflower.tables import tables_of
 
-    table = Table(title=title or None, title_justify="left")
-    for header in headers:
-        table.add_column(header, overflow="fold")  # on a narrow terminal nothing is left out
-    for row in rows:
-        table.add_row(*(escape(value) for value in row))
-    return table
+    for table in tables_of(title, headers, rows, console.width):
+        console.print(table)
 
 
 def _stop(message: str) -> typer.Exit:

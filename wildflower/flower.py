@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -330,6 +331,23 @@ def uninterrupted() -> Iterator[None]:
     """A second Ctrl-C must not interrupt the clean-up after the first."""
     with _handling(signal.SIG_IGN):
         yield
+
+
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """For the time of a `with` block signals that stop this process are held back; what came is raised at its end.
+
+    So that no interrupt comes between the start of a process and the note that it must be ended. Outside the main
+    thread, which no signal interrupts, nothing is done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    with _handling(lambda number, frame: came.append(number)):
+        yield
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wildflower.flower import STOP_SIGNALS, uninterrupted
+from wildflower.flower import STOP_SIGNALS, interrupted_later, uninterrupted
 
 if TYPE_CHECKING:
     from rounds.engine import Engine, Scorer
@@ -70,16 +70,17 @@ def local_server(
     server = multiprocessing.get_context("fork").Process(
         target=_serve, args=(config, built, said, log, os.getpid()), name="server"
     )
-    server.start()
     try:
+        with interrupted_later():
+            server.start()
         yield server
     finally:
         with uninterrupted():
-            assert server.pid is not None
-            with suppress(ProcessLookupError):  # it has ended, or not yet made its own group
-                os.killpg(server.pid, signal.SIGKILL)
-            server.kill()
-            server.join()
+            if server.pid is not None:
+                with suppress(ProcessLookupError):  # it has ended, or not yet made its own group
+                    os.killpg(server.pid, signal.SIGKILL)
+                server.kill()
+                server.join()
             gc.unfreeze()
 
 

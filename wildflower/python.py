@@ -43,7 +43,7 @@ from wildflower.experiment import (
     summary_rows,
     warnings_text,
 )
-from wildflower.flower import last_lines
+from wildflower.flower import interrupted_later, last_lines
 from wildflower.settings import SettingsError, beside, parse_override, place, resolve, toml
 from wildflower.sweeps import folder_of
 from wildflower.sweeps import sweep as run_sweep
@@ -194,9 +194,11 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
     app_log = folder / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
     with tempfile.NamedTemporaryFile(prefix="wildflower-", suffix=".log") as said:
-        with open(said.name, "ab") as output:
-            process = child.start(file, overrides, output)
+        started: list[subprocess.Popen[bytes]] = []
         try:
+            with open(said.name, "ab") as output, interrupted_later():
+                process = child.start(file, overrides, output)
+                started.append(process)
             with progress(Console(), config.rounds, earlier) as show:
                 journal = JournalWatch(folder)
                 while True:
@@ -205,10 +207,10 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
                     if ended:
                         break
         except KeyboardInterrupt:
-            child.stop([process])
+            child.stop(started)
             raise KeyboardInterrupt(_how_to_go_on(folder, config.run_name, config.rounds)) from None
         except BaseException:
-            child.stop([process])
+            child.stop(started)
             raise
         if told := warnings_text(log_since(app_log, app_log_start), app_log, already=ignored):
             warnings.warn(told, stacklevel=2)

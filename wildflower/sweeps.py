@@ -17,7 +17,7 @@ from server_app.journal import JournalError, Summary, check_resumable, is_run, r
 from server_app.units import score_format, seconds_text
 from wildflower import child
 from wildflower.experiment import JournalWatch, notebook_bar
-from wildflower.flower import last_lines
+from wildflower.flower import interrupted_later, last_lines
 from wildflower.settings import SettingsError, beside, cpu_cores, place, resolve
 
 MAX_RUNS = 10_000
@@ -185,7 +185,8 @@ def sweep(
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                running.append(_start(experiment, waiting.pop(0), logs))
+                with interrupted_later():
+                    running.append(_start(experiment, waiting.pop(0), logs))
             if bar is not None:
                 bar.show(done, f"{done} of {len(planned)} runs", _progress(running))
             time.sleep(LOOK_SECONDS)

@@ -303,7 +303,7 @@ def test_models_are_scored_on_the_shard_or_on_the_test_set():
         ("test set", task.test.inputs, task.test.labels),
         ("shard", task.train.inputs[shard], task.train.labels[shard]),
     ):
-        [correct], loss, examples = score(model, task, inputs, labels, batch_size=64, device=torch.device("cpu"))
+        [correct], loss, examples, _ = score(model, task, inputs, labels, batch_size=64, device=torch.device("cpu"))
         [found] = scores_of([evaluation(2, data)], [payload()])
         assert (found.sums, found.examples, found.error) == ([correct], examples, None)
         assert found.loss_sum == pytest.approx(loss)

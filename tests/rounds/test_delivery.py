@@ -8,7 +8,7 @@ import torch
 from devices.budget import Budget
 from models.architecture import Architecture
 from models.cost import Cost
-from rounds import delivery
+from rounds import delivery, scores
 from rounds.delivery import Recipient, delivered_models, delivered_on_devices, evenly_spread, represented
 from rounds.engine import Scores
 from server_app.scoring import scorer as server_scorer
@@ -41,6 +41,15 @@ def test_the_mean_is_over_all_devices_also_those_that_were_never_sampled(tmp_pat
     assert found.delivered.score == pytest.approx(0.6)
     assert found.delivered.score_by_tier == {"whole": 0.9, "half": 0.6, "quarter": 0.3}
     assert (found.delivered.devices, found.delivered.without, found.delivered.beyond) == (3, 0, 0)
+    assert found.score_by_device == {0: 0.9, 1: 0.6, 2: 0.3}
+
+
+def test_of_many_devices_the_journal_does_not_have_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(scores, "MAX_TOLD", 2)
+    engine = engine_of(HeteroFL(setup(tmp_path, OneHidden()), HeteroFLParams()), tmp_path)
+    found = engine.evaluate(GRID, by_width)
+    assert found.score_by_device is None
+    assert found.delivered.devices == 3
 
 
 def test_a_device_that_is_given_nothing_counts_as_0_and_is_told(tmp_path):

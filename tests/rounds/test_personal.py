@@ -109,7 +109,7 @@ def test_a_device_is_scored_after_its_own_epochs_on_its_own_test_shard(tmp_path)
                     for p in model.parameters():
                         p -= 0.1 * p.grad
             inputs, labels = task.train.inputs[shard.test], task.train.labels[shard.test]
-            [correct], _, n = score(model, task, inputs, labels, batch_size=100, device=CPU)
+            [correct], _, n, _ = score(model, task, inputs, labels, batch_size=100, device=CPU)
             accuracies[order.device] = correct / n
             assert n == 6
     assert len(accuracies) == 6
@@ -134,7 +134,7 @@ def test_without_epochs_the_model_is_scored_as_it_is_given(tmp_path, monkeypatch
     for device in range(6):
         shard = task.shard(device).test
         inputs, labels = task.train.inputs[shard], task.train.labels[shard]
-        [correct], _, n = score(model, task, inputs, labels, batch_size=100, device=CPU)
+        [correct], _, n, _ = score(model, task, inputs, labels, batch_size=100, device=CPU)
         accuracies.append(correct / n)
     assert (found.devices, found.failed) == (6, 0)
     assert found.score == pytest.approx(sum(accuracies) / 6)

@@ -23,6 +23,8 @@ def a_round(number: int, **changes) -> dict:
         "delivered_devices": 5,
         "devices_without_model": 0,
         "devices_beyond_budget": 0,
+        "accuracy_by_class": None,
+        "score_by_device": None,
         "worst_device": None,
         "worst_score": None,
         "scored_devices": None,

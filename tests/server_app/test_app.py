@@ -61,6 +61,8 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
         "summary.json",
         "report.html",
         "labels.json",
+        "labels.csv",
+        "models.csv",
         "tensorboard",
     }
     summary = read_summary(run_dir)

@@ -1,11 +1,12 @@
 import json
+from copy import copy
 
 import pytest
 from fake_runs import a_device, a_round, three_rounds
 from page_figures import charts_of
 
 from server_app.journal import JournalError
-from server_app.labels import FILE, Labels, read_labels, write_labels
+from server_app.labels import FILE, Labels, class_names, read_labels, write_labels
 from server_app.report import write_report
 from tasks.task import TaskSpec, load_task
 
@@ -46,3 +47,10 @@ def test_the_report_shows_them(tmp_path):
     assert trace["z"] == [[0, None], [None, 1]]
     assert trace["text"][1][1] == "device 1 (small): 5 of 5 examples are dog"
     assert trace["y"][0] == "&lt;cat>"
+    assert (tmp_path / "labels.csv").read_text() == "device,<cat>,dog\n0,3,0\n1,0,5\n"
+
+
+def test_classes_of_one_name_are_called_by_their_numbers():
+    task = copy(load_task(TaskSpec(**SPEC)))
+    task.label_names = ("a",) * 10
+    assert class_names(task) == list("0123456789")

@@ -45,7 +45,7 @@ def test_any_number_of_workers_gives_the_bits_of_one_process(name, tmp_path):
             results = [engine.run_round(simulated_grid(), number, scorer) for number in (1, 2)]
         assert [d["outcome"] for r in results for d in r.devices].count("trained") >= 4
         states.append(engine.state().tensors)
-        scored = ("score", "loss", "score_by_tier", "score_by_exit")
+        scored = ("score", "loss", "score_by_tier", "score_by_exit", "accuracy_by_class", "score_by_device")
         records.append([[result.record[key] for key in scored] for result in results])
     assert same_bits(states[0], states[1])
     assert same_bits(states[0], states[2])

@@ -66,7 +66,7 @@ def test_heterofls_statistics_are_in_the_file(tmp_path):
     assert not model.training
     record, task = read_rounds(run_dir)[-1], task_of(config)
     inputs, labels = task.test.inputs, task.test.labels
-    [correct], loss, n = score(model, task, inputs, labels, batch_size=SCORED_TOGETHER, device=torch.device("cpu"))
+    [correct], loss, n, _ = score(model, task, inputs, labels, batch_size=SCORED_TOGETHER, device=torch.device("cpu"))
     assert (correct / n, loss / n) == (record.score, record.loss)
     assert record.score > 0.5  # it has learned, so that there is something to get wrong
 

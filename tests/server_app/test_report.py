@@ -49,6 +49,58 @@ def test_what_it_cost_and_which_models_were_trained_over_time(tmp_path):
     assert charts["Trained models by size"].names == ["500 parameters"]
 
 
+def test_models_of_near_sizes_are_told_apart(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    sizes = (1_626_442, 1_631_007)
+    journal.write_round(a_round(1), [a_device(1, number, parameters=size) for number, size in enumerate(sizes)])
+    journal.finish("finished")
+    shown = charts_of((tmp_path / "report.html").read_text())["Trained models by size"]
+    assert shown.names == ["1,626,442 parameters", "1,631,007 parameters"]
+    assert [trace["y"] for trace in shown.traces] == [[1], [1]]
+    lines = (tmp_path / "models.csv").read_text().splitlines()
+    assert lines == ["round,tier,parameters,trained", "1,small,1626442,1", "1,small,1631007,1"]
+
+
+def test_very_many_sizes_keep_three_digits(monkeypatch):
+    monkeypatch.setattr(report, "MAX_SIZES", 2)
+    records = [device(number, 1, parameters=size) for number, size in enumerate((123_456, 123_999, 77_777))]
+    assert gather_activity(records, rounds=1).sizes == {0: {123_000: 1, 124_000: 1, 77_800: 1}}
+    assert gather_activity(records[:2], rounds=1).sizes == {0: {123_456: 1, 123_999: 1}}
+
+
+def test_classes_and_devices_over_time(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    for number in (1, 2, 3):
+        scores = {} if number == 2 else {"accuracy_by_class": {"cat": 0.25 * number, "<dog>": 0.5}}
+        devices = {} if number == 2 else {"score_by_device": {0: 0.1 * number, 7: 0.5}}
+        personal = {"personal_score_by_device": {7: 0.75}} if number == 3 else {}
+        journal.write_round(a_round(number, **scores, **devices, **personal), [a_device(number, 0)])
+    journal.finish("finished")
+    charts = charts_of((tmp_path / "report.html").read_text())
+    (classes,) = charts["Accuracy of the whole model: class by round"].traces
+    assert (classes["x"], classes["y"]) == ([1, 3], ["cat", "&lt;dog>"])
+    assert classes["text"][0] == ["class cat, round 1: 25 %", "class cat, round 3: 75 %"]
+    assert classes["z"] == [[0, 2], [1, 1]]  # of three colors, for 25, 50 and 75 %
+    (devices,) = charts["Delivered accuracy: device by round"].traces
+    assert devices["y"] == ["0 (small)", "7"]
+    assert devices["text"][1][1] == "device 7, round 3: 50 %"
+    assert charts["Personal accuracy: device by round"].traces[0]["text"] == [["device 7, round 3: 75 %"]]
+    first, second, _ = csv.DictReader((tmp_path / "rounds.csv").open())
+    assert (first["accuracy_by_class.cat"], first["score_by_device.7"]) == ("0.25", "0.5")
+    assert second["accuracy_by_class.cat"] == ""
+
+
+def test_of_many_evaluations_some_are_shown_the_last_among_them(monkeypatch):
+    monkeypatch.setattr(report, "MAX_CELLS", 8)
+    scores = {number: {"a": 0.01 * number, "b": float("nan")} for number in range(1, 10)}
+    (chart,) = report._score_map("Accuracy", "class", scores, report.percent)
+    (trace,) = chart.traces
+    assert trace["x"] == [3, 6, 9]
+    assert trace["text"][0] == ["class a, round 3: 3 %", "class a, round 6: 6 %", "class a, round 9: 9 %"]
+    assert trace["z"][1] == [None, None, None]
+    assert chart.note == "One of 3 evaluations is shown."
+
+
 def test_many_sizes_share_few_colors(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     journal.write_round(a_round(1), [a_device(1, number, parameters=1000 * number) for number in range(1, 14)])

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from threading import Event
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ class FakeMLflow(ModuleType):
         self.experiments: list[str] = []
         self.places: list[str] = []
         self.broken = False
+        self.broken_from = 10**9  # the round
         self.entities = SimpleNamespace(
             Metric=lambda key, value, timestamp, step: (key, value, step), Param=lambda key, value: (key, value)
         )
@@ -45,7 +47,7 @@ class FakeMLflow(ModuleType):
         self.runs[run_id].status = status
 
     def log_batch(self, run_id, metrics=(), params=()):
-        if self.broken:
+        if self.broken or any(step >= self.broken_from for _, _, step in metrics):
             raise OSError("no route to host")
         assert len(params) <= 100
         self.runs[run_id].params |= dict(params)
@@ -108,6 +110,7 @@ def test_a_run_that_goes_on_is_the_same_run_over_there(mlflow, tmp_path):
     journal = Journal.open(tmp_path / "one", config, resume=True)
     assert run.status == "RUNNING"
     journal.write_round(a_round(2), [])
+    journal.finish("finished")
     Journal.open(tmp_path / "two", config, resume=False)
     assert {step for _, _, step in run.metrics} == {1, 2}
     assert mlflow.experiments == ["wildflower"]
@@ -115,8 +118,10 @@ def test_a_run_that_goes_on_is_the_same_run_over_there(mlflow, tmp_path):
 
 
 def test_a_run_may_go_on_with_another_tracker_or_none(mlflow, tmp_path):
-    Journal.open(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False).write_round(a_round(1), [])
-    Journal.open(tmp_path / "one", CONFIG | {"tracker": ""}, resume=True).write_round(a_round(2), [])
+    for number, tracker in ((1, "mlflow"), (2, "")):
+        journal = Journal.open(tmp_path / "one", CONFIG | {"tracker": tracker}, resume=number > 1)
+        journal.write_round(a_round(number), [])
+        journal.finish("finished")
     (run,) = mlflow.runs.values()
     assert {step for _, _, step in run.metrics} == {1}
 
@@ -124,7 +129,7 @@ def test_a_run_may_go_on_with_another_tracker_or_none(mlflow, tmp_path):
 def test_a_tracker_that_breaks_off_does_not_end_the_run(mlflow, tmp_path, caplog):
     journal = Journal.open(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)
     journal.write_round(a_round(1), [])
-    mlflow.broken = True
+    mlflow.broken_from = 2
     journal.write_round(a_round(2), [])
     journal.write_round(a_round(3), [])
     assert journal.finish("finished").rounds == 3
@@ -132,6 +137,45 @@ def test_a_tracker_that_breaks_off_does_not_end_the_run(mlflow, tmp_path, caplog
         "mlflow takes no more figures, from round 2 on: OSError: no route to host. The run goes on, and its journal "
         "has them"
     ]
+
+
+class Slow:
+    """A tracker that takes what it gets when it is let."""
+
+    def __init__(self) -> None:
+        self.let = Event()
+        self.got: list[int | str] = []
+
+    def write(self, round, scalars):
+        self.let.wait(60)
+        self.got.append(round)
+
+    def end(self, status):
+        self.got.append(status)
+
+
+def test_a_slow_tracker_does_not_hold_the_run_and_what_waits_for_it_is_bounded(monkeypatch, caplog):
+    monkeypatch.setattr(trackers, "MAX_WAITING", 3)
+    slow = Slow()
+    guarded = trackers.Guarded("slow", slow)
+    for number in range(1, 11):
+        guarded.write(number, {})
+    assert slow.got == []  # all this while it has taken nothing
+    slow.let.set()
+    guarded.end("finished")
+    assert slow.got in ([1, 2, 3, "finished"], [1, 2, 3, 4, "finished"])  # one may have been taken while others waited
+    assert caplog.messages[0].startswith("slow is slow: 3 rounds wait for it, and figures are left out from round")
+    assert caplog.messages[1] == f"slow lacks the figures of {11 - len(slow.got)} rounds, for which it was too slow"
+
+
+def test_a_tracker_that_hangs_does_not_hold_the_end_of_a_run(monkeypatch, caplog):
+    monkeypatch.setattr(trackers, "END_SECONDS", 0.01)
+    slow = Slow()
+    guarded = trackers.Guarded("slow", slow)
+    guarded.write(1, {})
+    guarded.end("finished")
+    assert "slow has not taken the end of the run within 0.01 seconds" in caplog.text
+    slow.let.set()
 
 
 def test_a_tracker_that_cannot_begin_stops_the_run_before_its_first_round(mlflow, tmp_path, monkeypatch):

@@ -31,7 +31,7 @@ def test_every_exit_is_scored_on_the_test_set(method, tmp_path):
         architecture = strategy.family.up_to(exit)
         weights = strategy.family.place(architecture).gather(strategy.weights)
         model = with_weights(strategy.family, architecture, weights)
-        [correct], _, n = score(model, task, task.test.inputs, task.test.labels, batch_size=256, device=CPU)
+        [correct], _, n, _ = score(model, task, task.test.inputs, task.test.labels, batch_size=256, device=CPU)
         found.append(correct / n)
     assert record["score_by_exit"] == found
     assert record["score"] == found[-1]

@@ -20,10 +20,13 @@ def test_a_score_is_that_of_all_examples_at_once_whatever_the_batch() -> None:
     outputs = model(task.prepare(inputs, augment=None)).detach()
     model.train()
     for batch_size in (7, 101, 1000):
-        [correct], loss, examples = score(model, task, inputs, labels, batch_size=batch_size, device=CPU)
+        [correct], loss, examples, right = score(model, task, inputs, labels, batch_size=batch_size, device=CPU)
         assert correct == int((outputs.argmax(1) == labels).sum())
         assert abs(loss - float(nn.functional.cross_entropy(outputs, labels, reduction="sum"))) < 1e-3
         assert examples == 101
+        is_right = outputs.argmax(1) == labels
+        assert right == [int(is_right[labels == number].sum()) for number in range(10)]
+        assert sum(right) == correct
 
 
 def test_all_exits_are_scored_in_one_pass_as_sub_models_are() -> None:
@@ -35,11 +38,11 @@ def test_all_exits_are_scored_in_one_pass_as_sub_models_are() -> None:
     found = score_exits(model, task, inputs, labels, batch_size=40, device=CPU)
     assert not model.training
     assert len(found) == 4
-    for exit, (correct, loss, _) in enumerate(found[:-1], start=1):
+    for exit, (correct, loss, _, right) in enumerate(found[:-1], start=1):
         alone = family.build(family.up_to(exit))
         alone.load_state_dict(family.place(family.up_to(exit)).gather(model.state_dict()))
         expected = score(alone, task, inputs, labels, batch_size=101, device=CPU)
-        assert (correct, len(labels)) == (expected[0], expected[2])
+        assert (correct, len(labels), right) == (expected[0], expected[2], expected[3])
         assert abs(loss - expected[1]) < 1e-3
     assert len({scored.loss_sum for scored in found}) == 4
     with torch.no_grad():

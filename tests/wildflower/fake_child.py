@@ -40,8 +40,16 @@ class Runs:
         self.asked: list[dict[str, str]] = []
         self.fails = ""  # in the names of runs that fail
         self.waits = False  # runs go on after their first round
+        self.is_interrupted = False  # there is a Ctrl-C as soon as a run's process is there
+        self.processes: list[Process] = []
 
     def start(self, experiment: Path, overrides: Sequence[str], output: IO[bytes]) -> Process:
+        self.processes.append(self._start(overrides, experiment, output))
+        if self.is_interrupted:
+            signal.raise_signal(signal.SIGINT)
+        return self.processes[-1]
+
+    def _start(self, overrides: Sequence[str], experiment: Path, output: IO[bytes]) -> Process:
         self.asked.append(dict(override.split("=", 1) for override in overrides))
         config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
         if self.fails and self.fails in run_dir.name:

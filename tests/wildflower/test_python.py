@@ -1,5 +1,6 @@
 """Wildflower from Python: what stands in for the processes of runs is in fake_child, but for one that is real."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import wildflower as wf
 from server_app.config import RunConfig
 from server_app.journal import check_resumable, is_held
 from tests.wildflower.fake_child import Runs
-from wildflower import python, sweeps
+from wildflower import child, python, sweeps
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,6 +133,25 @@ def test_a_run_that_is_interrupted_says_how_it_goes_on_and_does(experiment, runs
     assert (run.status, len(run.rounds)) == ("finished", 2)
 
 
+def test_an_interrupt_while_a_run_is_started_leaves_no_process_behind(experiment, runs):
+    runs.waits = runs.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt, match="1 of 2 rounds are in"):
+        wf.run(experiment, run_name="one")
+    with pytest.raises(KeyboardInterrupt, match="0 of 1 runs are finished"):
+        wf.sweep(experiment, seeds=[1])
+    assert [process.returncode for process in runs.processes] == [130, 130]  # both were told to end
+
+
+def test_a_run_that_does_not_end_by_itself_is_killed():
+    deaf = "import signal, sys; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN); print(flush=True)"
+    command = [sys.executable, "-S", "-c", f"{deaf}; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # from now on it does not hear
+        child.stop([process], grace_seconds=0.05)
+        assert process.returncode == -signal.SIGKILL
+
+
 def test_a_run_that_fails_says_why(experiment, runs):
     runs.fails = "one"
     with pytest.raises(wf.RunError) as error:
@@ -217,13 +237,18 @@ def test_a_real_run(experiment, capsys):
 def test_a_run_ends_with_the_process_that_started_it(experiment):
     code = (
         "import sys, time; from pathlib import Path; from wildflower import child\n"
-        "run = child.start(Path('exp.toml'), ['rounds=100000', 'run-name=one'], sys.stderr.buffer)\n"
-        "print(run.pid, flush=True); time.sleep(600)"
+        "run = child.start(Path('exp.toml'), ['rounds=100000', 'run-name=one', 'workers=1'], sys.stderr.buffer)\n"
+        "print(run.pid, flush=True); run.wait()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
         assert parent.stdout is not None
+        assert parent.stderr is not None
         run = psutil.Process(int(parent.stdout.readline()))
+        next(line for line in parent.stderr if line.startswith(b"round 1/100000"))  # it is in the middle of its work
+        processes = [run, *run.children(recursive=True)]
+        assert is_held(Path("runs/one"))
         parent.kill()
-    psutil.wait_procs([run], timeout=60)
-    assert not run.is_running()
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert alive == []
+    assert len(processes) >= 4  # the command, its server, the nursery, a worker
     assert not is_held(Path("runs/one"))
