@@ -58,35 +58,6 @@ HINT = "go on with the same command and --set resume=true --set run-name=one"
 MB = 2**20
 
 
-# What is written down -------------------------------------------------------------------------------------------------
-
-
-Note = Callable[..., None]
-
-
-@pytest.fixture
-def note(record_property: Callable[[str, Any], None]) -> Note:
-    """Writes a row of the table down, after it has held that nothing finished was lost."""
-
-    def note(
-        fault: str, seen: str, seconds: float, before: Sequence[RoundRecord] = (), after: Sequence[RoundRecord] = ()
-    ) -> None:
-        """`before` and `after` are the finished rounds when the fault came, and when the run had gone on."""
-        again = sum(one not in after for one in before)
-        lost = sum(not any(same_figures(one, other) for other in after) for one in before)
-        assert lost == 0, f"{fault}: {lost} finished rounds are lost"
-        row = {"fault": fault, "seen": seen, "rounds_lost": lost, "rounds_again": again, "seconds": round(seconds, 1)}
-        record_property("fault", row)
-
-    return note
-
-
-def same_figures(one: RoundRecord, other: RoundRecord) -> bool:
-    """Whether two records say the same but for what clocks measured, and the memory of a process."""
-    measured = {"wall_seconds": 0.0, "server_seconds": {}, "server_peak_rss_bytes": 0}
-    return one.model_copy(update=measured) == other.model_copy(update=measured)
-
-
 def wait_for(what: str, look: Callable[[], Any], seconds: float, every: float = 0.1) -> Any:
     """What `look` gives as soon as it is true; AssertionError after `seconds`."""
     end = time.monotonic() + seconds
@@ -410,6 +381,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     with ExitStack() as disks:
         runs = disks.enter_context(small_disk(folder / "runs", 64 * MB))
         disks.enter_context(small_disk(folder / "flower" / "node-1", 4 * MB))
+        disks.enter_context(small_disk(deployment.database.parent, 64 * MB))
         try:
             superlink = deployment.start_superlink()
             deployment.enroll()
@@ -682,6 +654,34 @@ def test_the_disk_of_the_servers_runs_fills(nodes, note):
     seconds = run.start("resume=true").next_round()
     seen = f"{quoted(said, 'The disk of').replace(str(nodes.runs), 'RUNS')}, and how to resume"
     note("full disk: the run's folder, with real nodes", seen, seconds, before, run.rounds())
+
+
+def test_the_disk_of_the_superlinks_database_fills(nodes, note):
+    """The run ends; with room, and the SuperLink started anew, it goes on, also with the nodes that have stayed."""
+    run, before = nodes.run, nodes.run.rounds()
+    nodes.process(1, "flwr-clientapp")
+    ballast = fill(nodes.deployment.database.parent)
+    filled = time.monotonic()
+    said = run.ends(1, 100)
+    told = time.monotonic() - filled
+    assert told < 40
+    assert HINT in said
+    ballast.unlink()
+    kill(nodes.superlink)
+    nodes.superlink = nodes.deployment.start_superlink()
+    started, number = time.monotonic(), len(run.rounds())
+    run.start("resume=true").next_round()
+    seconds = time.monotonic() - started
+    for device in range(NODES):
+        run.wait_for_device(device, number, True)
+    words = quoted(said, "The disk of the SuperLink").replace(str(nodes.deployment.database), "STATE")
+    note(
+        "full disk: the SuperLink's database",
+        f"after {told:.0f} s {words}, and how to resume",
+        seconds,
+        before,
+        run.rounds(),
+    )
 
 
 def test_the_superlink_is_killed(nodes, note):
