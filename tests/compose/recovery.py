@@ -4,7 +4,7 @@ One row of benchmarks/trust/README.md's table per fault (`python -m benchmarks.t
 of this machine: simulations on own workers, and a SuperLink with TLS and keys with nodes that are started again
 whenever they end, as systemd does. Gates, containers and links are in tests/compose/faults.py.
 
-Not part of `make test`, because most of their time is waiting: `make test-faults` names this file. Root fills disks.
+Not part of `make test`, because most of their time is waiting: `make test-compose` names this file. Root fills disks.
 """
 
 from __future__ import annotations
