@@ -440,7 +440,7 @@ def test_a_link_gone_for_20_seconds_costs_no_reply_and_one_gone_for_100_seconds_
     assert reply["seconds"] < 20
 
 
-def test_a_killed_gate_is_started_again_and_no_reply_is_lost(deployment, note):
+def test_a_killed_gate_is_started_again(deployment, note):
     process = deployment.start_run("killed-gate", *QUICK, "rounds=100", "evaluate-every=100", "deadline-seconds=200")
     wait_for_round(deployment, "killed-gate", 1, process, 300)
 
