@@ -1,6 +1,6 @@
 """What is seen of every fault, finished rounds that are lost, and seconds until the run goes on; writes faults.json.
 
-python -m benchmarks.trust.faults [words of pytest's -k]  # runs the tests of TESTS; needs root, to fill disks, and docker
+python -m benchmarks.trust.faults [words of pytest's -k]  # runs TESTS; needs root, to fill disks, and docker
 python -m benchmarks.trust.faults --table                 # the table alone
 """
 
