@@ -274,9 +274,9 @@ def test_the_disk_of_a_simulations_folder_fills(tmp_path, note):
 
 def test_the_disk_is_full_before_the_first_checkpoint(tmp_path, note):
     (tmp_path / "experiment.toml").write_text(SIMULATED)
-    with small_disk(tmp_path / "runs", 2 * MB) as disk:
+    with small_disk(tmp_path / "runs", 32 * MB) as disk:
         ballast = disk / "ballast"
-        ballast.write_bytes(bytes(2 * MB - 64 * 1024))
+        ballast.write_bytes(bytes(32 * MB - 64 * 1024))
         run = Run(tmp_path, output=disk)
         try:
             said = run.start().ends(1)
