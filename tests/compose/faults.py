@@ -461,12 +461,12 @@ def test_a_killed_gate_is_started_again(deployment, note):
     wait_for("Docker has started the gate again", lambda: started()["gate"] != there["gate"], 60)
     wait_for_round(deployment, "killed-gate", len(before) + 1, process, 300)
     seconds = time.monotonic() - killed
-    wait_for_round(deployment, "killed-gate", len(before) + 3, process, 300)
+    wait_for_round(deployment, "killed-gate", len(before) + 2, process, 300)
     deployment.stop_run(process, "killed-gate")
     after = finished()
     assert {s: when for s, when in started().items() if s != "gate"} == {s: there[s] for s in there if s != "gate"}
-    devices = [d for d in deployment.journal("killed-gate", "devices") if d["round"] <= len(before) + 3]
-    assert [d["outcome"] for d in devices] == ["trained"] * 4 * (len(before) + 3)
+    devices = [d for d in deployment.journal("killed-gate", "devices") if d["round"] <= len(before) + 2]
+    assert [d["outcome"] for d in devices] == ["trained"] * 4 * (len(before) + 2)
     seen = f"nodes say `{RETRYING} ...`" if tried() > tried_before else "nothing"
     note("kill -9: gate", f"{seen}; Docker starts it again, and every reply arrives", seconds, before, after)
 
