@@ -12,13 +12,12 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 from flwr.app import Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from server_app.units import bytes_text
 
@@ -67,12 +66,12 @@ class SuperLinkGrid(Grid):
             f"--set resume=true --set run-name={self._run_name}"
         )
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Hand it on."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """Of the grid."""
         return self._grid.run
 
@@ -87,7 +86,7 @@ class SuperLinkGrid(Grid):
         with self._told():
             return self._grid.get_node_ids()
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
+    def get_nodes(self) -> Iterable[Any]:
         """Of the grid. Raises SuperLinkError."""
         with self._told():
             return self._grid.get_nodes()
