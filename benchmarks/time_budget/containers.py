@@ -22,7 +22,7 @@ QUOTAS = (0.1, 0.2, 0.4, 0.8)  # of a CPU, by device
 MEMORY = "1200m"  # the same for all, and more than any model needs
 SETTINGS = (
     "rounds=4",
-    "local-steps=100",
+    "local-steps=60",
     "evaluate-every=1",
     "evaluate-tiers=false",
     "memory-fraction=0.5",
@@ -30,7 +30,7 @@ SETTINGS = (
     "deadline-seconds=900",
     "seed=1",
 )
-BUDGET_SECONDS = 10
+BUDGET_SECONDS = 5
 VARIANTS = {"waits for all": (), f"round-seconds = {BUDGET_SECONDS}": (f"round-seconds={BUDGET_SECONDS}",)}
 WARM_UP_ROUNDS = 1  # in which nodes start their workers and, in the first run, measure their speed
 
