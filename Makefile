@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 # Processes that share the tests.
 JOBS ?= 2
 
-.PHONY: setup demo test test-compose test-faults test-arm64 lint clean
+.PHONY: setup demo test test-compose test-guides test-arm64 lint clean
 
 setup: $(VENV)/installed
 
@@ -29,15 +29,15 @@ lint: setup
 test: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
-# Real nodes: as processes of this machine, then real containers, networks and faults; needs docker, compose, and where no image can be pulled debootstrap and root.
+# Real nodes: as processes of this machine, with every fault of the table in benchmarks/trust, then real containers,
+# networks and faults; needs docker, compose, root to fill disks, and where no image can be pulled debootstrap.
 test-compose: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst tests/compose/processes.py tests/compose/your_devices.py $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst tests/compose/processes.py tests/compose/your_devices.py tests/compose/recovery.py $(PYTEST_ARGS)
 	$(BIN)/pytest --exitfirst tests/compose/faults.py $(PYTEST_ARGS)
 
-# Longer ones with the same needs: every fault in the table of benchmarks/trust, and devices whose data lie in volumes of their own.
-test-faults: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest --exitfirst tests/compose/recovery.py $(PYTEST_ARGS)
-	$(BIN)/pytest --exitfirst tests/compose/own_data.py $(PYTEST_ARGS)
+# Longer ones with the same needs: devices whose data lie in volumes of their own, and two guides typed as written.
+test-guides: setup
+	$(BIN)/pytest --exitfirst tests/compose/own_data.py tests/compose/deployment_page.py $(PYTEST_ARGS)
 
 # An arm64 node under emulation; needs what test-compose needs, and qemu-user-static with binfmt_misc.
 test-arm64: setup

@@ -5,10 +5,13 @@ stopped or its last round closes without this node, Flower 1.41 ignores the mess
 waits for the rest of it, and what the node says of it in the end takes the place of the reply to the next message, so
 that from then on every reply leaves one message late. On slow links that happens easily.
 
+It goes on to say that it is there where the server answers that with an error of its own, as one does whose disk is
+full: Flower 1.41 would never say it again, and the server would take the node for gone until it is started anew.
+
 It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.41
 would go on to take messages that nobody works on. What has started the node, systemd or Docker, starts it again.
 
-Flower is started with one function replaced and with its processes kept in a list. As little as possible is imported,
+Flower is started with functions replaced and with its processes kept in a list. As little as possible is imported,
 since this stays in memory.
 """
 
@@ -61,6 +64,28 @@ def letting_go(pull: Pull, started: Sequence[subprocess.Popen[Any]]) -> Pull:
     return pull_or_let_go
 
 
+def lasting(heartbeat: Callable[[], bool]) -> Callable[[], bool]:
+    """Flower's function that says to the server that the node is there; an error of the server's ends it no more."""
+
+    def beat() -> bool:
+        from httpx import HTTPStatusError
+
+        try:
+            return heartbeat()
+        except HTTPStatusError as error:
+            if not error.response.is_server_error:
+                raise
+            print(
+                f"WARNING: The server answers with an error of its own ({error.response.status_code}), as one does "
+                "whose disk is full. This node tries again until it does not",
+                file=sys.stderr,
+                flush=True,
+            )
+            return False  # upon which Flower tries again
+
+    return beat
+
+
 def kept_in(started: list[subprocess.Popen[Any]]) -> SimpleNamespace:
     """The module `subprocess` with a `Popen` that also adds what it starts to a list.
 
@@ -102,9 +127,11 @@ def main() -> None:
     draw_instance()
     if trouble := clock_trouble(sys.argv[1:]):
         print(f"WARNING: {trouble}", file=sys.stderr, flush=True)
-    from flwr.supernode import start_client_internal
+    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
+    sender = fleet_http_connection.HeartbeatSender
+    setattr(fleet_http_connection, "HeartbeatSender", lambda heartbeat: sender(lasting(heartbeat)))  # noqa: B010
     started: list[subprocess.Popen[Any]] = []  # none with --isolation process
     setattr(start_client_internal, "subprocess", kept_in(started))  # noqa: B010  # mypy takes no other module there
     start_client_internal._pull_and_store_message = letting_go(start_client_internal._pull_and_store_message, started)

@@ -39,6 +39,7 @@ from server_app.nodes import take_releases, write_nodes
 from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agreed
 from server_app.rehearsal import rehearse_step
 from server_app.scoring import scorer
+from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
 from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
@@ -57,8 +58,10 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run configuration describes."""
-    config = RunConfig.from_run_config(context.run_config)
-    run(grid, config if config.engine == "nodes" else config.model_copy(update={"engine": "flower"}))
+    config = named(RunConfig.from_run_config(context.run_config))
+    if config.engine != "nodes":
+        config = config.model_copy(update={"engine": "flower"})
+    run(SuperLinkGrid(grid, config.run_name, superlink_database()), config)
 
 
 def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer | None] | None = None) -> Path:
@@ -149,7 +152,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         if not trained:
             why = why_nobody_trained(run_dir, config, engine.method)
             raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
-    except (NoProgressError, ConfigError) as error:
+    except (NoProgressError, ConfigError, SuperLinkError) as error:
         _finish_failed(journal, str(error))
         raise
     except BaseException:

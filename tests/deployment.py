@@ -26,6 +26,7 @@ class Deployment:
     """The processes of a deployment; `close` stops all of them, and whatever they started.
 
     Attributes:
+        database: the SuperLink's file, in a folder of its own.
         secrets: the folder of `deploy/certs`, where the SuperLink has TLS and knows its nodes by their keys.
     """
 
@@ -37,6 +38,8 @@ class Deployment:
         self.address = f"127.0.0.1:{self.port}"
         self._started: list[subprocess.Popen[bytes]] = []
         (folder / "here").mkdir(parents=True)
+        self.database = folder / "database" / "state.db"
+        self.database.parent.mkdir(exist_ok=True)
         self._environment = {
             **flower_environment(os.environ, folder),
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
@@ -51,7 +54,7 @@ class Deployment:
             "superlink.log",
             *("flower-superlink", "--isolation", "subprocess", "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(self.port), *self._server_trust()),
-            *("--database", str(self.folder / "state.db")),
+            *("--database", str(self.database)),
         )
         self._wait(process, self.port, self.secrets)
         return process

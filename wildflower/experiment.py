@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 LOOK_SECONDS = 0.3
 TRACEBACK_LINES = 30
+LOG_SECONDS = 10  # after the end of a run, in which Flower hands over the rest of its log and its own view of it
+ENDED_WITH_AN_ERROR = "The run's server has ended with an error"
 ENDED_SILENTLY = "The server's process has ended without a word: it was killed, or the run was stopped from elsewhere"
 MAX_WARNINGS = 5
 FULL_DISK_BYTES = 10**6
@@ -270,23 +272,36 @@ def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: "
     journal = JournalWatch(run_dir)
     while True:
         log_stream = flower.follow_log(run_id, app_log)
-        killed = False
-        while not killed and not _ended(log_stream):
+        over = False
+        while not over and not _ended(log_stream):
             show.rounds(journal.rounds())
             if flower.process is not None and flower.process.poll() is not None:
                 break
-            killed = journal.writer_was_killed()
+            over = journal.writer_was_killed() or journal.seconds_since_the_end() > LOG_SECONDS
         show.rounds(journal.rounds())
         if flower.process is not None and flower.process.poll() is not None:
             last = last_lines(run_dir / "superlink.log", 10)
             return f"flower-superlink ended with code {flower.process.returncode}; its last lines:\n{last}"
-        if killed:  # Flower itself would notice after a minute
-            return ENDED_SILENTLY
-        status = flower.status(run_id)
+        if over:  # Flower itself would notice after a minute, or where it cannot store anything never
+            return _end_by_summary(run_dir)
+        try:
+            status = flower.status(run_id)
+        except FlowerError:
+            if not journal.writer_ends_within(LOG_SECONDS):
+                raise
+            return _end_by_summary(run_dir)
         if status.ended:
             return None if status.completed else f"Flower says {status.status}: {status.details}"
         # The log stream broke off and the run goes on.
         time.sleep(LOOK_SECONDS)
+
+
+def _end_by_summary(run_dir: Path) -> str | None:
+    """None where a run that is over has finished by its summary; else that its server has ended, and how."""
+    summary = read_summary(run_dir)
+    if summary is None:
+        return ENDED_SILENTLY
+    return None if summary.status == "finished" else ENDED_WITH_AN_ERROR
 
 
 def follow_process(server: "BaseProcess", run_dir: Path, show: "Show") -> str | None:
@@ -297,7 +312,7 @@ def follow_process(server: "BaseProcess", run_dir: Path, show: "Show") -> str | 
         show.rounds(journal.rounds())
     if server.exitcode < 0:
         return f"{ENDED_SILENTLY} ({signal.Signals(-server.exitcode).name})"
-    return None if server.exitcode == 0 else "The run's server has ended with an error"
+    return None if server.exitcode == 0 else ENDED_WITH_AN_ERROR
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
@@ -316,13 +331,31 @@ class JournalWatch:
         self._seen: tuple[int, int] | None = None
         self._rounds: list[RoundRecord] = []
         self._held = False
+        self._ended_at: float | None = None
 
     def writer_was_killed(self) -> bool:
         """Whether the process that wrote the run is gone without having ended it."""
         held = is_held(self.run_dir)
         if self._held and held is False:
             return True
+        if self._held and held is None and self._ended_at is None:
+            self._ended_at = time.monotonic()
         self._held = self._held or held is True  # a lock that nobody holds yet may be left from an earlier run
+        return False
+
+    def seconds_since_the_end(self) -> float:
+        """How long ago `writer_was_killed` has seen that the run had ended in order; 0 where it has not."""
+        return 0.0 if self._ended_at is None else time.monotonic() - self._ended_at
+
+    def writer_ends_within(self, seconds: float) -> bool:
+        """Wait so long for a process that writes the run to end; whether there was one, and it has ended."""
+        end = time.monotonic() + seconds
+        while self._held:
+            if self.writer_was_killed() or self._ended_at is not None:
+                return True
+            if time.monotonic() >= end:
+                break
+            time.sleep(LOOK_SECONDS)
         return False
 
     def rounds(self) -> list[RoundRecord]:

@@ -66,15 +66,14 @@ class SuperLink:
         options = ["--federation-config", settings] if settings else []
         answer = self._ask("run", str(app_dir), CONNECTION, "--run-config", str(config_file), *options)
         if not answer.get("success") or not answer.get("run-id"):
-            raise FlowerError(f"Flower did not start the app: {str(answer.get('error-message', answer)).strip()}")
+            raise FlowerError(f"Flower did not start the app: {_told(answer)}")
         return str(answer["run-id"])
 
     def status(self, run_id: str) -> RunStatus:
         """Ask how a run is doing. Raises FlowerError when the SuperLink does not answer."""
         answer = self._ask("list", CONNECTION, "--run-id", run_id)
         if not answer.get("success"):
-            told = str(answer.get("error-message", answer)).strip()
-            raise FlowerError(f"Flower does not say how run {run_id} is doing: {told}")
+            raise FlowerError(f"Flower does not say how run {run_id} is doing: {_told(answer)}")
         runs = [run for run in answer["runs"] if str(run.get("run-id")) == run_id]
         if not runs:
             raise FlowerError(f"Flower knows nothing of run {run_id}")
@@ -88,7 +87,7 @@ class SuperLink:
         """The nodes that the SuperLink knows, each with its status: "registered", "online", "offline"."""
         answer = self._ask("supernode", "list", CONNECTION)
         if not answer.get("success"):
-            raise FlowerError(f"Flower does not list its nodes: {str(answer.get('error-message', answer)).strip()}")
+            raise FlowerError(f"Flower does not list its nodes: {_told(answer)}")
         return {int(node["node-id"]): str(node["status"]) for node in answer["nodes"]}
 
     def follow_log(self, run_id: str, to: Path) -> subprocess.Popen[bytes]:
@@ -123,6 +122,17 @@ class SuperLink:
         if not isinstance(answer, dict):
             raise FlowerError(f"`flwr {arguments[0]}` answered {answer!r}, not an object")
         return answer
+
+
+def _told(answer: Mapping[str, Any]) -> str:
+    """What Flower says went wrong, and what that mostly means where it says nothing."""
+    told = str(answer.get("error-message", answer)).strip()
+    if "Internal server error" in told:
+        told += (
+            " The SuperLink's own log says why. Mostly the disk of its database is full: make room, and start the "
+            "SuperLink anew"
+        )
+    return told
 
 
 @contextmanager

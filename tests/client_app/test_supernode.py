@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common.constant import Status
@@ -18,7 +19,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import RunNotRunningException, _pull_and_store_message
 
 from client_app import supernode
-from client_app.supernode import kept_in, letting_go
+from client_app.supernode import kept_in, lasting, letting_go
 
 RUN = 7
 
@@ -175,3 +176,42 @@ def test_the_first_process_of_a_container_starts_a_node_as_its_child(monkeypatch
     with pytest.raises(SystemExit) as ended:
         supernode.main()
     assert ended.value.code == 42
+
+
+def answering(status):
+    """A heartbeat whose server answers with this status."""
+
+    def heartbeat():
+        request = httpx.Request("POST", "https://server/v1/fleet/send-node-heartbeat")
+        httpx.Response(status, request=request).raise_for_status()
+        return True
+
+    return heartbeat
+
+
+def test_a_heartbeat_outlives_errors_of_the_server(capfd):
+    assert lasting(answering(500))() is False  # which Flower tries again
+    assert "WARNING: The server answers with an error of its own (500)" in capfd.readouterr().err
+    assert lasting(answering(200))() is True
+    with pytest.raises(httpx.HTTPStatusError):
+        lasting(answering(401))()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_node_is_started_with_a_heartbeat_that_lasts(monkeypatch):
+    from flwr.supernode import fleet_http_connection
+
+    flowers = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    for module, name in (
+        (fleet_http_connection, "HeartbeatSender"),
+        (start_client_internal, "subprocess"),
+        (start_client_internal, "_pull_and_store_message"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(supernode.sys, "argv", ["wildflower-node"])
+    monkeypatch.setattr(flowers, "flower_supernode", lambda: None)
+    monkeypatch.setenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", "1")
+    monkeypatch.setattr(supernode, "draw_instance", lambda: None)
+    supernode.main()
+    sender = fleet_http_connection.HeartbeatSender(answering(500))
+    assert sender.heartbeat_fn() is False

@@ -117,7 +117,7 @@ def build_images(folder: Path) -> str:
     if prefix := os.environ.get("WILDFLOWER_IMAGES"):
         return prefix
     base = ("--base", os.environ["BASE_IMAGE"]) if "BASE_IMAGE" in os.environ else ()
-    command = _context(folder / "context") / "deploy/build-without-registry"
+    command = working_copy(folder / "context") / "deploy/build-without-registry"
     run(command, "--images", PROJECT, *base, env=os.environ | {"PYTHON": sys.executable}, timeout=3600)
     return PROJECT
 
@@ -130,7 +130,7 @@ def build_arm64_device(folder: Path) -> str:
     """
     if image := os.environ.get("WILDFLOWER_ARM64_IMAGE"):
         return image
-    context = _context(folder / "context-arm64")
+    context = working_copy(folder / "context-arm64")
     base = os.environ.get("BASE_IMAGE_ARM64")
     if base is None:
         base = f"{PROJECT}/base-arm64"
@@ -144,7 +144,7 @@ def build_arm64_device(folder: Path) -> str:
     return tag
 
 
-def _context(folder: Path) -> Path:
+def working_copy(folder: Path) -> Path:
     """A copy of what git would commit: what docker builds from, without what else lies in the checkout."""
     folder.mkdir()
     for name in run("git", "ls-files", "-co", "--exclude-standard").splitlines():
@@ -152,6 +152,12 @@ def _context(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     return folder
+
+
+def compose_command() -> list[str]:
+    """Compose 2 where Docker has it, else Compose 1.29."""
+    v2 = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
+    return ["docker", "compose"] if v2 else ["docker-compose"]
 
 
 def fill(volume: str, folder: Path, image: str) -> None:
@@ -183,8 +189,7 @@ class Deployment:
             "WILDFLOWER_PORT": str(GATE_PORT),
             "WILDFLOWER_BANDWIDTH_PORT": str(BANDWIDTH_PORT),
         }
-        v2 = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
-        self._compose = ["docker", "compose"] if v2 else ["docker-compose"]
+        self._compose = compose_command()
         if other:
             override = folder / "override.yml"
             content = {"services": other} | ({"volumes": {name: {} for name in volumes}} if volumes else {})

@@ -19,6 +19,7 @@ import pytest
 from safetensors.torch import load
 
 from devices.bandwidth import SERVICE
+from server_app.journal import RoundRecord
 from tests.compose.engine import (
     BANDWIDTH_PORT,
     GATE_PORT,
@@ -45,6 +46,7 @@ QUICK = (
     "memory-fraction=0.5",
     "evaluate-tiers=false",
 )
+RETRYING = "Connection attempt failed, retrying"  # what Flower says in a node whose server does not answer
 TRAINED_BUT_2 = {0: "trained", 1: "trained", 3: "trained"}
 # Inside a node that trains, and until that is over: something else takes all memory, or the work gets 1 MiB more than
 # it has, as if too little had been predicted. What takes all goes before the SuperNode and behind the work: the kernel
@@ -436,6 +438,37 @@ def test_a_link_gone_for_20_seconds_costs_no_reply_and_one_gone_for_100_seconds_
     # The reply came over the link that was back: the cut took longer than the training.
     (reply,) = (d for d in devices if d["device"] == 1 and d["round"] == hit)
     assert reply["seconds"] < 20
+
+
+def test_a_killed_gate_is_started_again(deployment, note):
+    process = deployment.start_run("killed-gate", *QUICK, "rounds=100", "evaluate-every=100", "deadline-seconds=200")
+    wait_for_round(deployment, "killed-gate", 1, process, 300)
+
+    def finished() -> list[RoundRecord]:
+        return [RoundRecord(**line) for line in deployment.journal("killed-gate")]
+
+    def started() -> dict[str, str]:
+        return {service: deployment.state(service)["StartedAt"] for service in ("superlink", "gate", *NODES)}
+
+    def tried() -> int:
+        return sum(deployment.compose("logs", node).count(RETRYING) for node in NODES)
+
+    there, tried_before = started(), tried()
+    deployment.when_training("node-3")
+    before = finished()
+    run("docker", "exec", deployment.container("gate"), "sh", "-c", "kill -9 $(cat /tmp/nginx.pid)")
+    killed = time.monotonic()
+    wait_for("Docker has started the gate again", lambda: started()["gate"] != there["gate"], 60)
+    wait_for_round(deployment, "killed-gate", len(before) + 1, process, 300)
+    seconds = time.monotonic() - killed
+    wait_for_round(deployment, "killed-gate", len(before) + 2, process, 300)
+    deployment.stop_run(process, "killed-gate")
+    after = finished()
+    assert {s: when for s, when in started().items() if s != "gate"} == {s: there[s] for s in there if s != "gate"}
+    devices = [d for d in deployment.journal("killed-gate", "devices") if d["round"] <= len(before) + 2]
+    assert [d["outcome"] for d in devices] == ["trained"] * 4 * (len(before) + 2)
+    seen = f"nodes say `{RETRYING} ...`" if tried() > tried_before else "nothing"
+    note("kill -9: gate", f"{seen}; Docker starts it again, and every reply arrives", seconds, before, after)
 
 
 def test_a_killed_superlink_comes_back_and_the_run_is_resumed(deployment):

@@ -1,6 +1,6 @@
 """Devices with data of their own in containers: each has a volume that nobody else has, and the server has none.
 
-Not part of `make test`: `make test-compose` names this file.
+Not part of `make test`: `make test-guides` names this file.
 """
 
 import json

@@ -4,11 +4,13 @@ The link is installed as `flower-superlink` and as `flwr`. What the run does is 
 write their numbers into $FAKE_PIDS.
 """
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -70,6 +72,19 @@ def log() -> None:
         note_pid(server.pid)
         Path(os.environ["FAKE_DIES"]).touch()
         signal.pause()
+    if MODE == "superlink is full":  # the server ends in order, and Flower tells nobody
+        lock = run_dir / "lock"
+        with lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (run_dir / "rounds.jsonl").write_text(os.environ["FAKE_ROUND"] + "\n")
+            end = time.monotonic() + 20
+            while not Path(os.environ["FAKE_SEEN"]).exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            (run_dir / "summary.json").write_text(os.environ["FAKE_SUMMARY"])
+            lock.unlink()
+        if os.environ["FAKE_STREAM"] == "stays":
+            signal.pause()
+        return
     if MODE == "superlink dies":
         os.kill(int(Path(os.environ["FAKE_PIDS"]).read_text().split()[0]), signal.SIGKILL)
         signal.pause()
@@ -90,6 +105,8 @@ def log() -> None:
 
 
 def listing(run_id: str) -> dict:
+    if MODE == "superlink is full":
+        return {"success": False, "error-message": "Internal server error."}
     status, details = ("finished:failed", "it broke") if MODE == "crash" else ("finished:completed", "N/A")
     return {"success": True, "runs": [{"run-id": run_id, "status": status, "status-details": details}]}
 

@@ -235,6 +235,28 @@ def test_a_server_process_that_is_killed_is_told_at_once_with_the_command_that_r
     assert world.left_behind() == ([], [])
 
 
+@pytest.mark.parametrize(("stream", "status"), [("stays", "failed"), ("breaks off", "finished")])
+def test_a_run_that_has_ended_is_told_although_flower_cannot_store_it(world, monkeypatch, stream, status):
+    error = "The disk is full: go on with --set resume=true" if status == "failed" else None
+    ended = SUMMARY.model_copy(update={"status": status, "error": error})
+    seen = world.here / "seen"
+    monkeypatch.setenv("FAKE_SUMMARY", ended.model_dump_json())
+    monkeypatch.setenv("FAKE_STREAM", stream)
+    monkeypatch.setenv("FAKE_SEEN", str(seen))
+    monkeypatch.setattr("wildflower.experiment.LOG_SECONDS", 0.5)
+
+    def look(run_dir):
+        if held := is_held(run_dir):
+            seen.touch()
+        return held
+
+    monkeypatch.setattr("wildflower.experiment.is_held", look)
+    code, text = world.run("superlink is full")
+    assert code == (1 if status == "failed" else 0), text
+    assert ("The run failed. The disk is full: go on with --set resume=true\n" in text) == (status == "failed")
+    assert world.left_behind() == ([], [])
+
+
 @pytest.mark.parametrize("terminate", ["", "yes"])
 def test_ctrl_c_and_sigterm_stop_everything(world, monkeypatch, terminate):
     monkeypatch.setenv("FAKE_TERM", terminate)
