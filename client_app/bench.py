@@ -354,7 +354,8 @@ class DeviceBench:
         if training.optimizer == "sgd":
             return torch.optim.SGD(parts, lr=rate, momentum=training.momentum, weight_decay=decay)
         kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-        return kind(parts, lr=rate, betas=training.betas, weight_decay=decay)
+        # Where it is not fused, PyTorch chooses by the device.
+        return kind(parts, lr=rate, betas=training.betas, weight_decay=decay, fused=True if training.fused else None)
 
     def fit(
         self, model: Network, loss: Loss, *, regularizer: Regularizer | None = None, new_statistics: bool = False
@@ -560,6 +561,18 @@ def regularized(loss: Loss, model: Network, regularizer: Regularizer) -> Loss:
     return added
 
 
+def channels_last(inputs: Tensor) -> Tensor:
+    """Images (batch, channels, height, width) with the channels of a pixel side by side; other inputs as they are.
+
+    Convolutions give their outputs the layout of their inputs, so that the activations of a whole network have it.
+    Weights and gradients stay as they are.
+    """
+    if inputs.dim() != 4 or not inputs.is_floating_point():
+        return inputs
+    # Of images of one channel `contiguous` would return the same tensor, by which convolutions do not know the layout.
+    return torch.empty_like(inputs, memory_format=torch.channels_last).copy_(inputs)
+
+
 def batches_of(
     task: Task, shard: Tensor, training: LocalTraining, generator: torch.Generator, device: torch.device, once: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -574,9 +587,10 @@ def batches_of(
             picked = order[start : start + size]
             if len(picked) == 1 < min(size, len(order)):
                 continue  # batch norm cannot normalize a single example over a 1x1 map
-            yield task.batch(
+            inputs, labels = task.batch(
                 task.train.inputs[picked].to(device), task.train.labels[picked].to(device), augment=augment
             )
+            yield channels_last(inputs) if training.layout == "channels-last" else inputs, labels
             done += 1
             if training.steps and not once and done == training.steps:
                 return

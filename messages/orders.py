@@ -74,6 +74,8 @@ class LocalTraining(_Model):
     """How a device trains: epochs over its data, or a number of steps where `steps` is given.
 
     learning_rates: parts of the model that have another learning rate, and how many times the usual one that is.
+    layout: how images lie in memory while a model trains; channels-last is faster on some networks, with other bits.
+    fused: adam and adamw take a step in one kernel, which is faster, with other bits.
     """
 
     epochs: NonNegative = 1
@@ -87,6 +89,8 @@ class LocalTraining(_Model):
     clip_norm: float = Field(0.0, ge=0)
     augment: bool = True
     learning_rates: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    layout: Literal["contiguous", "channels-last"] = "contiguous"
+    fused: bool = False
 
     def rate_of(self, name: str) -> float:
         """How many times the learning rate a parameter has: as the longest part says that its name begins with."""

@@ -293,6 +293,8 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
             clip_norm=config.clip_norm,
             augment=config.augment,
             learning_rates=_learning_rates(config, family),
+            layout=config.layout,
+            fused=config.fused_optimizer,
         ),
         schedule=config.schedule,
         decay_rounds=tuple(int(r) for r in config.decay_rounds),

@@ -278,6 +278,15 @@ class RunConfig(Params):
     betas: Numbers = Field((0.9, 0.999), description="Betas of adam and adamw")
     weight_decay: Rate = Field(5e-4, description="Weight decay of local training")
     clip_norm: Rate = Field(0.0, description="Largest norm of a gradient; 0 does not clip")
+    layout: Literal["contiguous", "channels-last"] = Field(
+        "contiguous",
+        description="How images lie in memory in training: contiguous, or channels-last, which is faster on some "
+        "networks and gives other bits (benchmarks/overhead)",
+    )
+    fused_optimizer: bool = Field(
+        False,
+        description="Adam and adamw step in one kernel, which is faster and gives other bits (benchmarks/overhead)",
+    )
     norm_bound: Rate = Field(
         0.0,
         description="Largest norm of a device's update, larger ones are scaled down; 0 does not bound "

@@ -5,6 +5,8 @@
 The networks are the families' own, on random images. In every turn each variant of a network takes a few steps, one
 variant after the other, in one process with one thread, so that whatever else the machine does hits all alike. A ratio
 is of the fastest turns: what is slower was disturbed. Moving the batch into the layout is part of the step.
+"Fused" sgd is PyTorch's;
+`fused-optimizer` is for Adam and AdamW alone.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import nn
 
 from benchmarks.overhead.run import cpu_model
 from benchmarks.tables import markdown, write_between
+from client_app.bench import channels_last
 from client_app.sgd import Sgd
 from models.family import FAMILIES
 
@@ -51,10 +54,8 @@ VARIANTS = [("contiguous", name) for name in MADE] + [("channels-last", name) fo
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, last: bool, x: torch.Tensor, y: torch.Tensor) -> None:
     """One step of training."""
-    if last:
-        x = x.contiguous(memory_format=torch.channels_last)
     optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()
+    F.cross_entropy(model(channels_last(x) if last else x), y).backward()
     optimizer.step()
 
 
@@ -67,10 +68,8 @@ def measure(family: str, shape: tuple[int, int, int], batch_size: int, count: in
     for layout, name in VARIANTS:
         model = made.build(made.full())
         model.load_state_dict(made.initial())
-        last = layout == "channels-last"
-        if last:
-            model = model.to(memory_format=torch.channels_last)
-        trained[f"{layout}, {name}"] = model.train(), MADE[name](list(model.parameters())), last
+        optimizer = MADE[name](list(model.parameters()))
+        trained[f"{layout}, {name}"] = model.train(), optimizer, layout == "channels-last"
     for turn in range(turns + 1):
         for name, (model, optimizer, last) in trained.items():
             started = time.process_time()

@@ -114,6 +114,37 @@ def test_the_betas_of_adam_are_those_of_the_order(optimizer):
     assert bench_of(work_order(), received).optimizer(nn.Linear(1, 1)).defaults["betas"] == (0.8, 0.7)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_fused_optimizer_is_one_and_takes_the_same_steps_but_for_rounding(optimizer):
+    how = {"batch_size": 10, "optimizer": optimizer, "learning_rate": 0.001}
+    fused, plain = (LocalTraining(**how, fused=fused) for fused in (True, False))
+    assert bench_of(work_order(), fused).optimizer(nn.Linear(1, 1)).param_groups[0]["fused"] is True
+    assert not bench_of(work_order(), plain).optimizer(nn.Linear(1, 1)).param_groups[0]["fused"]
+    found, expected = (weights(do(work_order(2), how)) for how in (fused, plain))
+    # Four steps of about 0.001 each. Where a gradient is nearly 0, its rounding decides on the sign of a step.
+    differences = torch.cat([(found[name] - value).abs().flatten() for name, value in expected.items()])
+    assert differences.mean() < 1e-5
+
+
+def test_channels_last_training_is_the_same_but_for_rounding_and_sends_the_same_shapes():
+    last = LocalTraining(batch_size=10, learning_rate=0.05, layout="channels-last")
+    for inputs, _ in bench_of(work_order(2), last).batches():
+        channels, height, width = inputs.shape[1:]
+        assert inputs.stride() == (channels * height * width, 1, width * channels, channels)
+    found, expected = (
+        weights(do(work_order(2), how)) for how in (last, LocalTraining(batch_size=10, learning_rate=0.05))
+    )
+    for name, value in expected.items():
+        assert found[name].is_contiguous()
+        assert torch.allclose(found[name], value, atol=1e-4), name
+
+
+def test_what_is_no_picture_has_no_channels():
+    tokens, signal = torch.ones(2, 3, dtype=torch.uint8), torch.ones(2, 3, 4)
+    assert bench.channels_last(tokens) is tokens
+    assert bench.channels_last(signal) is signal
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_the_same_order_gives_the_same_bits_and_another_seed_others(optimizer):
     how = LocalTraining(batch_size=10, optimizer=optimizer, learning_rate=0.01)
