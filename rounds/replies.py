@@ -98,6 +98,7 @@ def read_reply(
     checked = Checked({**silent, **{n: one_line(u.outcome) for n, u in answered.items()}}, answered)
     for number, update in answered.items():
         if update.outcome != "trained":
+            work.answered(asked[number])
             continue
         try:
             if update.report is not None:
