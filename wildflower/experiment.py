@@ -126,7 +126,8 @@ def _run(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {config.rounds} rounds, "
         f"{config.devices_per_round} of {config.devices} devices per round, "
         + (f"{config.workers} workers" if config.fleet else "")
-        + ("" if deployment is None else f" at {escape(deployment.address)}"),
+        + (" " if config.fleet and deployment else "")
+        + (f"at {escape(deployment.address)}" if deployment else ""),
         highlight=False,
         soft_wrap=True,
     )

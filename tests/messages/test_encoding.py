@@ -6,6 +6,8 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from messages.encoding import LEAST_BLOCK, Wire, decode, encode, encoded_bytes, restored
 from messages.error import MessageError
@@ -110,15 +112,20 @@ def test_any_bytes_of_the_right_length_are_as_many_values_and_others_are_refused
     tensors = tensors_of(SHAPES)
     layout = Layout.of(tensors)
     honest = encode(tensors, layout, wire)
-    rng = random.Random(1)
-    for _ in range(500):
-        data = changed_bytes(rng, honest)
-        if len(data) != len(honest):
-            with pytest.raises(MessageError, match=f"weights encoded as {wire} have {len(data)} bytes instead of"):
-                decode(data, layout, wire)
+
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @given(st.data())
+    def change(data):
+        changed = changed_bytes(data.draw, honest)
+        if len(changed) != len(honest):
+            with pytest.raises(MessageError, match=f"weights encoded as {wire} have {len(changed)} bytes instead of"):
+                decode(changed, layout, wire)
         else:
-            assert not layout.difference(Layout.of(decode(data, layout, wire)))
-    assert not layout.difference(Layout.of(decode(rng.randbytes(len(honest)), layout, wire)))
+            assert not layout.difference(Layout.of(decode(changed, layout, wire)))
+
+    change()
+    noise = random.Random(1).randbytes(len(honest))
+    assert not layout.difference(Layout.of(decode(noise, layout, wire)))
 
 
 def test_a_change_is_added_to_what_the_server_had():

@@ -40,7 +40,8 @@ def test_what_is_distilled_takes_the_place_of_the_mean(method, widths, tmp_path,
         assert len(students) == strategy.settings.devices_per_round
         assert students[0] == strategy.smallest_architecture
         assert settings.learning_rate == pytest.approx(0.5 if number == 1 else 0.05)
-        assert record["metrics"] == {"distillation_steps_per_second": 7.0, "distillation_mutual_information_nats": 0.5}
+        told = {"distillation_steps_per_second": 7.0, "distillation_mutual_information_nats": 0.5}
+        assert record["metrics"].items() >= told.items()
         assert record["server_seconds"]["distill"] > 0
 
 
