@@ -121,8 +121,10 @@ def main() -> None:
     The first process of a container starts a node as its child, and collects what ends; so little of it is imported yet
     that it takes a few MB.
     """
-    if os.getpid() == 1 and (child := os.fork()):
-        sys.exit(collect_until_it_ends(child))
+    if os.getpid() == 1:
+        if child := os.fork():
+            sys.exit(collect_until_it_ends(child))
+        os.setsid()  # a terminal's Ctrl-C comes once, from the first process
     os.environ.setdefault("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", str(PIECE_BYTES))
     draw_instance()
     if trouble := clock_trouble(sys.argv[1:]):

@@ -467,7 +467,7 @@ class Engine:
             grid,
             queues,
             lambda node, asked: self.message(works[asked[0]], node, asked[1]),
-            deadline_seconds=None if self.population.simulated else self.settings.deadline_seconds,
+            deadline_seconds=self.population.answer_seconds(self.settings.deadline_seconds),
             busy=self.population.busy,
             poll_seconds=self.population.poll_seconds,
         )
@@ -485,7 +485,8 @@ class Engine:
     def message(self, work: Work, node: int, batch: list[Assignment]) -> Message:
         """The message that carries a batch to its node."""
         with self._timed("payload"):
-            return work.message(self.settings, node, batch)
+            seconds = self.population.answer_seconds(self.settings.deadline_seconds)
+            return work.message(self.settings, node, batch, seconds)
 
     def settle(self, work: Work) -> None:
         """What has no outcome by now is late; count the bytes, and say what went wrong."""

@@ -52,6 +52,10 @@ class NodeState:
     memory_factor: float
 
 
+ELSEWHERE_SECONDS = 3600.0
+"""For which a round's answers of nodes on other machines are waited for: they may lose a message."""
+
+
 class Population(ABC):
     """The devices of a run and the nodes that carry them."""
 
@@ -92,6 +96,10 @@ class Population(ABC):
     @abstractmethod
     def connected(self, grid: Grid, devices: Sequence[int]) -> list[int]:
         """Those of the devices that a node carries now."""
+
+    @abstractmethod
+    def answer_seconds(self, deadline_seconds: float | None) -> float | None:
+        """How long answers are waited for on the clock on the wall, in a run with this deadline; None: for ever."""
 
     def examples(self, device: int) -> int:
         """Training examples that the device holds."""
@@ -185,6 +193,7 @@ class SimulatedDevices(Population):
         self.fleet, self.clock, self.fleet_digest = fleet, VirtualClock(), fleet.digest
         self._workers, self._wait_seconds = workers, wait_seconds
         self._nodes: list[int] = []
+        self._chosen: list[int] = []  # the nodes that the run began with
         self._exchanges = 0
         self._present = np.arange(fleet.size if fleet.replaced else 0)
 
@@ -249,10 +258,10 @@ class SimulatedDevices(Population):
     def nodes(self, grid: Grid, devices: Sequence[int], work: Sequence[float]) -> list[int]:
         """Longest work first onto the least loaded worker; where workers are elsewhere, each device's own one."""
         if self._elsewhere:
-            self._nodes = self._wait_for_workers(grid, 1 if self._nodes else self._workers)
+            self._nodes = self._still_there(grid) if self._nodes else self._wait_for_workers(grid)
             return [own_node(device, self._nodes) for device in devices]
         if not self._nodes:
-            self._nodes = self._wait_for_workers(grid, self._workers)
+            self._nodes = self._wait_for_workers(grid)
         load = dict.fromkeys(self._nodes, 0.0)
         result = [0] * len(devices)
         for i in sorted(range(len(devices)), key=lambda i: -work[i]):
@@ -265,6 +274,10 @@ class SimulatedDevices(Population):
         """All that are present: any worker carries any device."""
         present = set(map(int, self._present))
         return [device for device in devices if not self.fleet.replaced or device in present]
+
+    def answer_seconds(self, deadline_seconds: float | None) -> float | None:
+        """For ever, because the deadline is of simulated time; but nodes elsewhere may lose a message."""
+        return ELSEWHERE_SECONDS if self._elsewhere else None
 
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:
         """Download, training and upload under the device's links and speed, from now on."""
@@ -288,14 +301,29 @@ class SimulatedDevices(Population):
     def release(self, nodes: Iterable[int]) -> None:
         """No worker is ever quarantined."""
 
-    def _wait_for_workers(self, grid: Grid, count: int) -> list[int]:
+    def _still_there(self, grid: Grid) -> list[int]:
+        """The nodes of before that are connected; others take the places of those that are not, and of no other."""
+        connected = wait_for_nodes(grid, bool, self._wait_seconds)
+        there = [node for node in self._chosen if node in connected]
+        spare = [node for node in connected if node not in self._chosen]
+        gone = len(self._chosen) - len(there)
+        found = there + spare[:gone]
+        if not set(self._nodes) <= set(found):
+            log(WARNING, "%s of the run's %s nodes are gone: others carry their devices", gone, len(self._chosen))
+        return found
+
+    def _wait_for_workers(self, grid: Grid) -> list[int]:
         # The ServerApp starts before the simulation engine has registered its nodes.
-        nodes = wait_for_nodes(grid, lambda found: len(found) >= count, self._wait_seconds)
-        if len(nodes) < count:
+        nodes = wait_for_nodes(grid, lambda found: len(found) >= self._workers, self._wait_seconds)
+        if len(nodes) < self._workers:
             log(
-                WARNING, "The run asks for workers = %s, Flower offers %s nodes: going on with those", count, len(nodes)
+                WARNING,
+                "The run asks for workers = %s, Flower offers %s nodes: going on with those",
+                self._workers,
+                len(nodes),
             )
-        return nodes[: self._workers]
+        self._chosen = nodes[: self._workers]
+        return self._chosen
 
 
 def own_node(device: int, nodes: Sequence[int]) -> int:
@@ -449,6 +477,10 @@ class ConnectedDevices(Population):
         self.now_seconds += wall_seconds
         self.recover()
         return []
+
+    def answer_seconds(self, deadline_seconds: float | None) -> float | None:
+        """Until the deadline."""
+        return deadline_seconds
 
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> None:
         """Nothing is simulated here."""

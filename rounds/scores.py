@@ -180,7 +180,7 @@ def score_on_devices(
                 for a in batch
             ],
         )
-        ttl = None if population.simulated else settings.deadline_seconds
+        ttl = population.answer_seconds(settings.deadline_seconds)
         return Message(to_records(content, arrays), node, MessageType.EVALUATE, ttl=ttl, group_id=str(orders.round))
 
     metric, classes = settings.metric, orders.family.classes
@@ -191,7 +191,7 @@ def score_on_devices(
         grid,
         orders.batches(),
         question,
-        deadline_seconds=None if population.simulated else settings.deadline_seconds,
+        deadline_seconds=population.answer_seconds(settings.deadline_seconds),
         busy=population.busy,
         poll_seconds=population.poll_seconds,
     )

@@ -244,7 +244,8 @@ class SecureRound:
         for node, orders in by_node.items():
             queues[node] = deque([orders])
         simulated = self.population.simulated
-        seconds = None if simulated else min(self.settings.deadline_seconds or STEP_SECONDS, STEP_SECONDS)
+        bound = self.population.answer_seconds(self.settings.deadline_seconds)
+        seconds = None if simulated and bound is None else min(bound or STEP_SECONDS, STEP_SECONDS)
 
         def make(node: int, batch: list[KeyOrder]) -> Message:
             content = KeyBatch(

@@ -376,8 +376,7 @@ class Work(Orders):
         )
         return content, arrays
 
-    def message(self, settings: RoundSettings, node: int, batch: list[Assignment]) -> Message:
-        """The message that carries a batch to its node."""
+    def message(self, settings: RoundSettings, node: int, batch: list[Assignment], ttl: float | None = None) -> Message:
+        """The message that carries a batch to its node; `ttl` is for how many seconds it is of use."""
         content, arrays = self.content(settings, batch)
-        ttl = None if self.simulated else settings.deadline_seconds
         return Message(to_records(content, arrays), node, MessageType.TRAIN, ttl=ttl, group_id=str(self.round))

@@ -546,6 +546,21 @@ class RunConfig(Params):
             "personal-from",
             f"with rounds = {self.rounds} no round is scored personally: at most that, or personal-every = 0",
         )
+        if self.engine == "nodes":
+            need(bool(self.fleet), "engine", "nodes are workers of a fleet's devices, and fleet = '' has none")
+            need(
+                self.partition != "own", "engine", "devices of partition = 'own' have their data on nodes of their own"
+            )
+            need(
+                not self.state_dir,
+                "state-dir",
+                "with engine = 'nodes' what devices keep lies in their node's state-dir",
+            )
+        need(
+            not self.fused_optimizer or self.optimizer != "sgd",
+            "fused-optimizer",
+            "is for optimizer = 'adam' and 'adamw': PyTorch chooses by itself for sgd",
+        )
         need(
             not self.resume_from or self.resume,
             "resume-from",

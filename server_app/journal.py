@@ -102,7 +102,7 @@ class RoundRecord(ScoreRecord):
     devices_without_model: Count | None = None
     devices_beyond_budget: Count | None = None
     # Of the whole model, by the names of classes; None too where labels are not one class per example, where there are
-    # many classes, and where devices score. Earlier versions do not have it, nor the next.
+    # many classes, and where devices score. Earlier versions do not have this, and do not have score_by_device.
     accuracy_by_class: dict[str, Share] | None = None
     # Of what each device would be given, or where devices score, what each did; None too where there are many devices.
     score_by_device: dict[int, float] | None = None
@@ -357,12 +357,14 @@ class Journal:
             self._writer.close()
             self._writer = None
         last_lines = None if error is None else "\n".join(error.rstrip().splitlines()[-ERROR_LINES:])
-        summary = summarize(self.run_dir, status, last_lines)
-        _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
-        write_report(self.run_dir)
-        if self._tracker is not None:  # after all that is ours: a slow one takes its time
-            self._tracker.end(status)
-            self._tracker = None
+        try:
+            summary = summarize(self.run_dir, status, last_lines)
+            _write_beside(self.run_dir / "summary.json", summary.model_dump_json(indent=2) + "\n")
+            write_report(self.run_dir)
+        finally:
+            if self._tracker is not None:  # after all that is ours: a slow one takes its time
+                self._tracker.end(status)
+                self._tracker = None
         return summary
 
     def _write_scalars(self, record: RoundRecord) -> None:
@@ -510,6 +512,10 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         if before.get(key) != config.get(key)
         and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and is_of_a_folder(config.get("task"))))
     ]
+    engines = before.get("engine", "local"), config.get("engine", "local")
+    if engines[0] != engines[1] and "nodes" in engines:
+        # What devices keep lies in the run's folder, or in those of the nodes.
+        changed.append(f"engine was {engines[0]!r} and is {engines[1]!r}")
     if changed:
         raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
     if config.get("dp-epsilon") and before.get("rounds") != config.get("rounds"):

@@ -43,7 +43,7 @@ from strategies.method import (
     fits,
     in_floats,
 )
-from strategies.nested import below, fitted_levels, levels_loss, training_cost
+from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
 from strategies.params import Count, CountOrZero, Numbers, Params
 from strategies.search import AscentSearch, ExactSearch, PoolSearch
 
@@ -64,7 +64,7 @@ class SandwichTraining(MaskedTraining):
     lower: the cuts, largest first; each is a cut of the one before.
     """
 
-    lower: tuple[Architecture, ...] = Field(max_length=64)
+    lower: tuple[Architecture, ...] = Field(max_length=MOST_LEVELS - 1)
     teacher: Literal["labels", "own"]
     masked: bool
 
@@ -110,6 +110,7 @@ class ModelSearchParams(StatisticsParams):
     )
     architectures: CountOrZero = Field(
         0,
+        le=MOST_LEVELS,
         description="Nested architectures at most, chosen in the first round for the fleet's budgets, of which each "
         "device gets the largest that it affords; 0: every budget has its own",
     )
@@ -330,6 +331,7 @@ class ModelSearch(HeteroFL):
             part = replace(part, memory_bytes=part.memory_bytes - over_bytes - part.memory_bytes // 100)
             if part.round_seconds is not None:
                 part = replace(part, round_seconds=part.round_seconds * 0.9)
+        # The search found nothing else that fits together with the smallest: that alone, or the device is left out.
         return smallest if fits(self.cost(smallest), budget) else None
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
@@ -344,14 +346,14 @@ class ModelSearch(HeteroFL):
         return self.chosen[int(rng.integers(len(self.chosen)))] if self.chosen else self.space.sample(rng)
 
     def absorb(self, contribution: Contribution) -> None:
-        """HeteroFL's, and count who owns which coordinate."""
+        """HeteroFL's, and count who has which coordinate, rows of classes that a device lacks included."""
         super().absorb(contribution)
         contribution.group.placement.add_weight(self.owners, len(contribution.devices))
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """HeteroFL's, and how many devices trained a coordinate.
 
-        `effective_owners` is the harmonic mean over the coordinates that anybody trained: a mean over n devices has a
+        `effective_owners` is the harmonic mean over the coordinates that anybody had: a mean over n devices has a
         variance of 1 / n of theirs, and so the mean of 1 / n is that of the variances. `untouched_share` is the share
         of coordinates that nobody trained.
         """

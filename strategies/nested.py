@@ -25,6 +25,9 @@ from models.layers import Network
 from strategies.losses import Loss
 from strategies.method import Bench, Means
 
+MOST_LEVELS = 64
+"""Nested sub-models that a device trains in a step, its own included."""
+
 
 def leading_cut(
     model: Network, family: Family, whole: Architecture, architecture: Architecture
@@ -60,7 +63,8 @@ def levels_loss(
         bench: where the device trains.
         model: its own sub-model.
         lower: the smaller ones, largest first; each is a cut of the one before.
-        criterion: what each minimizes. The own sub-model's logits are constant for the smaller ones.
+        criterion: what each minimizes, of its logits, the labels, and the own sub-model's logits. These are constant,
+            and None for the own one.
 
     Raises:
         MessageError: a smaller one is no cut, or they would mix their batch norm statistics.

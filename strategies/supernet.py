@@ -148,7 +148,7 @@ def _optimizer(training: LocalTraining, parameters: Iterable[nn.Parameter]) -> t
     if training.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=rate, momentum=training.momentum, weight_decay=decay)
     kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=rate, betas=training.betas, weight_decay=decay)
+    return kind(parameters, lr=rate, betas=training.betas, weight_decay=decay, fused=training.fused or None)
 
 
 def calibrated(network: Network, batches: Iterable[Batch]) -> Network:

@@ -28,7 +28,7 @@ from models.layers import Network
 from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Means, Order, Setup, State
-from strategies.nested import below, fitted_levels, levels_loss, training_cost
+from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
 from strategies.params import CountOrZero, Params
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -52,7 +52,7 @@ class LevelTraining(MaskedTraining):
     lower: the levels below the device's own, largest first; each is a cut of the one before.
     """
 
-    lower: tuple[Architecture, ...] = Field(max_length=64)
+    lower: tuple[Architecture, ...] = Field(max_length=MOST_LEVELS - 1)
     masked: bool = True
 
     @property
@@ -88,6 +88,7 @@ class WildflowerParams(StatisticsParams):
 
     levels: CountOrZero = Field(
         4,
+        le=MOST_LEVELS,
         description="Levels at most, chosen in the first round for the fleet's budgets between the smallest and the "
         "largest of `widths`; 0: the levels are `widths` themselves",
     )

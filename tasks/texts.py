@@ -171,11 +171,15 @@ def saved(folder: Path, most_bytes: int = MAX_FILE_BYTES) -> list[Path]:
     check_size(state.stat().st_size, state, MAX_LINE_BYTES)
     try:
         names = [part["filename"] for part in json.loads(state.read_text())["_data_files"]]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{state}: it does not list the data set's files: {type(error).__name__}: {error}") from None
+    if not names:
+        raise ValueError(f"{state}: it lists no files: the data set is empty")
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise ValueError(f"{state}: {name!r} is no file beside it")
+        if Path(name).suffix != ".arrow":
+            raise ValueError(f"{state}: {name!r} is no Arrow file, and save_to_disk writes no other")
     check_size(sum((folder / name).stat().st_size for name in names), folder, most_bytes)
     return [folder / name for name in names[:1]]
 

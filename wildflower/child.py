@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 GRACE_SECONDS = 20.0  # in which a run ends by itself once it is interrupted
 
 
@@ -34,17 +36,28 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], grace_seconds: float = GR
     """End runs that still go on: as by Ctrl-C, after the grace time by SIGTERM, after another one by SIGKILL.
 
     Who interrupts this too does not want to wait, and goes on to the next step. What a run has written is whole at any
-    time, and its own processes end with it.
+    time. SIGKILL goes to all that a run has started as well, because Flower's processes do not end with it.
     """
     left = list(processes)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         for process in left:
+            started = _descendants(process.pid) if number == signal.SIGKILL else []
             process.send_signal(number)
+            for one in started:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
         with suppress(KeyboardInterrupt):
             _wait(left, grace_seconds)
         left = [process for process in left if process.returncode is None]
         if not left:
             return
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:

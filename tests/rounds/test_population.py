@@ -105,6 +105,25 @@ def test_a_device_keeps_its_node_elsewhere_and_only_those_of_a_lost_node_go_to_o
     assert population.nodes(grid, range(60), [1.0] * 60) == first
 
 
+def test_a_node_that_comes_later_takes_no_device_from_those_that_are_there(tmp_path, clock):
+    population, grid = elsewhere(tmp_path, 2), InProcessGrid(nowhere, 3)
+    contexts = dict(grid.contexts)
+    del grid.contexts[1]  # of the lowest number
+    first = population.nodes(grid, range(60), [1.0] * 60)
+    assert set(first) == {2, 3}
+    grid.contexts = dict(contexts)
+    assert population.nodes(grid, range(60), [1.0] * 60) == first
+    del grid.contexts[3]  # now there is a place
+    second = population.nodes(grid, range(60), [1.0] * 60)
+    assert set(second) == {1, 2}
+
+
+def test_answers_from_elsewhere_are_waited_for_for_an_hour_at_most(tmp_path):
+    assert elsewhere(tmp_path, 2).answer_seconds(None) == elsewhere(tmp_path, 2).answer_seconds(5.0) == 3600
+    assert simulated(tmp_path, 2).answer_seconds(5.0) is None
+    assert connected().answer_seconds(5.0) == 5.0
+
+
 def test_a_run_waits_for_its_workers_elsewhere_before_it_begins(tmp_path, clock):
     assert set(elsewhere(tmp_path, 4).nodes(InProcessGrid(nowhere, 2), range(60), [1.0] * 60)) == {1, 2}
     assert sum(clock.slept) == pytest.approx(1.0, abs=0.2)

@@ -10,6 +10,7 @@ from messages.sums import WeightedSum, flatten
 from models.architecture import Architecture
 from models.cnn import Cnn3
 from models.cost import cost
+from models.family import make_family
 from models.resnet import ResNet18
 from server_app.config import ConfigError
 from strategies import METHODS
@@ -423,13 +424,22 @@ def test_owners_are_counted_by_what_devices_return(tmp_path):
 
 
 def test_blocks_that_must_stay_do_so_in_what_two_architectures_have_in_common(tmp_path):
-    strategy = search(tmp_path, architectures=4, min_blocks=2, shares=(0.0, 0.5, 1.0))
+    """Of three blocks of a stage two must stay: architectures that lack different ones have one in common."""
+    family = make_family({"name": "resnet34", "input_shape": [1, 8, 8], "first_channels": 2, "norm": "static"})
+    params = ModelSearchParams(shares=(0.0, 1.0), min_blocks=2, architectures=4)
+    strategy = ModelSearch(setup(tmp_path, family), params)
     space = strategy.space
     full = dict(zip(space.family.groups, space.largest().widths, strict=True))
-    assert space.keeps_layers(space.largest())
-    [layer] = [layer for floor in space.floors for layer in floor.layers][:1]
-    without = full | dict.fromkeys(space.family.removable[layer], 0)
-    assert not space.keeps_layers(Architecture(tuple(without.values())))
+
+    def lacking(*layers):
+        gone = [group for layer in layers for group in space.family.removable[layer]]
+        return Architecture(tuple((full | dict.fromkeys(gone, 0)).values()))
+
+    one, other = lacking("stage1_1"), lacking("stage1_2")
+    assert strategy._possible(one)
+    assert strategy._possible(other)
+    assert not strategy._possible(in_common(one, other))
+    assert strategy._possible(together(one, other))
 
 
 def test_the_pool_has_no_other_criterion(tmp_path):
