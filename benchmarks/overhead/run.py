@@ -1,4 +1,4 @@
-"""CPU seconds per round of five ways to run the same training, side by side.
+"""CPU seconds per round of several ways to run the same training, side by side.
 
     python -m benchmarks.overhead.run --pfl-python PATH_TO_PYTHON_WITH_PFL
 
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -35,6 +36,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
 TRAIN, TEST = 10_000, 20
 ROUNDS = 5
+DEVICES_PER_ROUND = 50
 WALL, CPU = 0, 1  # places in `Usage.rounds`
 
 
@@ -44,12 +46,18 @@ def commands(pfl_python: str, data: Path, runs: Path) -> dict[str, list[str]]:
     for key, value in {"data-dir": data / "parquet", "output-dir": runs, "run-name": "run", "rounds": ROUNDS}.items():
         wildflower += ["--set", f"{key}={value}"]
     loop = [str(data), str(ROUNDS), str(runs / "run" / "rounds.jsonl")]
+    bare = [sys.executable, str(HERE / "bare.py")]
+    half = [*bare, str(data), str(ROUNDS), "{}", str(DEVICES_PER_ROUND // 2)]
+    halves = [shlex.join(half).replace("'{}'", shlex.quote(file)) for file in (loop[2], os.devnull)]
+    channels_last = ["--set", "layout=channels-last"]
     return {
-        "bare PyTorch loop": [sys.executable, str(HERE / "bare.py"), *loop],
+        "bare PyTorch loop": [*bare, *loop],
+        "two bare loops side by side, half of the clients each": ["bash", "-c", f"{halves[1]} & {halves[0]}; wait"],
         "pfl": [pfl_python, str(HERE / "pfl_loop.py"), *loop],
         "Flower FedAvg": [sys.executable, str(HERE / "stock_flower.py"), *loop],
         "Wildflower, 2 workers": [*wildflower, "--set", "workers=2"],
         "Wildflower, 1 worker": [*wildflower, "--set", "workers=1"],
+        "Wildflower, 1 worker, channels-last": [*wildflower, "--set", "workers=1", *channels_last],
         "Wildflower on Flower's engine, 2 workers": [*wildflower, "--set", "workers=2", "--set", "engine=flower"],
         "Wildflower on Flower's engine, 1 worker": [*wildflower, "--set", "workers=1", "--set", "engine=flower"],
     }
@@ -76,7 +84,7 @@ def environment(cache: Path) -> dict[str, str]:
     }
 
 
-def turns(pfl_python: str, repetitions: int, only: str) -> list[dict[str, Any]]:
+def turns(pfl_python: str, repetitions: int, only: tuple[str, ...]) -> list[dict[str, Any]]:
     """Run what is not in results.json yet; all turns."""
     found: list[dict[str, Any]] = json.loads(RESULTS.read_text())["turns"] if RESULTS.exists() else []
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
@@ -178,6 +186,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pfl-python", required=True, help="a Python with pfl 0.6.0 and the same torch installed")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--only", default="", help="contestants whose name starts with this")
+    parser.add_argument("--only", nargs="+", default=[""], help="contestants whose name starts with one of these")
     arguments = parser.parse_args()
-    turns(arguments.pfl_python, arguments.repetitions, arguments.only)
+    turns(arguments.pfl_python, arguments.repetitions, tuple(arguments.only))

@@ -1,10 +1,12 @@
-"""What the number of devices costs the server: memory by devices per round, seconds by devices in all.
+"""What the number of devices costs the server: memory by devices per round, seconds and memory by devices in all.
 
     python -m benchmarks.scale.run
 
 Memory: the peak resident memory of the process that the ServerApp runs in (in a simulation the one that also drives
 Ray), in whole runs of `wildflower run`, 40 rounds of 10 and 8 rounds of 200 devices. Seconds: rounds of 50 out of
-100 and of 50 out of 100,000 devices take turns in one process, over a grid in that process; medians.
+100 and of 50 out of 100,000 devices take turns in one process, over a grid in that process, and so do rounds of 1,000
+out of 1,000 and of 1,000 out of 100,000; medians. Memory by devices in all: whole runs of `wildflower run` with 1,000
+devices per round, on the local engine.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ ROOT = HERE.parents[1]
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
 ROUNDS = {10: 40, 200: 8}  # by devices per round: until the peak grows no more
 STRATEGIES = ("fedavg", "federated-dropout")
-DEVICES = (100, 100_000)
+DEVICES = {50: (100, 100_000), 1000: (1000, 100_000)}  # in all, by devices per round
+LARGE_ROUNDS = 12
 Row = dict[str, Any]
 
 
@@ -88,15 +91,48 @@ def read_rounds(run_dir: Path) -> list[Row]:
     return [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
 
 
-def sampling(rounds: int) -> list[Row]:
+def large() -> list[Row]:
+    """The server's peak memory after every round of 1,000 devices, with few and with many devices in all."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+        for devices in DEVICES[1000]:
+            settings = {
+                "fleet": HERE / "random-fleet.toml",
+                "output-dir": folder,
+                "run-name": devices,
+                "devices": devices,
+                "devices-per-round": 1000,
+                "rounds": LARGE_ROUNDS,
+                "workers": 2,
+            }
+            command = [sys.executable, "-m", "wildflower", "run", str(HERE / "sampling.toml")]
+            for key, value in settings.items():
+                command += ["--set", f"{key}={value}"]
+            done = subprocess.run(
+                command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True
+            )
+            if done.returncode:
+                sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+            records = read_rounds(Path(folder) / str(devices))
+            if {record["devices_replied"] for record in records} != {1000}:
+                sys.exit(f"{devices} devices: not all of a round replied")
+            row = {"devices": devices}
+            for key in ("server_peak_rss_bytes", "wall_seconds"):
+                row[key + "_by_round"] = [record[key] for record in records]
+            rows.append(row)
+    return rows
+
+
+def sampling(per_round: int, rounds: int) -> list[Row]:
     """Seconds of every round, of the server alone and of the whole, with few and with many devices in all."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="scale-") as folder:
         runs = {}
-        for devices in DEVICES:
+        for devices in DEVICES[per_round]:
             values = {
                 **read_experiment(HERE / "sampling.toml"),
                 "devices": devices,
+                "devices-per-round": per_round,
                 "fleet": str(HERE / "random-fleet.toml"),
                 "output-dir": folder,
                 "run-name": f"{devices}",
@@ -105,7 +141,7 @@ def sampling(rounds: int) -> list[Row]:
             runs[devices] = (engine, scorer, InProcessGrid(app, 2))
         for number in range(1, rounds + 1):
             # Whoever goes first goes second the next time.
-            for devices in DEVICES if number % 2 else DEVICES[::-1]:
+            for devices in DEVICES[per_round] if number % 2 else DEVICES[per_round][::-1]:
                 engine, scorer, grid = runs[devices]
                 record = engine.run_round(grid, number, scorer).record
                 grid.sent.clear()
@@ -113,6 +149,7 @@ def sampling(rounds: int) -> list[Row]:
                     server = record["server_seconds"]
                     rows.append(
                         {
+                            "devices_per_round": per_round,
                             "devices": devices,
                             "round": number,
                             "devices_replied": record["devices_replied"],
@@ -137,20 +174,31 @@ def tables(results: Row) -> list[str]:
         )
         model = mine[0]["payload_bytes"] / 1e6
         lines.append(f"| {strategy} | {model:.1f} | {few / 1e6:.0f} | {many / 1e6:.0f} | {many / few:.3f} |")
+    for per_round, (fewest, most) in DEVICES.items():
+        lines += [
+            "",
+            f"| seconds of a round of {per_round:,}, median | out of {fewest:,} | out of {most:,} | ratio |",
+            "|---|---|---|---|",
+        ]
+        for key, words in (
+            ("wall_seconds", "whole round"),
+            ("server_seconds", "server"),
+            ("assign_seconds", "of these, sampling and assignment"),
+        ):
+            mine = [row for row in results["sampling"] if row["devices_per_round"] == per_round]
+            few, many = (statistics.median([row[key] for row in mine if row["devices"] == n]) for n in (fewest, most))
+            lines.append(f"| {words} | {few:.4f} | {many:.4f} | {many / few:.3f} |")
     lines += [
         "",
-        "| seconds of a round of 50, median | out of 100 | out of 100,000 | ratio |",
-        "|---|---|---|---|",
+        "| devices in all, 1,000 per round | server's peak memory after round 2, MB | after half of the rounds "
+        "| after the last | seconds of a round, median |",
+        "|---|---|---|---|---|",
     ]
-    for key, words in (
-        ("wall_seconds", "whole round"),
-        ("server_seconds", "server"),
-        ("assign_seconds", "of these, sampling and assignment"),
-    ):
-        few, many = (
-            statistics.median([row[key] for row in results["sampling"] if row["devices"] == n]) for n in DEVICES
-        )
-        lines.append(f"| {words} | {few:.4f} | {many:.4f} | {many / few:.3f} |")
+    for row in results["large"]:
+        peaks = [peak / 1e6 for peak in row["server_peak_rss_bytes_by_round"]]
+        seconds = statistics.median(row["wall_seconds_by_round"][1:])
+        half, last = peaks[len(peaks) // 2 - 1], peaks[-1]
+        lines.append(f"| {row['devices']:,} | {peaks[1]:.0f} | {half:.0f} | {last:.0f} | {seconds:.1f} |")
     loads = [row["load_average"] for row in results["memory"]] + [results["load_average"]]
     machine = results["machine"]
     lines += [
@@ -163,18 +211,20 @@ def tables(results: Row) -> list[str]:
 
 
 def main() -> None:
-    """Measure both, write results.json and the tables in README.md."""
+    """Measure, write results.json and the tables in README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=2, help="of the runs that measure memory")
-    parser.add_argument("--rounds", type=int, default=40, help="of the sampling cost")
-    parser.add_argument("--part", choices=["memory", "sampling"], help="measure one part and keep the other's results")
+    parser.add_argument("--rounds", type=int, default=40, help="of 50 devices, and half as many of 1,000")
+    parser.add_argument("--part", choices=["memory", "sampling", "large"], help="measure one part, keep the others")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: Row = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if arguments.part != "sampling":
+    if arguments.part in (None, "memory"):
         results["memory"] = memory(arguments.repetitions)
-    if arguments.part != "memory":
-        results["sampling"] = sampling(arguments.rounds)
+    if arguments.part in (None, "large"):
+        results["large"] = large()
+    if arguments.part in (None, "sampling"):
+        results["sampling"] = sampling(50, arguments.rounds) + sampling(1000, arguments.rounds // 2)
         results["load_average"] = os.getloadavg()[0]
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     results["machine"] = {
