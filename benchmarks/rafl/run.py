@@ -30,20 +30,20 @@ COMMON: dict[str, Any] = {
     "partition": "dirichlet",
     "devices": 100,
     "devices-per-round": 10,
-    "rounds": 100,
-    "local-epochs": 2,
+    "rounds": 40,
+    "local-steps": 10,
     "batch-size": 32,
     "optimizer": "sgd",
-    "learning-rate": 0.02,
+    "learning-rate": 0.1,
     "momentum": 0.0,
     "weight-decay": 0.0,
     "workers": 1,
     "family": "resnet18",
-    "family-arguments": "first_channels = 16",
+    "family-arguments": "first_channels = 8",
     "evaluate-every": 5,
     "evaluate-tiers": False,
 }
-PUBLIC: dict[str, Any] = {"public-task": "mnist", "public-examples": 10_000, "ensemble.steps": 500}
+PUBLIC: dict[str, Any] = {"public-task": "mnist", "public-examples": 10_000, "ensemble.steps": 100}
 # Methods with one uniform model train it on every device, whatever its budget.
 METHODS: dict[str, dict[str, Any]] = {
     "rafl a": {"strategy": "rafl"},
@@ -59,13 +59,13 @@ FLEET = """
 [[group]]
 name = "small"
 share = 0.5
-memory = { uniform = ["24 MB", "60 MB"] }
+memory = { uniform = ["13 MB", "20 MB"] }
 link = "4 Mbit/s"
 
 [[group]]
 name = "large"
 share = 0.5
-memory = { uniform = ["60 MB", "160 MB"] }
+memory = { uniform = ["20 MB", "40 MB"] }
 link = "20 Mbit/s"
 """
 Figures = dict[str, Any]
