@@ -3,7 +3,7 @@
 A level is a cut of the next larger one. Levels are chosen once, in the first round, for the budgets of the fleet, and
 stay. A device gets the largest level that it affords, and in every local step it trains all smaller levels as well,
 with the labels of the classes that it holds. Each coordinate of the global model is the mean over the devices that
-trained it.
+trained it, and on a device its gradient is the mean over the levels that have it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from messages.orders import Merge
 from messages.parcels import Parcel
 from models.architecture import Architecture
 from models.base import BlockFamily, Family
-from models.cost import Cost
+from models.cost import FLOAT_BYTES, Cost
 from models.layers import Network
 from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
 from strategies.losses import Loss
@@ -41,10 +42,12 @@ DEPTHS = (0.25, 0.5, 0.75)
 
 
 class LevelTraining(MaskedTraining):
-    """L = 1/n sum over the n levels l up to the device's own of CE(m(f_l(x)), y), of shared parameters.
+    """g_j = 1/n_j sum over the n_j levels l with coordinate j of dL_l/dW_j, L_l = CE(m(f_l(x)), y).
 
     m sets the logits of classes that the device does not hold to 0, as HeteroFL's does; without `masked` there is none.
-    It is a mean and not a sum, so that what all levels share takes steps as large as if it were trained alone.
+    It is a mean and not a sum, so that what all levels share takes steps as large as if it were trained alone; and a
+    mean over the levels that have the coordinate, so that the rest of the larger ones does too. What is reported as the
+    loss is the mean of all levels' losses.
 
     The own level's term is differentiated first, and each before the next is computed: a device never holds the
     activations of two levels, and those of its own level go before all gradients are there.
@@ -66,18 +69,50 @@ class LevelTraining(MaskedTraining):
         return {"weights": Parcel.of(family.tensors(architecture), merge)}
 
     def loss(self, bench: Bench, model: Network) -> Loss:
-        """The mean; all terms but the last are differentiated already."""
+        """The mean of the levels' losses; all terms but the last are differentiated already."""
         absent = (bench.class_counts == 0).to(bench.device) if self.masked else torch.zeros(0)
         levels = 1 + len(self.lower)
 
         def criterion(logits: Tensor, labels: Tensor, _: Tensor | None) -> Tensor:
             return bench.task.loss(logits.masked_fill(absent, 0.0) if self.masked else logits, labels) / levels
 
-        return levels_loss(bench, model, self.lower, criterion)
+        loss = levels_loss(bench, model, self.lower, criterion)
+        enlarge_gradients(bench, model, self.lower)
+        return loss
 
     def scored(self, bench: Bench, model: Network) -> nn.Module:
         """On its own examples a device's model is masked as it was trained."""
         return super().scored(bench, model) if self.masked else model
+
+
+def enlarge_gradients(bench: Bench, model: Network, lower: Sequence[Architecture]) -> None:
+    """Make the gradients of a mean over all levels those of means over the levels that have a coordinate.
+
+    From now on a coordinate's gradient is multiplied by the number of levels over the number of those that have it.
+    """
+    family, own = bench.family, bench.architecture
+    inside = [family.place(level).within(family.place(own)) for level in lower]
+    for name, parameter in model.named_parameters():
+        count = torch.ones(parameter.shape, device=parameter.device)
+        for coordinates in inside:
+            if name in coordinates:
+                count[coordinates[name]] += 1
+        factor = (1 + len(lower)) / count
+        if parameter.requires_grad:
+            parameter.register_hook(partial(torch.mul, factor))
+
+
+@lru_cache(maxsize=16384)
+def level_cost(
+    family: Family, architecture: Architecture, lower: tuple[Architecture, ...], batch_size: int, optimizer: str
+) -> Cost:
+    """`strategies.nested.training_cost`, and the factors of all gradients and a copy of the largest gradient."""
+    found = training_cost(family, architecture, lower, batch_size, optimizer)
+    if not lower:
+        return found
+    largest = max(math.prod(spec.shape) for spec in family.tensors(architecture).values())
+    extra_bytes = FLOAT_BYTES * (found.parameters + largest)
+    return replace(found, peak_training_memory_bytes=found.peak_training_memory_bytes + extra_bytes)
 
 
 # The server half ------------------------------------------------------------------------------------------------------
@@ -150,7 +185,7 @@ class Wildflower(HeteroFL):
 
     def _training_cost(self, architecture: Architecture, lower: tuple[Architecture, ...]) -> Cost:
         batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
-        return training_cost(self.family, architecture, lower, batch_size, optimizer)
+        return level_cost(self.family, architecture, lower, batch_size, optimizer)
 
     def state(self) -> State:
         """HeteroFL's, and the levels."""

@@ -20,6 +20,7 @@ from strategies.wildflower import (
     LevelTraining,
     Wildflower,
     WildflowerParams,
+    level_cost,
     sizes_between,
 )
 from tests.small_run import simulated_grid, small_config, started
@@ -61,10 +62,10 @@ def test_one_step_of_gradient_descent_trains_all_levels_by_the_labels():
     mean = (math.log(10 / 8) + math.log(6 / 4) + math.log(4 / 2)) / 3
     assert float(loss.detach()) == pytest.approx(mean, abs=1e-6)
     after = {name: value.detach() - 0.5 * value.grad for name, value in model.named_parameters()}
-    # p - onehot is (-2, 1, 1) / 10 of the whole, (-2, 1, 1) / 6 of the half and (-2, 1, 1) / 4 of the quarter, and a
-    # third of each counts. Channel 0 is in all levels, channel 1 in two; a channel's own weight gets its weight in the
-    # classifier times the sum. Half of each goes off.
-    first, second, others = (1 / 10 + 1 / 6 + 1 / 4) / 3, (1 / 10 + 1 / 6) / 3, 1 / 30
+    # p - onehot is (-2, 1, 1) / 10 of the whole, (-2, 1, 1) / 6 of the half and (-2, 1, 1) / 4 of the quarter. Channel
+    # 0 is in all levels, channel 1 in two, the others in one: each gets the mean of these. A channel's own weight gets
+    # its weight in the classifier times the mean. Half of each goes off.
+    first, second, others = (1 / 10 + 1 / 6 + 1 / 4) / 3, (1 / 10 + 1 / 6) / 2, 1 / 10
     assert after[CLASSIFIER][0].tolist() == pytest.approx([LN2 + first, LN2 + second, others, LN2 + others], abs=1e-6)
     assert after[CLASSIFIER][1].tolist() == pytest.approx([-first / 2, -second / 2, -others / 2, -others / 2], abs=1e-6)
     assert after[CLASSIFIER_BIAS].tolist() == pytest.approx([first, -first / 2, -first / 2], abs=1e-6)
@@ -82,8 +83,8 @@ def test_logits_of_classes_that_a_device_does_not_hold_are_0_in_all_levels():
     assert float(loss.detach()) == pytest.approx(math.log(3), abs=1e-6)
     gradient = dict(model.named_parameters())[CLASSIFIER].grad
     assert not gradient[0].any()
-    # p - onehot is (1/3 - 1) / 2 + 1/3 / 2 = -1/6 of either class, of both levels; channels 2 and 3 are in one of two.
-    assert gradient[1].tolist() == pytest.approx([-1 / 6, -1 / 6, -1 / 12, -1 / 12], abs=1e-6)
+    # p - onehot is (1/3 - 1) / 2 + 1/3 / 2 = -1/6 of either class, in both levels alike.
+    assert gradient[1].tolist() == pytest.approx([-1 / 6, -1 / 6, -1 / 6, -1 / 6], abs=1e-6)
     merge = local.returned(family, family.full())["weights"].merge
     assert merge is not None
     assert merge.present_classes
@@ -99,7 +100,7 @@ CUTTABLE = [
 
 
 @pytest.mark.parametrize("spec", CUTTABLE, ids=lambda spec: spec["name"])
-def test_gradients_are_the_mean_of_those_of_models_of_their_own(spec):
+def test_gradients_are_means_of_those_of_models_of_their_own(spec):
     family = make_family(spec)
     levels = family.candidates([1.0, 0.5])
     torch.manual_seed(0)
@@ -108,23 +109,24 @@ def test_gradients_are_the_mean_of_those_of_models_of_their_own(spec):
     if family.input_dtype == torch.int64:
         inputs = torch.randint(family.classes, (4, *family.input_shape))
     labels = torch.arange(4)
-    wanted = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    wanted, owners = ({name: torch.zeros_like(p) for name, p in model.named_parameters()} for _ in range(2))
     total = 0.0
     for level in levels:
         placement = family.place(level)
         own = family.build(level).train()
         own.load_state_dict(placement.gather(model.state_dict()))
-        value = F.cross_entropy(own(inputs), labels) / len(levels)
+        value = F.cross_entropy(own(inputs), labels)
         value.backward()
-        total += float(value.detach())
-        got = {name: p.grad for name, p in own.named_parameters() if p.grad is not None}
+        total += float(value.detach()) / len(levels)
+        got = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in own.named_parameters()}
         placement.of(got).add_to({name: wanted[name] for name in got}, got)
+        placement.of(got).add_to({name: owners[name] for name in got}, {n: torch.ones_like(g) for n, g in got.items()})
     loss = loss_of(LevelTraining(lower=(levels[1],), masked=False), model, family=family)(inputs, labels)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
     for name, parameter in model.named_parameters():
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        assert torch.allclose(found, wanted[name], atol=1e-5), name
+        assert torch.allclose(found, wanted[name] / owners[name], atol=1e-5), name
 
 
 def test_a_device_refuses_levels_that_are_none():
@@ -205,6 +207,10 @@ def test_a_device_is_charged_for_the_dearest_part_of_a_step():
     assert charged.training_flops == whole.training_flops + alone.training_flops
     assert (charged.parameters, charged.payload_bytes) == (whole.parameters, whole.payload_bytes)
     assert training_cost(family, quarter, (), 2, "sgd") == alone
+    # Wildflower's levels have a factor for each entry beside, and a copy of the largest tensor's 12.
+    dearer = level_cost(family, family.full(), (quarter,), 2, "sgd")
+    assert dearer.peak_training_memory_bytes == charged.peak_training_memory_bytes + 4 * (23 + 12)
+    assert level_cost(family, quarter, (), 2, "sgd") == alone
 
 
 def traced_bytes(family, levels, batch_size, optimizer):
@@ -233,7 +239,7 @@ def traced_bytes(family, levels, batch_size, optimizer):
 )
 def test_the_price_holds_for_what_a_step_is_seen_to_hold(family, optimizer):
     levels = family.candidates([1.0, 0.5, 0.25])
-    predicted = training_cost(family, levels[0], tuple(levels[1:]), 16, optimizer).peak_training_memory_bytes
+    predicted = level_cost(family, levels[0], tuple(levels[1:]), 16, optimizer).peak_training_memory_bytes
     seen = traced_bytes(family, levels, 16, optimizer)
     assert 0.97 * seen <= predicted <= 1.1 * seen
 
