@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from messages.orders import Merge
 from messages.parcels import Parcel
 from models.architecture import Architecture
-from models.base import BlockFamily, Family
+from models.base import BlockFamily, Family, trained_parameters
 from models.cost import FLOAT_BYTES, Cost
 from models.layers import Network
 from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
@@ -90,16 +90,16 @@ def enlarge_gradients(bench: Bench, model: Network, lower: Sequence[Architecture
 
     From now on a coordinate's gradient is multiplied by the number of levels over the number of those that have it.
     """
+    if not lower:
+        return
     family, own = bench.family, bench.architecture
     inside = [family.place(level).within(family.place(own)) for level in lower]
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained_parameters(model).items():
         count = torch.ones(parameter.shape, device=parameter.device)
         for coordinates in inside:
             if name in coordinates:
                 count[coordinates[name]] += 1
-        factor = (1 + len(lower)) / count
-        if parameter.requires_grad:
-            parameter.register_hook(partial(torch.mul, factor))
+        parameter.register_hook(partial(torch.mul, (1 + len(lower)) / count))
 
 
 @lru_cache(maxsize=16384)

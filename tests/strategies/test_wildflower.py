@@ -73,6 +73,20 @@ def test_one_step_of_gradient_descent_trains_all_levels_by_the_labels():
     assert after[FC].flatten().tolist() == pytest.approx(grown, abs=1e-6)
 
 
+def test_frozen_tensors_and_devices_of_the_smallest_level_have_no_factors():
+    family, model = one_hidden()
+    loss_of(LevelTraining(lower=(), masked=False), model, family=family)
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+    frozen = dict(model.named_parameters())[FC].requires_grad_(False)
+    local = LevelTraining(lower=(family.width(0.5),), masked=False)
+    loss_of(local, model, family=family)(torch.ones(2, 1, 1, 1), torch.tensor([0, 0])).backward()
+    assert frozen.grad is None
+    # (-2, 1, 1) / 10 of the whole and (-2, 1, 1) / 6 of the half, whose mean the first two channels get.
+    second = (1 / 10 + 1 / 6) / 2
+    gradient = dict(model.named_parameters())[CLASSIFIER].grad
+    assert gradient[1].tolist() == pytest.approx([second, second, 1 / 10, 1 / 10], abs=1e-6)
+
+
 def test_logits_of_classes_that_a_device_does_not_hold_are_0_in_all_levels():
     """The device holds classes 1 and 2 alone: the first class's logit is 0 then, and so all three are alike."""
     family, model = one_hidden()
@@ -220,8 +234,8 @@ def traced_bytes(family, levels, batch_size, optimizer):
         storages = _Storages(list(model.parameters()))
         inputs = torch.zeros(batch_size, *family.input_shape)
         local = LevelTraining(lower=tuple(levels[1:]))
-        loss = loss_of(local, model, family=family, architecture=levels[0])
         with storages:
+            loss = loss_of(local, model, family=family, architecture=levels[0])
             storages.hold(inputs)
             loss(inputs, torch.zeros(batch_size, dtype=torch.int64)).backward()
         weights = sum(4 * p.numel() for p in model.parameters())
