@@ -44,7 +44,8 @@ DEPTHS = (0.25, 0.5, 0.75)
 class LevelTraining(MaskedTraining):
     """g_j = 1/n_j sum over the n_j levels l with coordinate j of dL_l/dW_j, L_l = CE(m(f_l(x)), y).
 
-    m sets the logits of classes that the device does not hold to 0, as HeteroFL's does; without `masked` there is none.
+    g_j is what takes the place of the gradient of coordinate j, and L_l what level l minimizes. m sets the logits of
+    classes that the device does not hold to 0, as HeteroFL's does; without `masked` there is none.
     It is a mean and not a sum, so that what all levels share takes steps as large as if it were trained alone; and a
     mean over the levels that have the coordinate, so that the rest of the larger ones does too. What is reported as the
     loss is the mean of all levels' losses.
