@@ -49,6 +49,7 @@ def commands(pfl_python: str, data: Path, runs: Path) -> dict[str, list[str]]:
     bare = [sys.executable, str(HERE / "bare.py")]
     half = [*bare, str(data), str(ROUNDS), "{}", str(DEVICES_PER_ROUND // 2)]
     halves = [shlex.join(half).replace("'{}'", shlex.quote(file)) for file in (loop[2], os.devnull)]
+    beside = f"{halves[1]} & other=$!; {halves[0]} && wait $other"
     channels_last = ["--set", "layout=channels-last"]
     return {
         "bare PyTorch loop": [*bare, *loop],
