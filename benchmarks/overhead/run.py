@@ -53,11 +53,7 @@ def commands(pfl_python: str, data: Path, runs: Path) -> dict[str, list[str]]:
     channels_last = ["--set", "layout=channels-last"]
     return {
         "bare PyTorch loop": [*bare, *loop],
-        "two bare loops side by side, half of the clients each": [
-            "bash",
-            "-c",
-            f"{halves[1]} & other=$!; {halves[0]} && wait $other",
-        ],
+        "two bare loops side by side, half of the clients each": ["bash", "-c", beside],
         "pfl": [pfl_python, str(HERE / "pfl_loop.py"), *loop],
         "Flower FedAvg": [sys.executable, str(HERE / "stock_flower.py"), *loop],
         "Wildflower, 2 workers": [*wildflower, "--set", "workers=2"],
