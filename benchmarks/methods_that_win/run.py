@@ -18,6 +18,12 @@ METHODS = {
     "fedrolex": ["strategy=fedrolex"],
     "fjord": ["strategy=fjord", "fjord.distillation=true"],
     "model-search": ["strategy=model-search"],
+    # Four nested architectures that the search finds for the fleet; smaller ones learn in every step, as in wildflower.
+    "search-four-nested": [
+        "strategy=model-search",
+        "model-search.architectures=4",
+        "model-search.sandwich=labels",
+    ],
     "wildflower": ["strategy=wildflower"],
     # The levels are those of the methods of uniform widths: what is left is the way in which they are trained.
     "wildflower-given-widths": ["strategy=wildflower", "wildflower.levels=0"],
