@@ -53,7 +53,7 @@ class NodeState:
 
 
 ELSEWHERE_SECONDS = 3600.0
-"""For which a round's answers of nodes on other machines are waited for: they may lose a message."""
+"""The longest wait for an answer from a node on another machine, because a node may lose a message."""
 
 
 class Population(ABC):
@@ -276,7 +276,7 @@ class SimulatedDevices(Population):
         return [device for device in devices if not self.fleet.replaced or device in present]
 
     def answer_seconds(self, deadline_seconds: float | None) -> float | None:
-        """For ever, because the deadline is of simulated time; but nodes elsewhere may lose a message."""
+        """None, because the deadline is in simulated time; an hour for nodes elsewhere, which may lose a message."""
         return ELSEWHERE_SECONDS if self._elsewhere else None
 
     def timing(self, device: int, *, bytes_down: int, flops: float, bytes_up: int) -> Timing:

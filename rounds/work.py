@@ -376,7 +376,7 @@ class Work(Orders):
         )
         return content, arrays
 
-    def message(self, settings: RoundSettings, node: int, batch: list[Assignment], ttl: float | None = None) -> Message:
-        """The message that carries a batch to its node; `ttl` is for how many seconds it is of use."""
+    def message(self, settings: RoundSettings, node: int, batch: list[Assignment], ttl: float | None) -> Message:
+        """The message that carries a batch to its node; it expires after `ttl` seconds, or never."""
         content, arrays = self.content(settings, batch)
         return Message(to_records(content, arrays), node, MessageType.TRAIN, ttl=ttl, group_id=str(self.round))

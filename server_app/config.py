@@ -1,7 +1,7 @@
 """The run configuration: one typed, validated model of every key.
 
 The same flat kebab-case keys stand in `[tool.flwr.app.config]` of pyproject.toml, in an experiment file and in `--set`.
-A method's own settings carry its name: `fedprox.mu`. Every setting stands once: as a field here or of a method's
+A method's own settings carry its name: `NAME.KEY`. Every setting stands once: as a field here or of a method's
 `Params`, with its default, its bounds and what it is. All else that shows settings is made from these.
 """
 
@@ -75,7 +75,6 @@ OTHER_NAMES = {
     "algorithm": "strategy",
     "rates": "widths",
     "ratios": "widths",
-    "mu": "fedprox.mu",
     "name": "run-name",
     "output": "output-dir",
     "out": "output-dir",
@@ -804,7 +803,9 @@ def _validated(kind: type[Params], values: Mapping[str, Any], prefix: str) -> tu
 
 def _meant(key: str, keys: list[str]) -> str:
     """What may be meant by a key that there is not, and else where to look."""
-    other = OTHER_NAMES.get(key.lower().replace("_", "-"))
+    plain = key.lower().replace("_", "-")
+    of_methods = [name for name in keys if name.endswith(f".{plain}")]
+    other = OTHER_NAMES.get(plain) or (of_methods[0] if len(of_methods) == 1 else None)
     if other is not None:
         return f"did you mean {other!r}?"
     method, dot, rest = key.partition(".")

@@ -46,8 +46,9 @@ class LevelTraining(MaskedTraining):
 
     g_j is what takes the place of the gradient of coordinate j, and L_l what level l minimizes. m sets the logits of
     classes that the device does not hold to 0, as HeteroFL's does; without `masked` there is none.
-    It is a mean and not a sum, so that what all levels share takes steps as large as if it were trained alone; and a
-    mean over the levels that have the coordinate, so that the rest of the larger ones does too. What is reported as the
+
+    With a mean in place of a sum, tensors that all levels share take steps as large as when one level is trained alone.
+    Because only levels that have a coordinate count, coordinates of the larger levels alone do so too. The reported
     loss is the mean of all levels' losses.
 
     The own level's term is differentiated first, and each before the next is computed: a device never holds the

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.inclusivefl.run import COMMON, pretrained
+from benchmarks.inclusivefl.run import COMMON, pretrained, settings
 from client_app.app import app as client
 from server_app.app import build, task_spec
 from server_app.config import RunConfig
@@ -32,7 +32,8 @@ from tests.grid import InProcessGrid
 
 RESULTS = Path(__file__).with_name("steps.json")
 FEW, MANY = 5, 45
-RATE, BATCH_SIZE, HEAD_RATE = 5e-4, 16, 10.0
+RATE, BATCH_SIZE = COMMON["learning-rate"], COMMON["batch-size"]
+HEAD_RATE = 10.0  # times the rate, as in COMMON
 
 
 class Plain(nn.Module):
@@ -76,12 +77,9 @@ def plain_seconds(model: Plain, tokens: Tensor, labels: Tensor, pad: int, steps:
 
 def run_config(folder: str, steps: int) -> RunConfig:
     """A run of one device with that many steps in each round."""
-    fleet, model = Path(folder) / "fleet.toml", pretrained()
+    fleet = Path(folder) / "fleet.toml"
     fleet.write_text('[[group]]\nname = "device"\nshare = 1.0\nmemory = "8 GB"\nlink = "1 Gbit/s"\n')
     own: dict[str, Any] = {
-        "strategy": "fedavg",
-        "initial-weights": model,
-        "task-arguments": f"tokenizer = '{model}', max_tokens = 40",
         "devices": 1,
         "devices-per-round": 1,
         "examples-per-device": 0,
@@ -93,7 +91,7 @@ def run_config(folder: str, steps: int) -> RunConfig:
         "output-dir": folder,
         "run-name": f"steps-{steps}",
     }
-    return RunConfig.from_run_config(COMMON | own)
+    return RunConfig.from_run_config(settings("thirds", "all-large")[0] | own)
 
 
 def measure(turns: int) -> dict[str, Any]:

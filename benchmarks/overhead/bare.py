@@ -1,6 +1,8 @@
 """Contestant 1: a loop in plain PyTorch, without any federated library.
 
-python bare.py DATA_FOLDER ROUNDS FILE_OF_ROUNDS [DEVICES_PER_ROUND]
+python bare.py DATA_FOLDER ROUNDS FILE_OF_ROUNDS [PARTS]
+
+With PARTS it trains that part of a round's devices alone: 2 stands for half of them.
 """
 
 import sys
@@ -25,4 +27,4 @@ def main(data: str, rounds: int, rounds_file: str, devices: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int((sys.argv[4:] or [DEVICES_PER_ROUND])[0]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], DEVICES_PER_ROUND // int((sys.argv[4:] or [1])[0]))

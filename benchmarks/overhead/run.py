@@ -36,7 +36,6 @@ HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
 TRAIN, TEST = 10_000, 20
 ROUNDS = 5
-DEVICES_PER_ROUND = 50
 WALL, CPU = 0, 1  # places in `Usage.rounds`
 
 
@@ -47,9 +46,8 @@ def commands(pfl_python: str, data: Path, runs: Path) -> dict[str, list[str]]:
         wildflower += ["--set", f"{key}={value}"]
     loop = [str(data), str(ROUNDS), str(runs / "run" / "rounds.jsonl")]
     bare = [sys.executable, str(HERE / "bare.py")]
-    half = [*bare, str(data), str(ROUNDS), "{}", str(DEVICES_PER_ROUND // 2)]
-    halves = [shlex.join(half).replace("'{}'", shlex.quote(file)) for file in (loop[2], os.devnull)]
-    beside = f"{halves[1]} & other=$!; {halves[0]} && wait $other"
+    seen, unseen = (shlex.join([*bare, *loop[:2], file, "2"]) for file in (loop[2], os.devnull))
+    beside = f"{unseen} & other=$!; {seen} && wait $other"
     channels_last = ["--set", "layout=channels-last"]
     return {
         "bare PyTorch loop": [*bare, *loop],

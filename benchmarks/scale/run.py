@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.random_images import write_copy
+from benchmarks.runs import rounds_of
 from benchmarks.tables import write_between
 from client_app.app import app
 from server_app.app import build
@@ -63,15 +64,7 @@ def memory(repetitions: int) -> list[Row]:
                         "devices-per-round": devices,
                         "rounds": rounds_in_all,
                     }
-                    command = [sys.executable, "-m", "wildflower", "run", str(HERE / "memory.toml")]
-                    for key, value in settings.items():
-                        command += ["--set", f"{key}={value}"]
-                    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
-                    if done.returncode:
-                        sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
-                    rounds = read_rounds(Path(folder) / name)
-                    if {r["devices_replied"] for r in rounds} != {devices}:
-                        sys.exit(f"{name}: not all devices replied")
+                    rounds = whole_run("memory.toml", settings, env)
                     rows.append(
                         {
                             "strategy": strategy,
@@ -86,9 +79,18 @@ def memory(repetitions: int) -> list[Row]:
     return rows
 
 
-def read_rounds(run_dir: Path) -> list[Row]:
-    """The rounds of a run's journal."""
-    return [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
+def whole_run(experiment: str, settings: Row, env: dict[str, str]) -> list[Row]:
+    """The rounds of a `wildflower run` in whose every round all sampled devices reply; else this program ends."""
+    command = [sys.executable, "-m", "wildflower", "run", str(HERE / experiment)]
+    for key, value in settings.items():
+        command += ["--set", f"{key}={value}"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+    rounds = rounds_of(Path(settings["output-dir"]) / str(settings["run-name"]))
+    if {record["devices_replied"] for record in rounds} != {settings["devices-per-round"]}:
+        sys.exit(f"{settings['run-name']}: not all devices of a round replied")
+    return rounds
 
 
 def large() -> list[Row]:
@@ -105,18 +107,8 @@ def large() -> list[Row]:
                 "rounds": LARGE_ROUNDS,
                 "workers": 2,
             }
-            command = [sys.executable, "-m", "wildflower", "run", str(HERE / "sampling.toml")]
-            for key, value in settings.items():
-                command += ["--set", f"{key}={value}"]
-            done = subprocess.run(
-                command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True
-            )
-            if done.returncode:
-                sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
-            records = read_rounds(Path(folder) / str(devices))
-            if {record["devices_replied"] for record in records} != {1000}:
-                sys.exit(f"{devices} devices: not all of a round replied")
-            row = {"devices": devices}
+            records = whole_run("sampling.toml", settings, {**os.environ, "OMP_NUM_THREADS": "1"})
+            row: Row = {"devices": devices}
             for key in ("server_peak_rss_bytes", "wall_seconds"):
                 row[key + "_by_round"] = [record[key] for record in records]
             rows.append(row)

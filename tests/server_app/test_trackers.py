@@ -163,7 +163,10 @@ def test_a_slow_tracker_does_not_hold_the_run_and_what_waits_for_it_is_bounded(m
     assert slow.got == []  # all this while it has taken nothing
     slow.let.set()
     guarded.end("finished")
-    assert slow.got in ([1, 2, 3, "finished"], [1, 2, 3, 4, "finished"])  # one may have been taken while others waited
+    *rounds, last = slow.got
+    assert last == "finished"
+    assert rounds[:3] == [1, 2, 3]
+    assert len(rounds) <= 4  # one more if round 1 was taken, and its place free, while others waited
     assert caplog.messages[0].startswith("slow is slow: 3 rounds wait for it, and figures are left out from round")
     assert caplog.messages[1] == f"slow lacks the figures of {11 - len(slow.got)} rounds, for which it was too slow"
 
