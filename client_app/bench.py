@@ -157,7 +157,7 @@ class DeviceBench:
         # In a simulation there are none: what one of many devices in one process holds cannot be told from outside.
         self.limits = {} if place.available_bytes is None else _limits(order, place.available_bytes)
         self._shard = self.task.shard(order.device).train
-        self.meter = MemoryMeter(self.device)
+        self.meter = MemoryMeter(self.device) if self.limits else None
         who = f"device {order.device}"
         self._packed = {name: pick(arrays, index, who) for name, index in order.payloads.items()}
         self._frozen = self._frozen_tensors(arrays)
@@ -331,12 +331,12 @@ class DeviceBench:
             shard = shard[order[int(share[0] * len(shard)) : int(share[1] * len(shard))]]
             if not len(shard):
                 raise Refusal(f"{self.examples} training examples are too few to be divided: at least 2")
-        beside_bytes = sum(touched_bytes(model) for model in models)
+        beside_bytes = sum(touched_bytes(model) for model in models) if self.limits else 0
         for inputs, labels in batches_of(self.task, shard, self.training, self._generator, self.device, once):
             yield inputs, labels
             self.steps_taken += not once
             # Not what is held now: the activations, most of it, are gone by the end of a step.
-            peak = self.meter.peak_bytes() if self.limits else 0
+            peak = self.meter.peak_bytes() if self.meter else 0
             for what, limit_bytes in self.limits.items():
                 if peak > limit_bytes + beside_bytes:
                     raise Refusal(f"training grew to {peak} bytes, {what} {limit_bytes} bytes", overrun=True)
@@ -436,7 +436,7 @@ class DeviceBench:
         """The most memory that the work held; None in a simulation."""
         if self._board_bytes is not None:
             return self._board_bytes
-        return None if self.place.available_bytes is None else self.meter.peak_bytes()
+        return self.meter.peak_bytes() if self.meter else None
 
 
 def do_order(bench: DeviceBench) -> Done:
@@ -512,7 +512,7 @@ def _limits(order: WorkOrder | EvaluationOrder, available_bytes: int | None) -> 
 
 @contextmanager
 def out_of_memory_refused(
-    order: WorkOrder | EvaluationOrder, available_bytes: int | None, meter: MemoryMeter
+    order: WorkOrder | EvaluationOrder, available_bytes: int | None, meter: MemoryMeter | None
 ) -> Iterator[None]:
     """Turn an allocation that was refused in a `with` block into a Refusal."""
     try:
@@ -523,7 +523,8 @@ def out_of_memory_refused(
         limits = {} if available_bytes is None else _limits(order, available_bytes)
         words = "".join(f", {what} {limit_bytes} bytes" for what, limit_bytes in limits.items())
         said = str(error).split("\n")[0] or type(error).__name__
-        raise Refusal(f"out of memory after {meter.peak_bytes()} bytes{words}: {said}", overrun=True) from error
+        held = f" after {meter.peak_bytes()} bytes" if meter else ""
+        raise Refusal(f"out of memory{held}{words}: {said}", overrun=True) from error
 
 
 def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -1,3 +1,4 @@
+import gc
 import os
 import socket
 import time
@@ -18,6 +19,13 @@ from rounds import exchange
 # The same examples in every run: what fails here fails there.
 settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("seeded")
+
+
+def pytest_collection_finish() -> None:
+    """The thousands of objects of libraries and collected tests stay: the collector need not go through them again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

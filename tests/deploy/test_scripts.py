@@ -1,7 +1,9 @@
 import datetime
+import io
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import ssl
@@ -9,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -295,12 +298,23 @@ def test_a_superlink_that_is_not_there_is_told(secrets, superlink):
     assert (code, "node 42: Connection to the SuperLink is unavailable" in text) == (1, True)
 
 
-def enroll(secrets: Path, superlink: ThreadingHTTPServer, *what: object) -> tuple[int, str]:
-    superlink.RequestHandlerClass.asked.clear()
-    address = f"127.0.0.1:{superlink.server_port}"
-    command = [sys.executable, DEPLOY / "enroll", address, secrets / "ca.crt", *map(str, what)]
+def test_it_is_a_program(secrets, superlink):
+    superlink.RequestHandlerClass.said = says("unknown node")
+    command = [sys.executable, DEPLOY / "enroll", f"127.0.0.1:{superlink.server_port}", secrets / "ca.crt", "--revoke"]
+    done = subprocess.run([*command, "42"], capture_output=True, text=True)
+    assert (done.returncode, "node 42: " in done.stderr, "unknown node" in done.stderr) == (1, True, True)
     done = subprocess.run(command, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+    assert (done.returncode, "enroll HOST:PORT CA_CERTIFICATE FOLDER" in done.stderr) == (1, True)
+
+
+def enroll(secrets: Path, superlink: ThreadingHTTPServer, *what: object) -> tuple[int, str]:
+    """The script's exit code and what it prints, without a process of its own, which would import Flower anew."""
+    superlink.RequestHandlerClass.asked.clear()
+    program = runpy.run_path(str(DEPLOY / "enroll"))
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        code = program["main"](f"127.0.0.1:{superlink.server_port}", secrets / "ca.crt", *map(str, what))
+    return code, printed.getvalue()
 
 
 def test_a_jetson_trains_on_its_gpu_where_it_is_asked_to(secrets):

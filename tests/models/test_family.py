@@ -48,7 +48,7 @@ SMALL = [
     {"name": "resnet18", "input_shape": [3, 8, 8], "first_channels": 4, "exits": [1, 2, 3, 4]},
     {"name": "resnet152", "input_shape": [1, 4, 4], "first_channels": 1, "exits": [2, 4]},
     {"name": "resnet34", "input_shape": [1, 8, 8], "classes": 3, "activation": "relu6", "first_channels": 4},
-    {"name": "resnet152", "input_shape": [3, 8, 8]},
+    {"name": "resnet152", "input_shape": [3, 8, 8], "first_channels": 4},
     {"name": "resnet152", "input_shape": [1, 4, 4], "first_channels": 2, "preactivation": True, "scaler": True},
     {"name": "mobilenet-v2", "input_shape": [3, 8, 8], "stage_channels": [8] * 7, "depths": [1, 2]},
     {"name": "mobilenet-v3", "input_shape": [1, 6, 6], "stage_channels": [8] * 6, "depths": [1, 2], "scaler": True},

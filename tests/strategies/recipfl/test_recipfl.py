@@ -322,17 +322,17 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
 def test_a_resumed_run_has_the_same_bits(tmp_path):
     """The strong devices are in every round, and scored after each."""
     changes = {"recipfl.hidden": 32, "devices-per-round": 6, "evaluate-every": 1, "recipfl.tile": 0}
-    whole, results, _ = run(tmp_path / "whole", 4, **changes)
+    whole, results, _ = run(tmp_path / "whole", 3, **changes)
     first, _, grid = run(tmp_path / "half", 2, **changes)
     second, scorer = started(config(tmp_path / "half", **changes))
     state = first.state()
     state.values = json.loads(json.dumps(state.values))
     second.load(state)
     second.population.now_seconds = first.population.now_seconds
-    resumed = [second.run_round(grid, number, scorer) for number in (3, 4)]
+    resumed = second.run_round(grid, 3, scorer)
     assert same_bits(whole.state().tensors, second.state().tensors)
     assert whole.state().values == second.state().values
-    assert [result.record["loss"] for result in results[2:]] == [result.record["loss"] for result in resumed]
+    assert results[2].record["loss"] == resumed.record["loss"]
 
 
 def test_nothing_generated_is_left_for_the_next_round(tmp_path):
