@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Processes that share the tests.
-JOBS ?= 2
+# Processes that share the tests: one more than the cores of a small machine, because some tests wait.
+JOBS ?= 3
 
 .PHONY: setup demo test test-compose test-guides test-arm64 lint clean
 
