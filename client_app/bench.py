@@ -30,7 +30,7 @@ from models.layers import Network
 from strategies.losses import Loss, Regularizer
 from strategies.method import Answer, Local
 from tasks.own import UnfitError
-from tasks.task import Task
+from tasks.task import Task, channels_last
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 LOST_ON_THE_WIRE = "lost-on-the-wire"  # under which name, and a parcel's, a device keeps what rounding has lost
@@ -560,18 +560,6 @@ def regularized(loss: Loss, model: Network, regularizer: Regularizer) -> Loss:
         return value + regularizer.strength / 2 * torch.stack(distances).sum() if distances else value
 
     return added
-
-
-def channels_last(inputs: Tensor) -> Tensor:
-    """Images (batch, channels, height, width) with the channels of a pixel side by side; other inputs as they are.
-
-    Convolutions give their outputs the layout of their inputs, so that the activations of a whole network have it.
-    Weights and gradients stay as they are.
-    """
-    if inputs.dim() != 4 or not inputs.is_floating_point():
-        return inputs
-    # Of images of one channel `contiguous` would return the same tensor, by which convolutions do not know the layout.
-    return torch.empty_like(inputs, memory_format=torch.channels_last).copy_(inputs)
 
 
 def batches_of(

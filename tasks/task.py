@@ -549,6 +549,18 @@ def crop_and_flip(images: Tensor, generator: Generator, *, padding: int, flip: b
     ]
 
 
+def channels_last(inputs: Tensor) -> Tensor:
+    """Images (batch, channels, height, width) with the channels of a pixel side by side; other inputs as they are.
+
+    Convolutions give their outputs the layout of their inputs, so that the activations of a whole network have it.
+    Weights and gradients stay as they are.
+    """
+    if inputs.dim() != 4 or not inputs.is_floating_point():
+        return inputs
+    # Of images of one channel `contiguous` would return the same tensor, by which convolutions do not know the layout.
+    return torch.empty_like(inputs, memory_format=torch.channels_last).copy_(inputs)
+
+
 @lru_cache(maxsize=8)
 def load_task(spec: TaskSpec) -> Task:
     """The task of a spec, kept for the life of the process.

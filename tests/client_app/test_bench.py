@@ -139,12 +139,6 @@ def test_channels_last_training_is_the_same_but_for_rounding_and_sends_the_same_
         assert torch.allclose(found[name], value, atol=1e-4), name
 
 
-def test_what_is_no_picture_has_no_channels():
-    tokens, signal = torch.ones(2, 3, dtype=torch.uint8), torch.ones(2, 3, 4)
-    assert bench.channels_last(tokens) is tokens
-    assert bench.channels_last(signal) is signal
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_the_same_order_gives_the_same_bits_and_another_seed_others(optimizer):
     how = LocalTraining(batch_size=10, optimizer=optimizer, learning_rate=0.01)
@@ -327,9 +321,7 @@ def test_running_out_of_memory_is_a_refusal(monkeypatch):
     monkeypatch.setattr(bench.DeviceBench, "fit", fit)
     with pytest.raises(Refusal, match=r"^out of memory: no more"):  # many devices in one process: nobody measures
         do(work_order())
-    with pytest.raises(
-        Refusal, match=r"^out of memory after \d+ bytes, .*: no more"
-    ):
+    with pytest.raises(Refusal, match=r"^out of memory after \d+ bytes, .*: no more"):
         do(work_order(), available_bytes=10**12)
 
 

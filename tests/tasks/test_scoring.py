@@ -50,3 +50,17 @@ def test_all_exits_are_scored_in_one_pass_as_sub_models_are() -> None:
     assert found[-1].sums == [int((mean.argmax(1) == labels).sum())]
     assert abs(found[-1].loss_sum - float(nn.functional.cross_entropy(mean, labels, reduction="sum"))) < 1e-3
     assert score_exits(model, task, inputs[:0], labels[:0], batch_size=8, device=CPU) == []
+
+
+def test_images_are_scored_with_the_channels_of_a_pixel_side_by_side() -> None:
+    task = load_task(TaskSpec(name="digits", devices=2))
+    seen = []
+
+    class Looks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            return x.flatten(1)[:, :10]
+
+    score(Looks(), task, task.test.inputs[:8], task.test.labels[:8], batch_size=8, device=CPU)
+    assert seen[0].stride() == (64, 1, 8, 1)
+    assert torch.equal(seen[0], task.prepare(task.test.inputs[:8], augment=None))

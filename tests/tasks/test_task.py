@@ -11,7 +11,7 @@ from idx_files import write_folder
 from tasks import idx
 from tasks.arguments import read_arguments
 from tasks.data import Data, make_data_set
-from tasks.task import TASKS, Task, TaskSpec, crop_and_flip, load_task
+from tasks.task import TASKS, Task, TaskSpec, channels_last, crop_and_flip, load_task
 from tasks.tokens import TextArguments
 from tests.programs import run_python
 
@@ -357,3 +357,9 @@ def test_other_devices_test_on_what_they_keep() -> None:
 def test_impossible_strong_devices_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TaskSpec.from_json(STRONG.to_json() | changes)
+
+
+def test_what_is_no_picture_has_no_channels():
+    tokens, signal = torch.ones(2, 3, dtype=torch.uint8), torch.ones(2, 3, 4)
+    assert channels_last(tokens) is tokens
+    assert channels_last(signal) is signal
