@@ -73,6 +73,14 @@ class Choice(BlockFamily):
         }
         return {"name": self.name, **shared, "members": members, "freeze": list(self.freeze)}
 
+    @property
+    def with_statistics(self) -> Choice:
+        """The same choice among members with running statistics."""
+        if self.norm == "batch":
+            return self
+        members = tuple((member, replace(family, norm="batch")) for member, family in self.members)
+        return replace(self, norm="batch", members=members)
+
     @cached_property
     def groups(self) -> dict[str, int]:
         """The groups of all members."""

@@ -241,8 +241,15 @@ class Space:
         """Whether as many layers stay as the floors say."""
         return all(self._staying(picks, found) >= floor.minimum for floor, found in self.floor_decisions.items())
 
-    def keeps_layers(self, architecture: Architecture) -> bool:
-        """Whether as many layers of an architecture of the family stay as the floors say."""
+    def allows(self, architecture: Architecture) -> bool:
+        """Whether an architecture is one of the family, and as many of its layers stay as the floors say.
+
+        What two architectures of the space have in common may be none: of two blocks each may keep another one.
+        """
+        try:
+            self.family.validate(architecture)
+        except ValueError:
+            return False
         widths = dict(zip(self.family.groups, architecture.widths, strict=True))
         removable = self.family.removable
         return all(

@@ -45,12 +45,9 @@ from strategies.method import (
 )
 from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
 from strategies.params import Count, CountOrZero, Numbers, Params
-from strategies.search import AscentSearch, ExactSearch, PoolSearch
+from strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
-
-SURVEYED = 40  # budgets of a fleet for which an architecture is searched, when few are chosen for all
-NARROWED = 12  # searches under ever less memory, until an architecture fits with all that is trained beside it
 
 # The device half ------------------------------------------------------------------------------------------------------
 
@@ -228,22 +225,12 @@ class ModelSearch(HeteroFL):
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose few architectures for what the devices of the fleet may spend now, where few are wanted.
 
-        Candidates are what the search finds for their budgets, what two such have in common, which is a cut of both,
-        and what they have together, of which both are cuts.
+        They are chosen among what the search finds for the fleet (`strategies.search.fleet_options`).
         """
         if not self.params.architectures:
             return
-        fleet = list(fleet)
-        rng = self.rng(6)
-        ordered = sorted(fleet, key=lambda means: (means.budget.memory_bytes, means.budget.payload_bytes or 0))
-        some = [ordered[round(place)] for place in np.linspace(0, len(ordered) - 1, min(SURVEYED, len(ordered)))]
-        found = dict.fromkeys(a for means in some if (a := self._search_beside_message(means, rng)) is not None)
-        options = dict.fromkeys([self.space.smallest(), *found])
-        for one in found:
-            for other in found:
-                for option in (in_common(one, other), together(one, other)):
-                    if option not in options and self._possible(option):
-                        options[option] = None
+        fleet, rng = list(fleet), self.rng(6)
+        options = fleet_options(self.space, fleet, lambda budget: self._search(budget, rng))
         size = "training_flops" if self.params.criterion == "flops" else "parameters"
         self.chosen = fitted_levels(
             self.family, options, fleet, self.params.architectures, self.price, lambda cost: int(getattr(cost, size))
@@ -254,23 +241,6 @@ class ModelSearch(HeteroFL):
         self.candidates = self.chosen
         parameters = ", ".join(f"{self.cost(level).parameters:,}" for level in self.chosen)
         log.info("Model search: architectures of %s parameters", parameters)
-
-    def _search_beside_message(self, means: Means, rng: np.random.Generator) -> Architecture | None:
-        """What the search finds for what a message of that size leaves of the memory."""
-        found = self._search(means.budget, rng)
-        beside_bytes = 0 if found is None else means.message_bytes(found)
-        if not beside_bytes:
-            return found
-        left_bytes = means.budget.memory_bytes - beside_bytes
-        return self._search(replace(means.budget, memory_bytes=left_bytes), rng) if left_bytes > 0 else None
-
-    def _possible(self, architecture: Architecture) -> bool:
-        """Whether what was made of two architectures of the space is one as well."""
-        try:
-            self.family.validate(architecture)
-        except ValueError:
-            return False
-        return self.space.keeps_layers(architecture)
 
     def local(self, order: Order) -> Local:
         """HeteroFL's, or plain training, or either of several cuts at once."""
@@ -319,18 +289,13 @@ class ModelSearch(HeteroFL):
         part = in_floats(budget, self.local(Order(0, smallest)), self.family, smallest, self.settings.wire)
         if self.params.sandwich == "none":
             return searcher.find(part, rng)
-        for _ in range(NARROWED):
-            found = searcher.find(part, rng)
-            if found is None:
-                break
-            price = self.price(found, below(self.family, found, [smallest]))
-            if fits(price, budget):
-                return found
-            # Searches price an architecture alone: what is beside it is taken off the budget, and a little more.
-            over_bytes = max(0, price.peak_training_memory_bytes - budget.memory_bytes)
-            part = replace(part, memory_bytes=part.memory_bytes - over_bytes - part.memory_bytes // 100)
-            if part.round_seconds is not None:
-                part = replace(part, round_seconds=part.round_seconds * 0.9)
+
+        def price(found: Architecture) -> Cost:
+            return self.price(found, below(self.family, found, [smallest]))
+
+        found = find_priced(searcher, price, budget, part, rng)
+        if found is not None:
+            return found
         # The search found nothing else that fits together with the smallest: that alone, or the device is left out.
         return smallest if fits(self.cost(smallest), budget) else None
 
@@ -383,16 +348,6 @@ class ModelSearch(HeteroFL):
         if self.params.architectures and not self.chosen:
             raise ValueError("the checkpoint holds no architectures")
         self.candidates = self.chosen or self.candidates
-
-
-def in_common(one: Architecture, other: Architecture) -> Architecture:
-    """The largest architecture that is a cut of both."""
-    return Architecture(tuple(map(min, one.widths, other.widths)), tuple(map(min, one.kernels, other.kernels)))
-
-
-def together(one: Architecture, other: Architecture) -> Architecture:
-    """The smallest architecture of which both are cuts."""
-    return Architecture(tuple(map(max, one.widths, other.widths)), tuple(map(max, one.kernels, other.kernels)))
 
 
 def layer_shares(text: str) -> dict[str, tuple[float, ...]]:

@@ -1,7 +1,7 @@
 """Searchers: which architecture of a space a device gets under its budget.
 
 `PoolSearch` is the paper's, `ExactSearch` and `AscentSearch` are ours. All answer `find`, and save what they have seen
-in `state_dict`.
+in `state_dict`. `fleet_options` searches for a whole fleet, where few nested architectures are to be chosen for it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from models.elastic import ElasticSpace
 from models.frontier import Frontier, Prices
 from models.profile import Total
 from models.space import Space
-from strategies.method import fits
+from strategies.method import Means, fits
 
 SEGMENT = 1024
 """Labels whose least memory is known beforehand, so that most of the frontier need not be looked at."""
@@ -29,6 +30,11 @@ ATTEMPTS = 8
 """Random choices that are tried until one fits; with exchanged layers it may need a little more memory."""
 CHANGES, PRICED = 32, 6
 """Random changes of one pick each that are drawn for what was chosen, and how many of them are priced at most."""
+
+SURVEYED = 40
+"""Budgets of a fleet for which an architecture is searched, when few are chosen for all."""
+NARROWED = 12
+"""Searches under ever less memory, until an architecture fits with all that is trained beside it."""
 
 
 class PoolSearch:
@@ -301,3 +307,82 @@ def within(total: Total, budget: Budget) -> bool:
     within_link = budget.payload_bytes is None or total.payload_bytes <= budget.payload_bytes
     in_time = budget.in_time(total.payload_bytes, total.training_flops)
     return within_link and in_time and total.peak_training_memory_bytes <= budget.memory_bytes
+
+
+def find_priced(
+    searcher: ExactSearch | AscentSearch,
+    price: Callable[[Architecture], Cost],
+    budget: Budget,
+    part: Budget,
+    rng: np.random.Generator,
+) -> Architecture | None:
+    """Return what a search finds that fits a budget at a method's own price, such as that of several levels at once.
+
+    A searcher prices an architecture alone. While what it finds is too dear, it searches again under a budget from
+    which the excess is taken off, and a little more. None: nothing was found in `NARROWED` searches.
+
+    Args:
+        searcher: finds architectures.
+        price: of an architecture that it finds, with all that is trained beside it.
+        budget: what must fit.
+        part: the budget that the first search gets (`strategies.method.in_floats`).
+        rng: for the random choices of the search.
+    """
+    for _ in range(NARROWED):
+        found = searcher.find(part, rng)
+        if found is None:
+            return None
+        cost = price(found)
+        if fits(cost, budget):
+            return found
+        over_bytes = max(0, cost.peak_training_memory_bytes - budget.memory_bytes)
+        part = replace(part, memory_bytes=max(0, part.memory_bytes - over_bytes - part.memory_bytes // 100))
+        if part.round_seconds is not None:
+            part = replace(part, round_seconds=part.round_seconds * 0.9)
+    return None
+
+
+def fleet_options(
+    space: Space, fleet: Sequence[Means], find: Callable[[Budget], Architecture | None]
+) -> list[Architecture]:
+    """Return architectures of a space from which nested ones can be chosen for a fleet.
+
+    These are the smallest of the space; what is found for the budgets of up to `SURVEYED` devices, from the smallest to
+    the largest; and for every two of these what they have in common, which is a cut of both, and what they have
+    together, of which both are cuts.
+
+    Args:
+        space: where they are searched.
+        fleet: what its devices may spend.
+        find: the search for one budget; None where nothing fits.
+    """
+    ordered = sorted(fleet, key=lambda means: (means.budget.memory_bytes, means.budget.payload_bytes or 0))
+    some = [ordered[round(place)] for place in np.linspace(0, len(ordered) - 1, min(SURVEYED, len(ordered)))]
+    found = dict.fromkeys(a for means in some if (a := _find_beside_message(means, find)) is not None)
+    options = dict.fromkeys([space.smallest(), *found])
+    for one in found:
+        for other in found:
+            for option in (in_common(one, other), together(one, other)):
+                if option not in options and space.allows(option):
+                    options[option] = None
+    return list(options)
+
+
+def _find_beside_message(means: Means, find: Callable[[Budget], Architecture | None]) -> Architecture | None:
+    """What is found for what a message of that size leaves of the memory."""
+    found = find(means.budget)
+    beside_bytes = 0 if found is None else means.message_bytes(found)
+    if not beside_bytes:
+        return found
+    left_bytes = means.budget.memory_bytes - beside_bytes
+    return find(replace(means.budget, memory_bytes=left_bytes)) if left_bytes > 0 else None
+
+
+def in_common(one: Architecture, other: Architecture) -> Architecture:
+    """The largest architecture that is a cut of both."""
+    return Architecture(tuple(map(min, one.widths, other.widths)), tuple(map(min, one.kernels, other.kernels)))
+
+
+def together(one: Architecture, other: Architecture) -> Architecture:
+    """The smallest architecture of which both are cuts."""
+    return Architecture(tuple(map(max, one.widths, other.widths)), tuple(map(max, one.kernels, other.kernels)))

@@ -12,25 +12,28 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
+from devices.budget import Budget
 from messages.orders import Merge
 from messages.parcels import Parcel
 from models.architecture import Architecture
 from models.base import BlockFamily, Family, trained_parameters
 from models.cost import FLOAT_BYTES, Cost
 from models.layers import Network
+from models.space import Space
 from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
 from strategies.losses import Loss
-from strategies.method import Bench, Local, Means, Order, Setup, State
+from strategies.method import Bench, Local, Means, Order, Setup, State, in_floats
 from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
-from strategies.params import CountOrZero, Params
+from strategies.params import CountOrZero, Numbers, Params
+from strategies.search import ExactSearch, find_priced, fleet_options
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -129,11 +132,23 @@ class WildflowerParams(StatisticsParams):
         description="Levels at most, chosen in the first round for the fleet's budgets between the smallest and the "
         "largest of `widths`; 0: the levels are `widths` themselves",
     )
+    shares: Numbers = Field(
+        (0.0, 0.125, 0.25, 0.5, 1.0),
+        description="Shares of its channels that a layer may keep where levels are searched layer by layer; 0 removes "
+        "layers that may go; empty: levels are cuts of one width and of the depth alone",
+    )
     masked_loss: bool = Field(
         True,
         description="Whether devices minimize HeteroFL's masked cross-entropy; false: the task's own loss, also where "
         "labels are not one class per example",
     )
+
+    @field_validator("shares")
+    @classmethod
+    def _possible_shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        if shares and (not all(0 <= share <= 1 for share in shares) or max(shares) <= 0):
+            raise ValueError("every share lies in [0, 1], and one is above 0")
+        return shares
 
 
 class Wildflower(HeteroFL):
@@ -160,15 +175,48 @@ class Wildflower(HeteroFL):
         """Choose the levels for what the devices of the fleet may spend now."""
         if not self.params.levels:
             return
+        fleet = list(fleet)
         smallest = self.cost(self.family.candidates(self.widths)[-1]).parameters
-        options = [a for a in sizes_between(self.family, self.widths) if self.cost(a).parameters >= smallest]
-        found = fitted_levels(self.family, options, list(fleet), self.params.levels, self.price)
+        options = [*sizes_between(self.family, self.widths), *self.searched(fleet)]
+        options = [option for option in options if self.cost(option).parameters >= smallest]
+        found = fitted_levels(self.family, options, fleet, self.params.levels, self.price)
         if not found:
             log.warning("Wildflower: no device affords any level now, so the levels are those of `widths`")
             return
         self.candidates = found
         parameters = ", ".join(f"{self.cost(level).parameters:,}" for level in self.candidates)
         log.info("Wildflower: levels of %s parameters", parameters)
+
+    @cached_property
+    def space(self) -> Space | None:
+        """The architectures whose layers each keep a share of their own, within the largest of `widths`.
+
+        None: `shares` is empty, or architectures of this family are not chosen layer by layer.
+        """
+        widest = max(self.widths)
+        shares = {*(share for share in self.params.shares if share < widest), widest}
+        try:
+            return Space.of(self.family, sorted(shares)) if self.params.shares else None
+        except ValueError as error:
+            log.info("Wildflower: levels are not searched layer by layer: %s", error)
+            return None
+
+    def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
+        """What the search finds for the budgets of a fleet (`strategies.search.fleet_options`)."""
+        if self.space is None:
+            return []
+        rng, smallest = self.rng(6), self.space.smallest()
+        searcher = ExactSearch(self.space, self.settings.training.batch_size, self.settings.optimizer)
+        order = Order(0, smallest)
+
+        def price(found: Architecture) -> Cost:
+            return self.price(found, below(self.family, found, [smallest]))
+
+        def find(budget: Budget) -> Architecture | None:
+            part = in_floats(budget, self.local(order), self.family, smallest, self.settings.wire)
+            return find_priced(searcher, price, budget, part, rng)
+
+        return fleet_options(self.space, fleet, find)
 
     def local(self, order: Order) -> Local:
         """Training of the device's level and of all below."""

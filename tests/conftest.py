@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import socket
 import time
 from collections.abc import Generator, Iterator
@@ -26,6 +27,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_sessionstart() -> None:
+    """Tests that interrupt themselves can do so in the background too, where a shell has Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,8 @@ METHODS = {
         "model-search.sandwich=labels",
     ],
     "wildflower": ["strategy=wildflower"],
+    # Levels are cuts of one width everywhere and of the depth; there is no search layer by layer.
+    "wildflower-one-width": ["strategy=wildflower", "wildflower.shares="],
     # The levels are those of the methods of uniform widths: what is left is the way in which they are trained.
     "wildflower-given-widths": ["strategy=wildflower", "wildflower.levels=0"],
 }

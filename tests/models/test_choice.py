@@ -100,3 +100,11 @@ def test_what_is_frozen_travels_with_the_spec():
     family = make_family({"name": "choice", "input_shape": [1, 8, 8], "members": members, "freeze": ["large_block1"]})
     assert make_family(family.spec()) == family
     assert family.spec()["freeze"] == ["large_block1"]
+
+
+def test_members_get_running_statistics_together():
+    members = {"large": {"name": "cnn3"}, "small": {"name": "lenet5", "conv_channels": [6, 3], "hidden": [84]}}
+    static = make_family({"name": "choice", "input_shape": [1, 12, 12], "norm": "static", "members": members})
+    tracked = static.with_statistics
+    assert tracked == make_family({**static.spec(), "norm": "batch"})
+    assert tracked.with_statistics is tracked

@@ -7,17 +7,15 @@ from devices.report import DeviceReport
 from messages.orders import Merge
 from messages.packing import Layout
 from messages.sums import WeightedSum, flatten
-from models.architecture import Architecture
 from models.cnn import Cnn3
 from models.cost import cost
-from models.family import make_family
 from models.resnet import ResNet18
 from server_app.config import ConfigError
 from strategies import METHODS
 from strategies.aggregation import CoordinateMean
 from strategies.heterofl import HeteroFL, MaskedTraining
 from strategies.method import Means, Order, Training, fits
-from strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, in_common, layer_shares, together
+from strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, layer_shares
 from tests.small_run import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import CLASSIFIER, CLASSIFIER_BIAS, FC, FC_BIAS, OneHidden, loss_of, setup
 
@@ -357,12 +355,6 @@ def test_few_architectures_are_nested_and_every_budget_is_rounded_down_to_one(cr
     assert again.assign(0, between) == smaller
 
 
-def test_what_two_architectures_have_in_common_is_a_cut_of_both_and_what_they_have_together_holds_both():
-    one, other = Architecture((4, 0, 8), (3,)), Architecture((2, 6, 8), (5,))
-    assert in_common(one, other) == Architecture((2, 0, 8), (3,))
-    assert together(one, other) == Architecture((4, 6, 8), (5,))
-
-
 @pytest.mark.parametrize(("sandwich", "few"), [("own", False), ("labels", False), ("labels", True)])
 def test_what_is_assigned_fits_with_all_that_is_trained_beside_it(sandwich, few, tmp_path):
     strategy = search(tmp_path, sandwich=sandwich, architectures=3 if few else 0)
@@ -421,25 +413,6 @@ def test_owners_are_counted_by_what_devices_return(tmp_path):
     assert record["devices_replied"] == 6
     assert 1 <= record["metrics"]["effective_owners"] <= 6
     assert 0 <= record["metrics"]["untouched_share"] < 1
-
-
-def test_blocks_that_must_stay_do_so_in_what_two_architectures_have_in_common(tmp_path):
-    """Of three blocks of a stage two must stay: architectures that lack different ones have one in common."""
-    family = make_family({"name": "resnet34", "input_shape": [1, 8, 8], "first_channels": 2, "norm": "static"})
-    params = ModelSearchParams(shares=(0.0, 1.0), min_blocks=2, architectures=4)
-    strategy = ModelSearch(setup(tmp_path, family), params)
-    space = strategy.space
-    full = dict(zip(space.family.groups, space.largest().widths, strict=True))
-
-    def lacking(*layers):
-        gone = [group for layer in layers for group in space.family.removable[layer]]
-        return Architecture(tuple((full | dict.fromkeys(gone, 0)).values()))
-
-    one, other = lacking("stage1_1"), lacking("stage1_2")
-    assert strategy._possible(one)
-    assert strategy._possible(other)
-    assert not strategy._possible(in_common(one, other))
-    assert strategy._possible(together(one, other))
 
 
 def test_the_pool_has_no_other_criterion(tmp_path):

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.budget import Budget
-from models.cost import cost
+from models.architecture import Architecture
+from models.cost import Cost, cost
 from models.family import make_family
 from models.space import Space
-from strategies.method import fits
-from strategies.search import AscentSearch, ExactSearch, PoolSearch
+from strategies.method import Means, fits
+from strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options, in_common, together
 
 torch.set_num_threads(1)
 
@@ -419,3 +420,77 @@ def test_the_balanced_criterion_keeps_every_block_where_parameters_leave_some_ou
         for seed in range(20)
     ]
     assert any(removed)
+
+
+# For a whole fleet ----------------------------------------------------------------------------------------------------
+
+
+def test_what_two_architectures_have_in_common_is_a_cut_of_both_and_what_they_have_together_holds_both():
+    one, other = Architecture((4, 0, 8), (3,)), Architecture((2, 6, 8), (5,))
+    assert in_common(one, other) == Architecture((2, 0, 8), (3,))
+    assert together(one, other) == Architecture((4, 6, 8), (5,))
+
+
+def test_blocks_that_must_stay_do_so_in_what_two_architectures_have_in_common():
+    """Of three blocks of a stage two must stay: architectures that lack different ones have one in common."""
+    family = make_family({"name": "resnet34", "input_shape": [1, 8, 8], "first_channels": 2, "norm": "static"})
+    space = Space.of(family, (0, 1), min_blocks=2)
+    full = dict(zip(space.family.groups, space.largest().widths, strict=True))
+
+    def lacking(*layers):
+        gone = [group for layer in layers for group in space.family.removable[layer]]
+        return Architecture(tuple((full | dict.fromkeys(gone, 0)).values()))
+
+    one, other = lacking("stage1_1"), lacking("stage1_2")
+    assert space.allows(one)
+    assert space.allows(other)
+    assert not space.allows(in_common(one, other))
+    assert space.allows(together(one, other))
+    assert not space.allows(Architecture((1,)))
+    found = {1: one, 2: other}
+    options = fleet_options(space, [Means(Budget(n, None, None)) for n in (2, 1)], lambda b: found[b.memory_bytes])
+    assert options == [space.smallest(), one, other, together(one, other)]
+
+
+def test_a_fleet_is_searched_from_its_smallest_to_its_largest_device_beside_their_messages():
+    space = SPACES["lenet5"]
+    asked = []
+
+    def find(budget):
+        asked.append(budget.memory_bytes)
+        return space.largest() if budget.memory_bytes > 100 else None
+
+    fleet = [Means(Budget(n, None, None), message_bytes=lambda _: 60) for n in (150, 50, 1000)]
+    assert fleet_options(space, fleet, find) == [space.smallest(), space.largest()]
+    # Where something is found, the search is repeated in what the message leaves.
+    assert asked == [50, 150, 90, 1000, 940]
+    # Of a large fleet 40 devices are looked at, among them the smallest and the largest.
+    asked.clear()
+    fleet_options(space, [Means(Budget(n, None, None)) for n in range(1, 501)], find)
+    assert (len(asked), asked[0], asked[-1]) == (40, 1, 500)
+    assert fleet_options(space, [], find) == [space.smallest()]
+
+
+def test_what_a_method_prices_higher_is_searched_again_under_less():
+    space = SPACES["cnn3"]
+    searcher = ExactSearch(space, 16, "sgd", tolerance=0.0)
+    rng = np.random.default_rng(0)
+    alone = cost(space.family, space.largest(), batch_size=16, optimizer="sgd")
+    budget = Budget(alone.peak_training_memory_bytes, None, None)
+
+    def price(architecture):
+        """A tenth more than alone, and 20 kB."""
+        own = cost(space.family, architecture, batch_size=16, optimizer="sgd")
+        memory_bytes = own.peak_training_memory_bytes * 11 // 10 + 20_000
+        return Cost(own.parameters, own.payload_bytes, memory_bytes, own.training_flops)
+
+    assert searcher.find(budget, rng) == space.largest()
+    found = find_priced(searcher, price, budget, budget, rng)
+    assert found is not None
+    assert fits(price(found), budget)
+    # Little is given away: a search under 2 % more finds what does not fit at this price.
+    own_bytes = cost(space.family, found, batch_size=16, optimizer="sgd").peak_training_memory_bytes
+    assert price(found).peak_training_memory_bytes > 0.9 * budget.memory_bytes
+    assert own_bytes < budget.memory_bytes
+    nothing = find_priced(searcher, price, Budget(10, None, None), Budget(10, None, None), rng)
+    assert nothing is None

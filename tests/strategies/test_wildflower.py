@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -370,6 +371,41 @@ def test_levels_may_be_given_and_stay_where_no_device_affords_any(tmp_path):
     assert given.candidates == fitted.candidates == widths
     fitted.survey([Means(Budget(2**40, None, None))])
     assert fitted.candidates == widths[:1]
+
+
+def test_levels_may_keep_another_share_of_each_layer(tmp_path):
+    """Links that allow a half and a fifth of all parameters."""
+    lenet = LeNet5(input_shape=(1, 28, 28), norm="static")
+    searched, uniform = (
+        Wildflower(setup(tmp_path, lenet), WildflowerParams(levels=2, **shares)) for shares in ({}, {"shares": ()})
+    )
+    assert uniform.space is None
+    payload_bytes = searched.cost(lenet.full()).payload_bytes
+    fleet = [Means(Budget(2**40, payload_bytes // parts, None)) for parts in (2, 5)]
+    searched.survey(fleet)
+    uniform.survey(fleet)
+    between = set(sizes_between(lenet, uniform.widths))
+    assert set(uniform.candidates) <= between
+    assert not set(searched.candidates) <= between
+    larger, smaller = searched.candidates
+    assert is_cut(lenet, smaller, larger)
+
+    def worth(method):
+        """The product of the parameters that the devices get, all of which get some."""
+        return math.prod(method.cost(method.assign(0, means.budget)).parameters for means in fleet)
+
+    assert worth(searched) > worth(uniform)
+    # No layer is wider than the largest of `widths`.
+    narrow = Wildflower(replace(setup(tmp_path, lenet), widths=(0.5, 0.25)), WildflowerParams())
+    assert max(share for choice in narrow.space.choices for share in choice.shares) == 0.5
+
+
+def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_choose(tmp_path, caplog):
+    method = Wildflower(setup(tmp_path, CHOICE), WildflowerParams(masked_loss=False))
+    with caplog.at_level("INFO", "flwr"):
+        method.survey([Means(Budget(2**40, None, None))])
+    assert "levels are not searched layer by layer: space: family 'choice' has no search space" in caplog.text
+    assert method.candidates == CHOICE.candidates((1.0,))[:1]
 
 
 def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeypatch):
