@@ -30,11 +30,23 @@ METHODS = {
     # The levels are those of the methods of uniform widths: what is left is the way in which they are trained.
     "wildflower-given-widths": ["strategy=wildflower", "wildflower.levels=0"],
 }
+# The size of a step is not the same in all methods: wildflower's gradient is a mean over levels, the sandwich's a sum.
+# On the twins that are trained by SGD these methods run with twice the learning rate as well.
+TWO_RATES = ("all-large", "all-small", "heterofl", "search-four-nested", "wildflower")
+SGD_TWINS = ("cnn3", "resnet6")
+
+
+def methods_of(twin: str) -> dict[str, list[str]]:
+    """The rows of a twin: name -> settings beside those of its experiment file."""
+    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
+    methods = {name: [fleet, *settings] for name, settings in METHODS.items()}
+    if twin in SGD_TWINS:
+        methods |= {f"{name}-rate-0.1": [*methods[name], "learning-rate=0.1"] for name in TWO_RATES}
+    return methods
+
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in TWINS:
         sys.exit(__doc__)
     twin = sys.argv.pop(1)
-    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
-    methods = {name: [fleet, *settings] for name, settings in METHODS.items()}
-    main(Study(HERE / f"{twin}.toml", methods, tiers=False, costs=True), __doc__ or "")
+    main(Study(HERE / f"{twin}.toml", methods_of(twin), tiers=False, costs=True), __doc__ or "")
