@@ -31,17 +31,17 @@ METHODS = {
     "wildflower-given-widths": ["strategy=wildflower", "wildflower.levels=0"],
 }
 # The size of a step is not the same in all methods: wildflower's gradient is a mean over levels, the sandwich's a sum.
-# On the twins that are trained by SGD these methods run with twice the learning rate as well.
-TWO_RATES = ("all-large", "all-small", "heterofl", "search-four-nested", "wildflower")
-SGD_TWINS = ("cnn3", "resnet6")
+# On the twins that are trained by SGD these methods run with larger learning rates as well.
+RATED = ("all-large", "all-small", "heterofl", "search-four-nested", "wildflower")
+RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2)}  # beside 0.05
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
     """The rows of a twin: name -> settings beside those of its experiment file."""
     fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
     methods = {name: [fleet, *settings] for name, settings in METHODS.items()}
-    if twin in SGD_TWINS:
-        methods |= {f"{name}-rate-0.1": [*methods[name], "learning-rate=0.1"] for name in TWO_RATES}
+    for rate in RATES.get(twin, ()):
+        methods |= {f"{name}-rate-{rate}": [fleet, *METHODS[name], f"learning-rate={rate}"] for name in RATED}
     return methods
 
 
