@@ -518,7 +518,9 @@ def test_devices_out_of_memory_lose_their_work_and_get_smaller_models(deployment
             done.result()
         # Node 1 loses memory while it trains, or a little later: its next report may be older than that.
         behind = {device: hit for device in range(4)} | {1: len(deployment.journal("memory")) + 1}
-        after = {device: wait_for_device(deployment, "memory", device, behind[device], process, 300) for device in behind}
+        after = {
+            device: wait_for_device(deployment, "memory", device, behind[device], process, 300) for device in behind
+        }
     finally:
         limit(deployment, "node-1", LIMITS_BYTES[1])
     deployment.stop_run(process, "memory")
