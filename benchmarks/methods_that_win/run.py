@@ -37,16 +37,19 @@ RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2)}  # beside 0.05
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
-    """The rows of a twin: name -> settings beside those of its experiment file."""
-    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
-    methods = {name: [fleet, *settings] for name, settings in METHODS.items()}
-    for rate in RATES.get(twin, ()):
-        methods |= {f"{name}-rate-{rate}": [fleet, *METHODS[name], f"learning-rate={rate}"] for name in RATED}
-    return methods
+    """The rows of a twin: name -> settings beside those of its experiment file and of its fleet."""
+    rated = {
+        f"{name}-rate-{rate}": [*METHODS[name], f"learning-rate={rate}"]
+        for rate in RATES.get(twin, ())
+        for name in RATED
+    }
+    return METHODS | rated
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in TWINS:
         sys.exit(__doc__)
     twin = sys.argv.pop(1)
-    main(Study(HERE / f"{twin}.toml", methods_of(twin), tiers=False, costs=True), __doc__ or "")
+    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
+    methods = {name: [fleet, *settings] for name, settings in methods_of(twin).items()}
+    main(Study(HERE / f"{twin}.toml", methods, tiers=False, costs=True), __doc__ or "")

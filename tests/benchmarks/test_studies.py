@@ -28,7 +28,7 @@ STUDIES = {
     },
     **{
         methods_that_win.HERE / f"{twin}.toml": (
-            methods_that_win.METHODS,
+            methods_that_win.methods_of(twin),
             methods_that_win.HERE / f"{twin}-fleet.toml",
         )
         for twin in methods_that_win.TWINS
