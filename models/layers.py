@@ -462,6 +462,8 @@ def _sequence(layers: tuple[Layer, ...]) -> nn.Sequential:
 class Network(nn.Module):
     """Blocks one after another: (batch, *input shape) -> (batch, classes); the last one is the deepest head."""
 
+    takes_channels_last = True  # no layer asks for contiguous tensors
+
     def __init__(self, blocks: list[Block]) -> None:
         super().__init__()
         self.early = {block.name for block in blocks[:-1] if block.exit}
@@ -488,6 +490,8 @@ class Network(nn.Module):
 
 class MeanOfExits(nn.Module):
     """A network that says the mean of its exits' logits."""
+
+    takes_channels_last = True
 
     def __init__(self, model: Network) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ CHANGES, PRICED = 32, 6
 """Random changes of one pick each that are drawn for what was chosen, and how many of them are priced at most."""
 
 SURVEYED = 40
-"""Budgets of a fleet for which an architecture is searched, when few are chosen for all."""
+"""Devices of a fleet for whose budgets architectures are searched, at most, when few are chosen for all."""
 NARROWED = 12
 """Searches under ever less memory, until an architecture fits with all that is trained beside it."""
 
@@ -325,7 +325,7 @@ def find_priced(
         searcher: finds architectures.
         price: of an architecture that it finds, with all that is trained beside it.
         budget: what must fit.
-        part: the budget that the first search gets (`strategies.method.in_floats`).
+        part: the same budget as the searcher counts, with payloads as 32-bit floats (`strategies.method.in_floats`).
         rng: for the random choices of the search.
     """
     for _ in range(NARROWED):

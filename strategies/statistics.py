@@ -17,7 +17,7 @@ from models.architecture import Architecture
 from models.base import Family
 from models.layers import MeanOfExits, Network
 from strategies.method import Answer, Bench, Local
-from tasks.task import channels_last
+from tasks.task import laid_out_for
 
 
 class TakeStatistics(Local):
@@ -67,4 +67,4 @@ def take_statistics(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) 
         for number, (inputs, _) in enumerate(batches, start=1):
             for norm in norms:
                 norm.momentum = 1.0 / number
-            model(channels_last(inputs))
+            model(laid_out_for(model, inputs))

@@ -206,7 +206,11 @@ class Wildflower(HeteroFL):
         if self.space is None:
             return []
         rng, smallest = self.rng(6), self.space.smallest()
-        searcher = ExactSearch(self.space, self.settings.training.batch_size, self.settings.optimizer)
+        try:
+            searcher = ExactSearch(self.space, self.settings.training.batch_size, self.settings.optimizer)
+        except ValueError as error:
+            log.warning("Wildflower: levels are not searched layer by layer; give fewer wildflower.shares: %s", error)
+            return []
         order = Order(0, smallest)
 
         def price(found: Architecture) -> Cost:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from tasks.task import Task, channels_last
+from tasks.task import Task, laid_out_for
 
 MAX_CLASSES = 100  # above these nobody could read figures of each class
 
@@ -81,7 +81,7 @@ def score_batches(
 ) -> list[list[Scored]]:
     """What each batch of `score` comes to, in a list of one: whoever has parts of them adds up the same bits."""
     model.to(device).eval()
-    return _score_batches(lambda x: [model(x)], task, inputs, labels, batch_size, device)
+    return _score_batches(lambda x: [model(laid_out_for(model, x))], task, inputs, labels, batch_size, device)
 
 
 def score_exit_batches(
@@ -92,7 +92,7 @@ def score_exit_batches(
     model.eval()
 
     def outputs_of(x: Tensor) -> list[Tensor]:
-        exits = model.exits(x)
+        exits = model.exits(laid_out_for(model, x))
         return [*exits, torch.stack(exits).mean(dim=0)]
 
     return _score_batches(outputs_of, task, inputs, labels, batch_size, device)
@@ -128,8 +128,7 @@ def _score_batches(
     for start in range(0, len(labels), batch_size):
         picked = slice(start, start + batch_size)
         x, y = task.batch(inputs[picked].to(device), labels[picked].to(device), augment=None)
-        # Forward passes over images take up to half the time so.
-        found.append([_score(task, outputs, y) for outputs in outputs_of(channels_last(x))])
+        found.append([_score(task, outputs, y) for outputs in outputs_of(x)])
     return found
 
 

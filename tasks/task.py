@@ -561,6 +561,15 @@ def channels_last(inputs: Tensor) -> Tensor:
     return torch.empty_like(inputs, memory_format=torch.channels_last).copy_(inputs)
 
 
+def laid_out_for(model: object, inputs: Tensor) -> Tensor:
+    """Inputs as a model computes fastest without gradients: images take up to half the time with `channels_last`.
+
+    That is so for the project's networks, which say so. A module of somebody else's may call `view`, for which its
+    inputs and what comes of them must be contiguous.
+    """
+    return channels_last(inputs) if getattr(model, "takes_channels_last", False) else inputs
+
+
 @lru_cache(maxsize=8)
 def load_task(spec: TaskSpec) -> Task:
     """The task of a spec, kept for the life of the process.

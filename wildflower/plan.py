@@ -143,6 +143,7 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
     for number in numbers:
         by_tier.setdefault(engine.population.tier(number), []).append(number)
     chosen = [number for tier in by_tier.values() for number in spread(tier, MAX_DEVICES_PER_TIER)]
+    engine.method.round = max(1, engine.method.round)  # what is drawn at random is what the first round draws
     engine.survey(chosen)
     devices = [plan_device(engine, number) for number in chosen]
     method = engine.method

@@ -57,6 +57,8 @@ def test_images_are_scored_with_the_channels_of_a_pixel_side_by_side() -> None:
     seen = []
 
     class Looks(nn.Module):
+        takes_channels_last = True  # as the networks of families do
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             seen.append(x)
             return x.flatten(1)[:, :10]
@@ -64,3 +66,24 @@ def test_images_are_scored_with_the_channels_of_a_pixel_side_by_side() -> None:
     score(Looks(), task, task.test.inputs[:8], task.test.labels[:8], batch_size=8, device=CPU)
     assert seen[0].stride() == (64, 1, 8, 1)
     assert torch.equal(seen[0], task.prepare(task.test.inputs[:8], augment=None))
+    family = Cnn3(input_shape=task.input_shape)
+    assert family.build(family.full()).takes_channels_last
+
+
+class Viewed(nn.Module):
+    """A user's own network: `view` refuses tensors that are not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, padding=1)
+        self.last = nn.Linear(256, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(x.view(x.size(0), -1))
+
+
+def test_a_module_of_ones_own_is_scored_with_contiguous_images() -> None:
+    task = load_task(TaskSpec(name="digits", devices=2))
+    examples = score(Viewed(), task, task.test.inputs[:20], task.test.labels[:20], batch_size=10, device=CPU)[2]
+    assert examples == 20
