@@ -78,7 +78,7 @@ class Choice(BlockFamily):
         """The same choice among members with running statistics."""
         if self.norm == "batch":
             return self
-        members = tuple((member, replace(family, norm="batch")) for member, family in self.members)
+        members = tuple((member, family.with_statistics) for member, family in self.members)
         return replace(self, norm="batch", members=members)
 
     @cached_property

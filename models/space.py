@@ -244,7 +244,7 @@ class Space:
     def allows(self, architecture: Architecture) -> bool:
         """Whether an architecture is one of the family, and as many of its layers stay as the floors say.
 
-        What two architectures have in common may not be: if each keeps another one of two blocks, none is left.
+        What two of the space have in common may not be allowed: if each keeps another one of two blocks, none is left.
         """
         try:
             self.family.validate(architecture)

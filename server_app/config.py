@@ -24,7 +24,7 @@ from models.initial import checked_names
 from plugins.beside import digests
 from plugins.reference import is_loaded, is_reference, module_label, one_sentence
 from server_app.keys import listed_keys, missing_keys
-from strategies import METHODS
+from strategies import DEFAULT_METHOD, METHODS
 from strategies.method import Method
 from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
@@ -245,7 +245,7 @@ class RunConfig(Params):
     )
 
     strategy: str = Field(
-        "heterofl", description=f"Method (docs/methods): {', '.join(METHODS)}, or package.module:Class of your own"
+        DEFAULT_METHOD, description=f"Method (docs/methods): {', '.join(METHODS)}, or package.module:Class of your own"
     )
     strategy_settings: Arguments = Field(
         "",

@@ -65,4 +65,6 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
-__all__ = ["METHODS"]
+DEFAULT_METHOD = HeteroFL.name()  # of a run whose configuration says none
+
+__all__ = ["DEFAULT_METHOD", "METHODS"]

@@ -44,7 +44,7 @@ from strategies.method import (
     in_floats,
 )
 from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
-from strategies.params import Count, CountOrZero, Numbers, Params
+from strategies.params import Count, CountOrZero, Params, Shares
 from strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -116,7 +116,7 @@ class ModelSearchParams(StatisticsParams):
         description="Whether smaller cuts of a device's architecture learn in each of its steps, from the labels or "
         "from its own answers: of a few chosen architectures all smaller ones, else the smallest of the space",
     )
-    shares: Numbers = Field(
+    shares: Shares = Field(
         (0.0, 0.5, 1.0), description="Shares of its channels that a layer may keep (S); 0 removes layers that may go"
     )
     layer_shares: str = Field(
@@ -143,13 +143,6 @@ class ModelSearchParams(StatisticsParams):
         if self.searcher == "pool" and self.criterion != "parameters":
             raise ValueError(f"the pool goes by parameters: criterion = {self.criterion!r} needs searcher = 'exact'")
         return self
-
-    @field_validator("shares")
-    @classmethod
-    def _possible_shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 <= share <= 1 for share in shares) or max(shares, default=0) <= 0:
-            raise ValueError("every share lies in [0, 1], and one is above 0")
-        return shares
 
     @field_validator("layer_shares")
     @classmethod

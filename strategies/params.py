@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 NUMBERS = "must be numbers such as [1, 0.5] or '1, 0.5'"
 
@@ -55,7 +55,15 @@ def to_scalar(value: Any) -> Any:
     return value
 
 
+def possible_shares(shares: tuple[float, ...]) -> tuple[float, ...]:
+    """Return shares of channels that layers may keep; ValueError where one is outside of [0, 1], or all are 0."""
+    if not all(0 <= share <= 1 for share in shares) or max(shares, default=0) <= 0:
+        raise ValueError("every share lies in [0, 1], and one is above 0")
+    return shares
+
+
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
+Shares = Annotated[Numbers, AfterValidator(possible_shares)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 CountOrZero = Annotated[int, Field(ge=0, lt=2**31)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]

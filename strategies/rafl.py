@@ -48,7 +48,7 @@ from strategies.method import (
     in_floats,
     parcel_bytes,
 )
-from strategies.params import Count, Numbers, Params, Rate
+from strategies.params import Count, Params, Rate, Shares
 from strategies.search import ExactSearch, PoolSearch
 from strategies.submodel import CandidateMethod, initial_weights
 
@@ -190,7 +190,7 @@ def _network(family: str, architecture: str) -> tuple[Family | None, Architectur
 class RaFLParams(Params):
     """RaFL's settings."""
 
-    shares: Numbers = Field(
+    shares: Shares = Field(
         (0.25, 0.5, 0.75, 1.0),
         description="Shares of its channels that a layer of a personal model may keep; 0 removes layers that may go",
     )
@@ -215,13 +215,6 @@ class RaFLParams(Params):
         description="How knowledge networks are fused: average (a), or from there on by ensemble distillation on "
         "public-task (b)",
     )
-
-    @field_validator("shares")
-    @classmethod
-    def _possible_shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        if not all(0 <= share <= 1 for share in shares) or max(shares, default=0) <= 0:
-            raise ValueError("every share lies in [0, 1], and one is above 0")
-        return shares
 
     @field_validator("search_again")
     @classmethod

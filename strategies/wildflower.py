@@ -32,7 +32,7 @@ from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Means, Order, Setup, State, in_floats
 from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
-from strategies.params import CountOrZero, Numbers, Params
+from strategies.params import CountOrZero, Numbers, Params, possible_shares
 from strategies.search import ExactSearch, find_priced, fleet_options
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -146,9 +146,7 @@ class WildflowerParams(StatisticsParams):
     @field_validator("shares")
     @classmethod
     def _possible_shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        if shares and (not all(0 <= share <= 1 for share in shares) or max(shares) <= 0):
-            raise ValueError("every share lies in [0, 1], and one is above 0")
-        return shares
+        return possible_shares(shares) if shares else shares
 
 
 class Wildflower(HeteroFL):
