@@ -441,8 +441,8 @@ def test_a_link_gone_for_20_seconds_costs_no_reply_and_one_gone_for_100_seconds_
 
 
 def test_a_killed_gate_is_started_again(deployment, note):
-    # Rounds are long enough to find all nodes at work at once: no order or reply is on its way when the gate is hit. Flower
-    # hands an order out once, so that one would be lost which is on its way at that moment.
+    # Rounds are long enough to find all nodes at work at once, so that no order or reply is on its way when the gate is
+    # hit: Flower hands an order out once, and loses one that is on its way at that moment.
     settings = ("rounds=100", "evaluate-every=100", "deadline-seconds=200", "local-steps=600")
     process = deployment.start_run("killed-gate", *QUICK, *settings)
     wait_for_round(deployment, "killed-gate", 1, process, 300)
