@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from messages.parcels import STATISTICS, Weights
-from strategies.fedavg import OneModel
+from strategies.fedavg import FedAvg
 from strategies.method import Setup, State, Trained
 from strategies.params import Decay, Params, PositiveRate
 
 
-class FedAdamParams(Params):
-    """FedAdam's settings."""
+class AdamParams(Params):
+    """The settings of a server's Adam."""
 
     eta: PositiveRate = Field(0.01, description="Learning rate of the server's Adam")
     beta_1: Decay = Field(0.9, description="Share that the mean of the updates keeps in a round")
@@ -24,13 +24,21 @@ class FedAdamParams(Params):
     tau: PositiveRate = Field(1e-3, description="Number added to the root of the squares: larger is less adaptive")
 
 
-class FedAdam(OneModel):
+class FedAdamParams(AdamParams):
+    """FedAdam's settings."""
+
+    use: Literal["all-large", "all-small", "exclusive"] = Field(
+        "all-large", description="Who trains what: all-large, all-small, exclusive"
+    )
+
+
+class FedAdam(FedAvg):
     """Adam on the server, with the devices' mean change, weighted by examples, as pseudo-gradient.
 
     Delta_t = sum_k (n_k / n) (w_k - w_t);  m_t = beta_1 m + (1 - beta_1) Delta_t;
     v_t = beta_2 v + (1 - beta_2) Delta_t^2;  w_{t+1} = w_t + eta m_t / (sqrt(v_t) + tau), without bias correction.
-    tau^2 is also the first v. Every device trains the whole model, by the task's loss. Batch norm's running statistics
-    are no parameters: they become the devices' mean.
+    tau^2 is also the first v. Devices train one model by the task's loss: by default all of them the whole one. Batch
+    norm's running statistics are no parameters: they become the devices' mean.
     """
 
     params_type: ClassVar[type[Params]] = FedAdamParams
@@ -67,7 +75,7 @@ class FedAdam(OneModel):
         self.v = {name: state.tensors[f"v/{name}"] for name in self.learned}
 
 
-def adam_step(params: FedAdamParams, name: str, value: Tensor, update: Tensor, m: Weights, v: Weights) -> Tensor:
+def adam_step(params: AdamParams, name: str, value: Tensor, update: Tensor, m: Weights, v: Weights) -> Tensor:
     """One step of the server's Adam on one tensor, whose moments in `m` and `v` it renews; returns the new value."""
     m[name] = params.beta_1 * m[name] + (1 - params.beta_1) * update
     v[name] = params.beta_2 * v[name] + (1 - params.beta_2) * update.square()

@@ -93,7 +93,7 @@ class FedAvg(OneModel):
 
     params_type: ClassVar[type[Params]] = FedAvgParams
 
-    def __init__(self, setup: Setup, params: FedAvgParams) -> None:
+    def __init__(self, setup: Setup, params: Any) -> None:
         super().__init__(setup, params)
         self.use = params.use
         self.architecture = self.candidates[-1] if params.use == "all-small" else self.candidates[0]
@@ -103,7 +103,9 @@ class FedAvg(OneModel):
     def check(cls, params: Any, *, both_models: bool) -> None:
         """Nobody trains two models where all train the smallest."""
         if both_models and params.use == "all-small":
-            raise ValueError("both-models = True: with fedavg.use = 'all-small' no device trains two models: leave it")
+            raise ValueError(
+                f"both-models = True: with {cls.name()}.use = 'all-small' no device trains two models: leave it"
+            )
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The one architecture of this use; under `affordable` the widest that fits."""

@@ -15,13 +15,13 @@ from messages.parcels import STATISTICS, Parcel, Parcels, Weights
 from models.architecture import Architecture
 from models.base import Family
 from models.layers import Network, TensorSpec
-from strategies.fedadam import FedAdamParams, adam_step
+from strategies.fedadam import AdamParams, adam_step
 from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
 from strategies.params import Fraction
 from strategies.submodel import CandidateMethod, by_depth, first_weights
 
 
-class InclusiveFLParams(FedAdamParams):
+class InclusiveFLParams(AdamParams):
     """InclusiveFL's settings; those of the server's Adam are FedAdam's."""
 
     momentum: Fraction = Field(
@@ -29,6 +29,9 @@ class InclusiveFLParams(FedAdamParams):
     )
     momentum_of: Literal["injected", "averaged"] = Field(
         "injected", description="Updates that the momentum is the mean of: with what was injected, or as averaged"
+    )
+    server: Literal["adam", "mean"] = Field(
+        "adam", description="What the server makes of a type's mean update: a step of Adam, or the update as it is"
     )
     share: Literal["layers", "none"] = Field(
         "layers", description="What types share: all layers but each type's last one, or nothing"
@@ -139,7 +142,7 @@ class InclusiveFL(CandidateMethod):
     depth of its next smaller one:
 
         g^{j,L_j} = beta m^k + (1 - beta) g^{j,L_j}                      (line 17; not for the largest type)
-        w^j = FedAdam(g^j, w^j)                                          (line 19)
+        w^j = FedAdam(g^j, w^j), or w^j + g^j where `server` is "mean"   (line 19)
         m^j = 1 / (L_j - L- + 1) sum_{l = L-..L_j} g^{j,l}               (line 22; not for the smallest type)
         theta^l = sum_{i: L_i > l} n_i theta^{i,l} / sum_{i: L_i > l} n_i  (lines 26 and 27)
 
@@ -241,9 +244,12 @@ class InclusiveFL(CandidateMethod):
             for suffix, name in self.layers[architecture].blocks[-1].items():
                 update[name] = beta * momentum[suffix] + (1 - beta) * averaged[name]
         m, v = self.m[architecture], self.v[architecture]
-        self.weights[architecture] = {
-            name: adam_step(self.params, name, weights[name], update[name], m, v) for name in weights
-        }
+        if self.params.server == "adam":
+            self.weights[architecture] = {
+                name: adam_step(self.params, name, weights[name], update[name], m, v) for name in weights
+            }
+        else:
+            self.weights[architecture] = {name: weights[name] + update[name] for name in weights}
         if smaller is not None:
             first = len(self.layers[smaller].blocks) - 1  # the layer that is the smaller type's last
             span = self.layers[architecture].blocks[first:]

@@ -1,5 +1,6 @@
 import torch
 
+from devices.budget import Budget
 from models.lenet import LeNet5
 from strategies.fedadam import FedAdam, FedAdamParams
 from tests.strategies.by_hand import Devices, engine_of, filled, no_scores, setup
@@ -53,3 +54,26 @@ def test_the_state_holds_both_moments(tmp_path):
     for strategy in (first, second):
         engine_of(strategy, tmp_path).run_round(devices.grid, 2, no_scores)
     assert all(torch.equal(first.weights[name], second.weights[name]) for name in first.weights)
+
+
+def test_adam_steps_the_small_model_or_only_strong_devices_train(tmp_path):
+    """all-small: what the narrow model has makes step 1 of the first test, and what it lacks stays at 1.
+
+    exclusive: a device that cannot afford the whole model gets none.
+    """
+    family = LeNet5(input_shape=(1, 8, 8))
+    adam = {"eta": 0.5, "beta_1": 0.5, "beta_2": 0.5, "tau": 1.0}
+    strategy = FedAdam(setup(tmp_path, family), FedAdamParams(use="all-small", **adam))
+    strategy.weights = filled(strategy.weights, 1.0)
+    devices = Devices(family, lambda order, w: {name: value + 1 for name, value in w.items()})
+    engine_of(strategy, tmp_path).run_round(devices.grid, 1, no_scores)
+    kept = family.tensors(strategy.candidates[-1])["head.fc1.weight"].shape
+    weight = strategy.weights["head.fc1.weight"]
+    assert kept != weight.shape
+    assert weight[: kept[0], : kept[1]].unique().tolist() == [1.125]
+    assert weight[kept[0] :].unique().tolist() == weight[:, kept[1] :].unique().tolist() == [1.0]
+
+    exclusive = FedAdam(setup(tmp_path, family), FedAdamParams(use="exclusive"))
+    needs = exclusive.cost(exclusive.architecture).peak_training_memory_bytes
+    assert exclusive.assign(0, Budget(needs - 1, None, None)) is None
+    assert exclusive.assign(0, Budget(needs, None, None)) == exclusive.architecture == exclusive.candidates[0]

@@ -145,6 +145,13 @@ def test_the_servers_adam_is_fedadams():
     assert values(method)[1] == [0.0] * 4
 
 
+def test_the_server_may_take_the_mean_update_as_it_is():
+    """Types a, b, c get 1, 2 and (3 + 5) / 2 = 4; beta = 1/2 and m_0 = 0, so that last layers of a and b get half."""
+    method = at_zero(inclusive(momentum=0.5, share="none", server="mean", eta=0.1, tau=1.0))
+    a_round(method, [[1.0], [2.0], [3.0, 5.0]])
+    assert values(method) == [[1.0, 0.5, 1.0], [2.0, 2.0, 1.0, 2.0], [4.0] * 5]
+
+
 def test_a_restart_changes_nothing():
     methods = [at_zero(inclusive(momentum=0.5, beta_1=0.9, beta_2=0.99, eta=0.1, tau=1e-3)) for _ in range(2)]
     a_round(methods[0], [[1.0], [2.0], [3.0]])

@@ -1,0 +1,31 @@
+"""What a strong device's small model gains from its large one, where a seventh of all uploads are such students.
+
+python -m benchmarks.recipfl.transfer [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
+"""
+
+from pathlib import Path
+
+from benchmarks.method_table import Study, main
+
+HERE = Path(__file__).resolve().parent
+SMALL = "family-arguments=conv_channels = [3, 2], hidden = [84]"
+METHODS = {
+    # What there is to teach: the large model on all devices, whatever their links, and the small one on all.
+    "all-large": ["strategy=fedavg"],
+    "all-small": ["strategy=fedavg", "family=lenet5", SMALL, "widths=1"],
+    # A federation of the large model, which has one device, and one of the small model.
+    "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
+    "exclusive-both": ["strategy=fedavg", "fedavg.use=affordable", "both-models=true"],
+    "recipfl": ["strategy=recipfl"],
+    "recipfl-weight-0.1": ["strategy=recipfl", "recipfl.feature-weight=0.1"],
+    "recipfl-weight-0": ["strategy=recipfl", "recipfl.feature-weight=0"],
+    # The last term of Eq. 9 in the direction of the published code.
+    "recipfl-divergence": ["strategy=recipfl", "recipfl.divergence=teacher || student"],
+    # The paper's ablation, as the published code runs it: the strong device trains both models, from labels alone.
+    "recipfl-no-transfer": ["strategy=recipfl", "recipfl.transfer=both"],
+}
+
+if __name__ == "__main__":
+    fleet = f"fleet={HERE / 'transfer-fleet.toml'}"
+    methods = {method: [fleet, *sets] for method, sets in METHODS.items()}
+    main(Study(HERE / "transfer.toml", methods, general=False), __doc__ or "")
