@@ -40,12 +40,13 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Run:
-    """What is compared of one run."""
+    """What is compared of one run; `row` is what its group is called, if whoever asked has a name for it."""
 
     name: str
     config: dict[str, object]
     rounds: list[RoundRecord]
     summary: Summary
+    row: str = ""
 
     @property
     def experiment(self) -> dict[str, object]:
@@ -54,6 +55,11 @@ class Run:
         if is_of_a_folder(self.config.get("task")):
             same -= {"data-dir"}
         return {key: value for key, value in self.config.items() if key not in same}
+
+    @property
+    def identity(self) -> str:
+        """What its replicates have in common."""
+        return json.dumps([self.row, self.experiment], sort_keys=True)
 
     @property
     def seed(self) -> int:
@@ -144,15 +150,18 @@ class Comparison:
         return advice + "".join(tables)
 
 
-def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison:
+def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequence[str] = ()) -> Comparison:
     """Compare the finished runs in `run_dirs`, those that deliver most first; the others are listed as left out.
 
     Runs whose configurations are equal but for the seed share a row, with mean and standard deviation over the seeds.
+    `rows` holds a name for every run, by which it is called in place of its method; runs of two names share no row.
     `target` is a score, of metrics that are shares one between 0 and 1, by default the worst that a run delivers.
     Raises JournalError when a folder does not hold a run, when no run is finished, when the runs are not scored by one
     metric, and when the target is no score of it.
     """
-    runs, left_out = _replicates([_load(run_dir) for run_dir in run_dirs])
+    runs, left_out = _replicates(
+        [_load(run_dir, row) for run_dir, row in zip(run_dirs, rows or [""] * len(run_dirs), strict=True)]
+    )
     if not runs:
         raise JournalError(f"none of the runs is finished: {'; '.join(f'{name} is {why}' for name, why in left_out)}")
     scale = _scale_of_all(runs)
@@ -183,14 +192,14 @@ def compare(run_dirs: Sequence[Path], target: float | None = None) -> Comparison
     return Comparison(target, advice, tables, page(f"{title} - Wildflower", title, blocks), _csv(groups))
 
 
-def _load(run_dir: Path) -> Run:
+def _load(run_dir: Path, row: str) -> Run:
     content = read_config(run_dir)
     # What a fleet file held is part of the experiment, whatever the file is called.
     config = content["config"] | {"fleet-sha256": content["fleet-sha256"][:12], "seed": content["seed"]}
     written = read_summary(run_dir)
     # Summaries of earlier versions have other final figures: all are made anew from the rounds.
     summary = summarize(run_dir, written.status if written else "unfinished", None)
-    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary)
+    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, row)
 
 
 def _replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
@@ -198,7 +207,7 @@ def _replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
     found: dict[tuple[str, int], Run] = {}
     left_out = []
     for run in runs:
-        key = json.dumps(run.experiment, sort_keys=True), run.seed
+        key = run.identity, run.seed
         if run.summary.status != "finished":
             left_out.append((run.name, f"{run.summary.status} after {run.summary.rounds} rounds"))
         elif key in found:
@@ -219,21 +228,23 @@ def _scale_of_all(runs: Sequence[Run]) -> Scale:
 def _group(runs: Sequence[Run]) -> list[Group]:
     by_experiment: dict[str, list[Run]] = {}
     for run in runs:
-        by_experiment.setdefault(json.dumps(run.experiment, sort_keys=True), []).append(run)
+        by_experiment.setdefault(run.identity, []).append(run)
     experiments = list(by_experiment.values())
-    names = _names([members[0].experiment for members in experiments])
+    names = _names([members[0] for members in experiments])
     return [Group(name, members) for name, members in zip(names, experiments, strict=True)]
 
 
-def _names(experiments: Sequence[dict[str, object]]) -> list[str]:
-    """What rows are called: the method, and the settings in which it differs from others of the same method."""
+def _names(runs: Sequence[Run]) -> list[str]:
+    """What rows are called: the method or the given name, and the settings that tell it from others of the same."""
+    heads = [run.row or str(run.config["strategy"]) for run in runs]
     names: list[str] = []
-    for experiment in experiments:
-        method = str(experiment["strategy"])
-        alike = [other for other in experiments if other["strategy"] == experiment["strategy"]]
+    for head, run in zip(heads, runs, strict=True):
+        experiment = run.experiment
+        alike = [other.experiment for its, other in zip(heads, runs, strict=True) if its == head]
         keys = [key for key in _differing(alike) if key in experiment]
-        settings = (f"{key.removeprefix(f'{method}.')}={_shortened(experiment[key])}" for key in keys)
-        name = " ".join([method, *settings])
+        prefix = f"{experiment['strategy']}."
+        settings = (f"{key.removeprefix(prefix)}={_shortened(experiment[key])}" for key in keys)
+        name = " ".join([head, *settings])
         again = sum(earlier == name or earlier.startswith(f"{name} (") for earlier in names)
         names.append(f"{name} ({again + 1})" if again else name)
     return names
@@ -485,7 +496,7 @@ def _settings_table(groups: Sequence[Group]) -> list[TextTable]:
             key
             for key in _differing(experiments)
             if key in experiment
-            and key != "strategy"
+            and (key != "strategy" or group.runs[0].row)
             and (experiment[key] != usual.get(key) or len({str(e[key]) for e in experiments if key in e}) > 1)
         ]
         rows.append([group.name, ", ".join(f"{key} = {experiment[key]}" for key in own)])

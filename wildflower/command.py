@@ -96,10 +96,16 @@ def run(
 def sweep(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment file.")],
     seeds: Annotated[str, typer.Option(help="Seeds, such as 1-3 or 1,4,7-9.")] = "1-3",
+    rows: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", help="Named sets of settings, each a table [NAME], each with all seeds."),
+    ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            "--grid", metavar="KEY=VALUE,VALUE", help="Values of a key, each with all seeds; may be given often."
+            "--grid",
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a key, each with all seeds and rows; may be given often.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -111,17 +117,17 @@ def sweep(
         Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here, and a CSV file beside.")
     ] = None,
 ) -> None:
-    """Run an experiment with several seeds and values, as far as runs are missing, and lay them side by side.
+    """Run an experiment with several seeds, rows and values, as far as runs are missing, and lay them side by side.
 
-    What is finished is not run again, and what was stopped goes on. The exit code is 0 when all runs are finished, 1
-    when one failed and 130 when the sweep was stopped.
+    All runs with one seed come before those with the next one. What is finished is not run again, and what was stopped
+    goes on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
     """
     from rich.console import Console
 
     from wildflower.experiment import INTERRUPTED
     from wildflower.flower import stop_signals_interrupt
     from wildflower.settings import SettingsError
-    from wildflower.sweeps import folder_of, parse_grid, parse_seeds
+    from wildflower.sweeps import folder_of, parse_grid, parse_seeds, read_rows
     from wildflower.sweeps import sweep as run_sweep
 
     try:
@@ -130,6 +136,7 @@ def sweep(
                 experiment,
                 overrides or [],
                 parse_seeds(seeds),
+                [] if rows is None else read_rows(rows),
                 parse_grid(grid or []),
                 folder_of(experiment, folder),
                 jobs,
@@ -140,7 +147,8 @@ def sweep(
     if outcome.interrupted:
         typer.echo("Stopped; the same command goes on with what is missing.")
     if outcome.finished:
-        compare([run.run_dir for run in outcome.finished], html)
+        names = [run.row for run in outcome.finished if run.row]
+        _compare([run.run_dir for run in outcome.finished], html, None, names)
     raise typer.Exit(INTERRUPTED if outcome.interrupted else 1 if outcome.failed else 0)
 
 
@@ -178,13 +186,17 @@ def compare(
 
     Runs that differ only in their seed are one row, with mean and spread.
     """
+    _compare(run_dirs, html, target, [])
+
+
+def _compare(run_dirs: Sequence[Path], html: Path | None, target: float | None, rows: Sequence[str]) -> None:
     from rich.console import Console
 
     from server_app.compare import compare as compare_runs
     from server_app.journal import JournalError
 
     try:
-        comparison = compare_runs(run_dirs, target)
+        comparison = compare_runs(run_dirs, target, rows)
     except JournalError as error:
         raise _stop(str(error)) from None
     console = Console()

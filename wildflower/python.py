@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from html import escape
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +43,8 @@ from wildflower.experiment import (
     warnings_text,
 )
 from wildflower.flower import interrupted_later, last_lines
-from wildflower.settings import SettingsError, beside, parse_override, place, resolve, toml
-from wildflower.sweeps import folder_of
+from wildflower.settings import SettingsError, as_overrides, as_text, beside, place, resolve
+from wildflower.sweeps import Row, check_seeds, folder_of, is_whole, make_rows, read_rows
 from wildflower.sweeps import sweep as run_sweep
 
 if TYPE_CHECKING:
@@ -137,13 +136,15 @@ class Sweep:
 
     Attributes:
         folder: where they lie.
-        runs: in the order of the grid, seed by seed.
+        runs: seed by seed, with each in the order of the rows and of the grid.
+        rows: of every run the name of its row; empty in a sweep without rows.
         grid: the values of every key of the grid.
     """
 
-    def __init__(self, folder: Path, runs: list[Run], grid: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, folder: Path, runs: list[Run], rows: Sequence[str], grid: Mapping[str, Sequence[str]]) -> None:
         self.folder = folder
         self.runs = runs
+        self.rows = rows
         self.grid = grid
 
     def __repr__(self) -> str:
@@ -151,10 +152,12 @@ class Sweep:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per run: its place in the grid, its seed, and its figures, shares between 0 and 1."""
+        """One line per run: its row, its place in the grid, its seed, and its figures, shares between 0 and 1."""
         import pandas as pd
 
-        places = [{key: run.config[key] for key in (*self.grid, "seed")} for run in self.runs]
+        rows = [{"row": row} for row in self.rows] or [{} for _ in self.runs]
+        own = [{key: run.config[key] for key in (*self.grid, "seed")} for run in self.runs]
+        places = [row | place for row, place in zip(rows, own, strict=True)]
         names = [run.folder.name for run in self.runs]
         figures = _frame([run.summary for run in self.runs], Summary)
         return pd.concat([pd.DataFrame(places, index=names), figures.set_axis(names)], axis="columns")
@@ -162,7 +165,7 @@ class Sweep:
     @cached_property
     def comparison(self) -> Comparison:
         """The runs side by side, and in words which method to take and how sure that is."""
-        return compare(self.runs)
+        return compare_runs([run.folder for run in self.runs], rows=self.rows)
 
 
 def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
@@ -256,16 +259,19 @@ def sweep(
     experiment: str | os.PathLike[str],
     *,
     seeds: Iterable[int] = (1, 2, 3),
+    rows: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None = None,
     grid: Mapping[str, Iterable[Any]] | None = None,
     jobs: int = 1,
     folder: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Sweep:
-    """Run an experiment with several seeds and values, as `wildflower sweep` does, as far as runs are missing.
+    """Run an experiment with several seeds, rows and values, as `wildflower sweep` does, as far as runs are missing.
 
     Args:
         experiment: the experiment file.
-        seeds: what every combination of values is run with.
+        seeds: what every row and combination of values is run with.
+        rows: named sets of settings, such as `{"slow": {"learning_rate": 0.01}}`, or a file of them
+            (docs/configuration.md). With `"seeds": [1]` among its settings, a row runs with that seed only.
         grid: the values of keys, such as `{"strategy": ["heterofl", "fedrolex"], "learning_rate": [0.1, 0.01]}`.
         jobs: runs at a time, which share the CPU's cores.
         folder: where the runs lie; by default runs/NAME-sweep, by the experiment's name. The same call goes on there.
@@ -278,10 +284,10 @@ def sweep(
     """
     file = Path(experiment)
     texts = {_key(key): _values(key, values) for key, values in (grid or {}).items()}
-    if not _is_whole(jobs, least=1):
+    if not is_whole(jobs, least=1):
         raise SettingsError(f"jobs = {jobs!r}: must be a whole number from 1 on")
     where = folder_of(file, None if folder is None else Path(folder))
-    outcome = run_sweep(file, _overrides(settings), _seeds(seeds), texts, where, jobs, Console())
+    outcome = run_sweep(file, _overrides(settings), check_seeds(seeds), _rows(rows), texts, where, jobs, Console())
     if outcome.interrupted:
         done, total = len(outcome.finished), len(outcome.planned)
         raise KeyboardInterrupt(
@@ -294,7 +300,8 @@ def sweep(
             f"{len(outcome.failed)} of {len(outcome.planned)} runs have failed; the others are finished in {where}, "
             f"and the same call tries again what is missing.\n{reasons}"
         )
-    return Sweep(where, [load(run.run_dir) for run in outcome.finished], texts)
+    names = [run.row for run in outcome.finished if run.row]
+    return Sweep(where, [load(run.run_dir) for run in outcome.finished], names, texts)
 
 
 def compare(runs: Iterable[Run | str | os.PathLike[str]], target: float | None = None) -> Comparison:
@@ -317,58 +324,33 @@ def _key(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _seeds(seeds: Any) -> list[int]:
-    given = [*seeds] if isinstance(seeds, Iterable) and not isinstance(seeds, str) else [seeds]
-    if wrong := [seed for seed in given if not _is_whole(seed, least=0)]:
-        raise SettingsError(f"seeds must be whole numbers from 0 on, such as range(1, 4), not {wrong[0]!r}")
-    return list(dict.fromkeys(int(seed) for seed in given))
-
-
 def _values(key: str, values: object) -> list[str]:
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise SettingsError(f"grid {key} = {values!r}: must be a list of values")
-    texts = [_text(key, value) for value in values]
+    texts = [as_text(key, value) for value in values]
     if not texts or len(set(texts)) < len(texts):
         raise SettingsError(f"grid {key}: there is no value, or one stands there twice")
     return texts
 
 
-def _overrides(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Settings as the command takes them, "key=value"; SettingsError for what is no setting's value."""
-    texts: list[str] = []
-    for name, value in settings.items():
-        key = f"{prefix}{_key(name)}"
-        if isinstance(value, Mapping):
-            texts += _overrides(value, f"{key}.")
-        else:
-            texts.append(f"{key}={_text(key, value)}")
-    return texts
+def _with_dashes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the keys that their names in Python stand for, at every level."""
+    return {
+        _key(name): _with_dashes(value) if isinstance(value, Mapping) else value for name, value in settings.items()
+    }
 
 
-def _text(key: str, value: object) -> str:
-    """A value as it stands behind `key=`, so that it is read as what it is: "3" as a text and 3 as a number."""
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, list | tuple) and all(_is_number(part) for part in value):
-        value = ", ".join(str(part) for part in value)
-    if isinstance(value, str):
-        is_read_as_it_is = parse_override(f"{key}={value}", {}) == (key, value)
-        return value if is_read_as_it_is else toml(value)
-    if isinstance(value, bool):
-        return toml(value)
-    if isinstance(value, Integral):
-        return str(int(value))
-    if isinstance(value, Real):
-        return toml(float(value))
-    raise SettingsError(f"{key} = {value!r}: must be a text, a number, True or False, or a list of numbers")
+def _overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the command takes them; SettingsError for what is no setting's value."""
+    return as_overrides(_with_dashes(settings))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _rows(rows: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None) -> list[Row]:
+    if rows is None:
+        return []
+    if not isinstance(rows, Mapping):
+        return read_rows(Path(rows))
+    return make_rows({n: _with_dashes(r) if isinstance(r, Mapping) else r for n, r in rows.items()}, "rows")
 
 
 def _frame(records: Iterable[BaseModel], kind: type[BaseModel], whole: Sequence[str] = ()) -> pd.DataFrame:

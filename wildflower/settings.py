@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +74,18 @@ def beside(experiment: Path | None) -> AbstractContextManager[Mapping[str, Path]
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The flat keys of an experiment file; a table's name becomes the first part of its keys. Raises SettingsError."""
+    return _flat(read_toml(path, "the experiment"), "")
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """What a TOML file of settings holds, which is called `what` where it cannot be read. Raises SettingsError."""
     try:
         with path.open("rb") as file:
-            content = tomllib.load(file)
+            return tomllib.load(file)
     except OSError as error:
-        raise SettingsError(f"cannot read the experiment {path}: {error.strerror}") from None
+        raise SettingsError(f"cannot read {what} {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML: {error}") from None
-    return _flat(content, "")
 
 
 def _flat(content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -102,6 +107,43 @@ def parse_override(text: str, defaults: Mapping[str, Any]) -> tuple[str, Any]:
     if isinstance(defaults.get(key), str) and not isinstance(parsed, str):
         return key, value
     return key, parsed
+
+
+def as_overrides(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Settings as the command takes them, "key=value"; a table's name becomes the first part of its keys.
+
+    Raises SettingsError for what is no setting's value.
+    """
+    texts: list[str] = []
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        texts += as_overrides(value, f"{key}.") if isinstance(value, Mapping) else [f"{key}={as_text(key, value)}"]
+    return texts
+
+
+def as_text(key: str, value: object) -> str:
+    """A value as it stands behind `key=`, so that it is read as what it is: "3" as a text and 3 as a number.
+
+    Raises SettingsError for what is no setting's value.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, list | tuple) and all(_is_number(part) for part in value):
+        value = ", ".join(str(part) for part in value)
+    if isinstance(value, str):
+        is_read_as_it_is = parse_override(f"{key}={value}", {}) == (key, value)
+        return value if is_read_as_it_is else toml(value)
+    if isinstance(value, bool):
+        return toml(value)
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return toml(float(value))
+    raise SettingsError(f"{key} = {value!r}: must be a text, a number, True or False, or a list of numbers")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", Path]:

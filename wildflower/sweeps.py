@@ -1,15 +1,17 @@
-"""`wildflower sweep`: one experiment with several seeds and values, what is missing of it, and a table at the end."""
+"""`wildflower sweep`: one experiment with several seeds, rows and values, what is missing of it, and a table."""
 
 import csv
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from itertools import product
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +20,7 @@ from server_app.units import score_format, seconds_text
 from wildflower import child
 from wildflower.experiment import JournalWatch, notebook_bar
 from wildflower.flower import interrupted_later, last_lines
-from wildflower.settings import SettingsError, beside, cpu_cores, place, resolve
+from wildflower.settings import SettingsError, as_overrides, beside, cpu_cores, place, read_toml, resolve
 
 MAX_RUNS = 10_000
 MAX_NAME_LETTERS = 150
@@ -26,15 +28,41 @@ MAX_NAME_LETTERS = 150
 LOOK_SECONDS = 0.2
 LOG_LINES = 15
 SET_FOR_EVERY_RUN = ("seed", "run-name", "output-dir", "resume")
+ROW_NAME = re.compile(r"\w[\w.+-]*")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A named set of settings.
+
+    Attributes:
+        name: what its line of the table is called; the names of its runs begin with it.
+        overrides: its settings beside those of the experiment, "key=value".
+        seeds: those of the sweep's seeds with which it runs; None for all.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    seeds: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a sweep: its folder, its number of rounds, and the overrides that make it out of the experiment."""
+    """One run of a sweep.
+
+    Attributes:
+        run_dir: its folder.
+        rounds: how many it is to have.
+        overrides: what makes it out of the experiment.
+        seed: its seed.
+        row: the name of its row; "" in a sweep without rows.
+    """
 
     run_dir: Path
     rounds: int
     overrides: tuple[str, ...]
+    seed: int
+    row: str
 
     @property
     def name(self) -> str:
@@ -102,42 +130,107 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     return grid
 
 
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a TOML file, each of which is a table of settings. Raises SettingsError."""
+    return make_rows(read_toml(path, "the rows"), str(path))
+
+
+def make_rows(tables: Mapping[str, Any], given_in: str) -> list[Row]:
+    """Rows from their tables of settings, in which `seeds` says that a row runs with some seeds only.
+
+    Raises SettingsError, which says where the rows were given.
+    """
+    if not tables:
+        raise SettingsError(f"{given_in}: there is no row, such as a table [heterofl] with its settings")
+    rows = []
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise SettingsError(f"{given_in}: {name} = {table!r} belongs to no row: a row is a table of settings")
+        if not ROW_NAME.fullmatch(name):
+            raise SettingsError(
+                f"{given_in}: a row cannot be called {name!r}, because its runs' folders are named after it: take "
+                "letters, digits and _ . + -"
+            )
+        settings = dict(table)
+        try:
+            seeds = tuple(check_seeds(settings.pop("seeds"))) if "seeds" in settings else None
+            rows.append(Row(name, tuple(as_overrides(settings)), seeds))
+        except SettingsError as error:
+            raise SettingsError(f"{given_in}: row {name}: {error}") from None
+    return rows
+
+
+def check_seeds(given: Any) -> list[int]:
+    """Seeds that are given as numbers, each once. Raises SettingsError."""
+    seeds = [*given] if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    wrong = [seed for seed in seeds if not is_whole(seed, least=0)]
+    if wrong or not seeds:
+        raise SettingsError(f"seeds must be whole numbers from 0 on, such as 1, 2, 3, not {(wrong or [given])[0]!r}")
+    return list(dict.fromkeys(int(seed) for seed in seeds))
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether a value is a whole number from `least` on."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
 def plan(
     experiment: Path,
     overrides: Sequence[str],
     seeds: Sequence[int],
+    rows: Sequence[Row],
     grid: Mapping[str, Sequence[str]],
     folder: Path,
     jobs: int,
 ) -> list[Planned]:
-    """The runs of a sweep, each checked before any is started.
+    """The runs of a sweep, each checked before any is started: all with one seed, then all with the next one.
 
     Raises SettingsError for settings that no run can start with, and where a folder holds a run of other settings.
     """
-    for key in SET_FOR_EVERY_RUN:
-        if key in grid:
-            instead = "give the seeds as such" if key == "seed" else "the sweep sets it for every run"
-            raise SettingsError(f"{key} cannot be in the grid: {instead}")
-    combinations = list(product(*([f"{key}={value}" for value in values] for key, values in grid.items())))
-    if len(combinations) * len(seeds) > MAX_RUNS:
-        raise SettingsError(f"{len(combinations) * len(seeds)} runs: a sweep has at most {MAX_RUNS}")
-    given = [text.partition("=")[0].strip() for text in overrides]
-    if clash := sorted({*SET_FOR_EVERY_RUN, *grid} & set(given)):
+    given = _keys(overrides)
+    own_keys = {"the grid": set(grid)} | {f"row {row.name}": _keys(row.overrides) for row in rows}
+    for where, keys in own_keys.items():
+        for key in SET_FOR_EVERY_RUN:
+            if key in keys:
+                instead = "give the seeds as such" if key == "seed" else "the sweep sets it for every run"
+                raise SettingsError(f"{key} cannot be in {where}: {instead}")
+    if clash := sorted(given & set(SET_FOR_EVERY_RUN).union(*own_keys.values())):
         raise SettingsError(f"{clash[0]} is given for all runs, and the sweep sets it for each of them")
-    share = [] if "workers" in given else [f"workers={max(1, cpu_cores() // jobs)}"]
+    for row in rows:
+        if both := sorted(_keys(row.overrides) & grid.keys()):
+            raise SettingsError(f"{both[0]} is in the grid and in row {row.name}")
+    combinations = list(product(*([f"{key}={value}" for value in values] for key, values in grid.items())))
+    wanted = [
+        (seed, row, combination)
+        for seed in seeds
+        for row in rows or [Row("", ())]
+        if row.seeds is None or seed in row.seeds
+        for combination in combinations
+    ]
+    if not wanted:
+        raise SettingsError("no row runs with any of these seeds")
+    if len(wanted) > MAX_RUNS:
+        raise SettingsError(f"{len(wanted)} runs: a sweep has at most {MAX_RUNS}")
+    whole = "the sweep's settings"
     planned = []
-    for combination, seed in product(combinations, seeds):
-        name = run_name([*combination, f"seed={seed}"])
-        own = [*share, *overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
-        settings = resolve(experiment, own, given_in="the sweep's settings")
+    for seed, row, combination in wanted:
+        name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
+        own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
+        if "workers" not in _keys(own):
+            own.insert(0, f"workers={max(1, cpu_cores() // jobs)}")
+        settings = resolve(experiment, own, given_in=f"{whole} (row {row.name})" if row.name else whole)
         config, run_dir = place(settings.config, Path.cwd(), datetime.now())
         if is_run(run_dir):
             try:
                 check_resumable(run_dir, config.to_dict() | {"resume": True})
             except JournalError as error:
                 raise SettingsError(f"{error}. Give this sweep another folder") from None
-        planned.append(Planned(run_dir, config.rounds, tuple(own)))
+        planned.append(Planned(run_dir, config.rounds, tuple(own), seed, row.name))
     return planned
+
+
+def _keys(overrides: Sequence[str]) -> set[str]:
+    return {text.partition("=")[0].strip() for text in overrides}
 
 
 def folder_of(experiment: Path, folder: Path | None) -> Path:
@@ -159,6 +252,7 @@ def sweep(
     experiment: Path,
     overrides: Sequence[str],
     seeds: Sequence[int],
+    rows: Sequence[Row],
     grid: Mapping[str, Sequence[str]],
     folder: Path,
     jobs: int,
@@ -166,13 +260,14 @@ def sweep(
 ) -> Outcome:
     """Run what a sweep lacks, `jobs` runs at a time; what is finished is not run again, what was stopped goes on.
 
+    Its runs are those of every row, seed and combination of values; without rows, of the experiment as it is.
     KeyboardInterrupt stops the runs, and is told in the outcome.
 
     Raises:
         SettingsError: a run could not be started with its settings.
     """
     with beside(experiment):
-        planned = plan(experiment, overrides, seeds, grid, folder, jobs)
+        planned = plan(experiment, overrides, seeds, rows, grid, folder, jobs)
     waiting = [run for run in planned if not _finished(run)]
     done = len(planned) - len(waiting)
     console.print(f"{len(planned)} runs in {folder}, {done} of them finished", highlight=False, soft_wrap=True)

@@ -170,17 +170,37 @@ def test_a_sweep_and_its_tables(experiment, runs):
     )
     assert swept.folder == Path("runs/exp-sweep").absolute()
     assert [run.folder.name for run in swept.runs] == list(swept.table.index)
-    assert list(swept.table["strategy"]) == ["heterofl"] * 2 + ["fedrolex"] * 2
-    assert list(swept.table["seed"]) == [1, 2, 1, 2]
+    assert list(swept.table["strategy"]) == ["heterofl", "fedrolex"] * 2
+    assert list(swept.table["seed"]) == [1, 1, 2, 2]
     assert list(swept.table["learning-rate"]) == [0.1] * 4
-    assert list(swept.table["delivered_score"]) == pytest.approx([0.5, 0.6] * 2)
+    assert list(swept.table["delivered_score"]) == pytest.approx([0.5, 0.5, 0.6, 0.6])
     assert "That it is better than" in repr(swept.comparison)
     assert "<table>" in swept.comparison._repr_html_()
     # The command calls the same runs by the same names.
     assert swept.table.index[0] == sweeps.run_name(["strategy=heterofl", "learning-rate=0.1", "seed=1"])
     again = wf.sweep(experiment, seeds=[1, 2], grid={"strategy": ["heterofl", "fedrolex"], "learning-rate": [0.1]})
     assert len(again.runs) == len(runs.asked) == 4
-    assert wf.compare([again.runs[0], again.runs[2].folder]).target == 0.5
+    assert wf.compare([again.runs[0], again.runs[1].folder]).target == 0.5
+
+
+def test_a_sweep_of_rows(experiment, runs):
+    rows = {
+        "few-steps": {"strategy": "heterofl", "local_steps": 1},
+        "local": {"strategy": "fedprox", "fedprox": {"mu": 0.5}, "seeds": range(2, 9)},
+    }
+    swept = wf.sweep(experiment, seeds=[1, 2], rows=rows, rounds=1)
+    assert list(swept.table.index) == ["few-steps,seed=1", "few-steps,seed=2", "local,seed=2"]
+    assert list(swept.table["row"]) == ["few-steps", "few-steps", "local"]
+    assert swept.runs[2].config["fedprox.mu"] == 0.5
+    assert {row[0] for row in swept.comparison.tables[0].rows} == {"few-steps", "local"}
+    # The same rows in a file are the same runs.
+    Path("rows.toml").write_text(
+        '[few-steps]\nstrategy = "heterofl"\nlocal-steps = 1\n'
+        '[local]\nstrategy = "fedprox"\nfedprox.mu = 0.5\nseeds = [2]\n'
+    )
+    again = wf.sweep(experiment, seeds=[1, 2], rows="rows.toml", rounds=1)
+    assert list(again.table.index) == list(swept.table.index)
+    assert len(runs.asked) == 3
 
 
 @pytest.mark.parametrize(
@@ -195,6 +215,11 @@ def test_a_sweep_and_its_tables(experiment, runs):
         ({"grid": {"rounds": [1]}, "rounds": 2}, "rounds is given for all runs"),
         ({"seeds": "1-3"}, "seeds must be whole numbers"),
         ({"seeds": [1.5]}, "seeds must be whole numbers"),
+        ({"seeds": []}, "seeds must be whole numbers"),
+        ({"rows": {}}, "there is no row"),
+        ({"rows": {"a": ["strategy=fedavg"]}}, "belongs to no row"),
+        ({"rows": {"a": {"strategy": object()}}}, "row a: strategy = <object"),
+        ({"rows": {"a": {"rounds": 1}}, "rounds": 2}, "rounds is given for all runs"),
         ({"jobs": 0}, "jobs = 0"),
     ],
 )

@@ -75,18 +75,124 @@ def test_names_tell_runs_apart_and_are_names_of_folders():
     assert max(map(len, long)) <= sweeps.MAX_NAME_LETTERS
 
 
-def test_every_value_is_run_with_every_seed_and_laid_side_by_side(folder, runs):
+def test_every_value_is_run_with_one_seed_before_the_next_and_laid_side_by_side(folder, runs):
     done = swept(
         folder, "--seeds", "1-2", "--grid", "strategy=heterofl,fedrolex", "--set", "batch-size=7", "--jobs", "2"
     )
     assert done.exit_code == 0, done.output
     asked = [(call["strategy"], call["seed"], call["batch-size"]) for call in runs.asked]
-    assert asked == [(s, seed, "7") for s in ("heterofl", "fedrolex") for seed in ("1", "2")]
+    assert asked == [(s, seed, "7") for seed in ("1", "2") for s in ("heterofl", "fedrolex")]
     run_dir = folder / "out" / "strategy=fedrolex,seed=2"
     assert read_config(run_dir)["config"]["strategy"] == "fedrolex"
     assert f"4/4 {run_dir.name}: delivered accuracy 60 %, whole model 70 % in" in done.output
     # Two rows of two seeds each, which deliver 50 % and 60 %; the whole models have 60 % and 70 %.
     assert len(re.findall(r"1-2 .* 55\.0 ± 7\.1 .* 65\.0 ± 7\.1 ", done.output)) == 2
+
+
+ROWS = """
+["rate-0.1"]  # a dot is no level here
+strategy = "fedavg"
+learning-rate = 0.1
+fedavg.use = "all-small"
+widths = [1, 0.5]
+
+[fedrolex]
+strategy = "fedrolex"
+seeds = [2]
+
+[also-fedrolex.wildflower]  # which fedrolex does not read
+levels = 3
+"""
+
+
+def with_rows(folder, text=ROWS):
+    (folder / "rows.toml").write_text(text)
+    return "--rows", str(folder / "rows.toml")
+
+
+def test_rows_are_named_settings_with_all_or_some_of_the_seeds(folder, runs):
+    done = swept(folder, "--seeds", "1-2", *with_rows(folder), "--set", "batch-size=7")
+    assert done.exit_code == 0, done.output
+    names = ["rate-0.1,seed=1", "also-fedrolex,seed=1", "rate-0.1,seed=2", "fedrolex,seed=2", "also-fedrolex,seed=2"]
+    assert [call["run-name"] for call in runs.asked] == names
+    config = read_config(folder / "out" / "rate-0.1,seed=2")["config"]
+    own = {"strategy": "fedavg", "learning-rate": 0.1, "fedavg.use": "all-small", "widths": "1, 0.5"}
+    assert config.items() >= (own | {"seed": 2, "batch-size": 7}).items()
+    assert read_config(folder / "out" / "also-fedrolex,seed=1")["config"]["wildflower.levels"] == 3
+
+
+def test_rows_keep_their_names_in_the_table(folder, runs):
+    """Also two of the same settings, which would be one row if they had none."""
+    rows = '[plain]\nstrategy = "fedrolex"\n[again]\nstrategy = "fedrolex"\n[other]\nstrategy = "heterofl"\n'
+    done = swept(folder, "--seeds", "1-2", *with_rows(folder, rows))
+    assert done.exit_code == 0, done.output
+    for name in ("plain", "again", "other"):
+        assert re.search(rf"^. {name} .* 1-2 .* 55\.0 ± 7\.1 ", done.output, re.MULTILINE)
+    assert "Left out" not in done.output
+    assert re.search(r"other .* strategy = heterofl", done.output)
+
+
+def test_rows_with_a_grid(folder, runs):
+    rows = "[slow]\nlearning-rate = 0.01\n[fast]\nlearning-rate = 0.1\nseeds = 1\n"
+    done = swept(folder, "--seeds", "1-2", *with_rows(folder, rows), "--grid", "alpha=0.1,1")
+    assert done.exit_code == 0, done.output
+    cells = ["slow,alpha=0.1", "slow,alpha=1", "fast,alpha=0.1", "fast,alpha=1"]
+    names = [f"{cell},seed=1" for cell in cells] + [f"{cell},seed=2" for cell in cells[:2]]
+    assert [call["run-name"] for call in runs.asked] == names
+    assert "slow alpha=0.1" in done.output
+    assert "fast alpha=1.0" in done.output
+
+
+def test_a_row_that_sets_workers_has_them(folder, runs):
+    rows = "[one]\nworkers = 7\n[usual]\n"
+    assert swept(folder, "--seeds", "1", *with_rows(folder, rows), "--jobs", "256").exit_code == 0
+    assert [call["workers"] for call in runs.asked] == ["7", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "there is no row"),
+        ('strategy = "heterofl"', "strategy = 'heterofl' belongs to no row"),
+        ("[a\n", "is not TOML"),
+        ("[a]\n[a]\n", "('a',) twice"),
+        ('["a/b"]\n', "cannot be called 'a/b'"),
+        ('[".."]\n', "cannot be called '..'"),
+        ('["a, b"]\n', "cannot be called 'a, b'"),
+        ("[a]\nstrategi = 1\n", "(row a): unknown key 'strategi'"),
+        ("[a]\nrounds = 'many'\n", "(row a): rounds = 'many': must be a whole number"),
+        ("[a]\nlearning-rate = '0.1'\n", "(row a): learning-rate = '0.1': must be"),
+        ("[a]\nbatch-size = 1979-05-27\n", "row a: batch-size = datetime.date(1979, 5, 27): must be"),
+        ("[a]\nseeds = [1.5]\n", "row a: seeds must be whole numbers"),
+        ("[a]\nseeds = []\n", "row a: seeds must be whole numbers"),
+        ("[a]\nseeds = '1-3'\n", "row a: seeds must be whole numbers"),
+        ("[a]\nseeds = [9]\n", "no row runs with any of these seeds"),
+        ("[a]\nseed = 1\n", "seed cannot be in row a: give the seeds as such"),
+        ("[a]\nrun-name = 'x'\n", "run-name cannot be in row a"),
+        ("[a]\nalpha = 1.0\n", "alpha is in the grid and in row a"),
+        ("[a]\nbatch-size = 8\n", "batch-size is given for all runs"),
+    ],
+)
+def test_rows_that_cannot_be(text, words, folder, runs):
+    done = swept(folder, *with_rows(folder, text), "--grid", "alpha=0.5,1", "--set", "batch-size=7")
+    assert done.exit_code == 1
+    assert words in " ".join(done.output.split())
+    assert runs.asked == []
+    assert not (folder / "out").exists()
+
+
+def test_a_file_of_rows_that_is_not_there(folder):
+    done = swept(folder, "--rows", str(folder / "none.toml"))
+    assert done.exit_code == 1
+    assert "cannot read the rows" in done.output
+
+
+def test_a_row_of_other_settings_is_refused_in_the_folder_of_its_runs(folder, runs):
+    assert swept(folder, "--seeds", "1", *with_rows(folder, "[a]\nalpha = 0.1\n[b]\n")).exit_code == 0
+    done = swept(folder, "--seeds", "1", *with_rows(folder, "[a]\nalpha = 0.2\n[b]\n[c]\n"))
+    assert done.exit_code == 1
+    assert "alpha was 0.1 and is 0.2" in done.output
+    assert len(runs.asked) == 2
 
 
 def test_what_is_finished_is_not_run_again(folder, runs):
