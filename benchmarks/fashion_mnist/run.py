@@ -5,7 +5,7 @@ python -m benchmarks.fashion_mnist.run [--jobs 2] [--seeds 1 2 3] [--methods NAM
 
 from pathlib import Path
 
-from benchmarks.method_table import Study, main
+from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 
@@ -31,5 +31,7 @@ for name, settings in ABLATIONS.items():
     for method in ("heterofl", "fedrolex"):
         METHODS[f"{name}-{method}"] = [f"strategy={method}", *settings]
 
+STUDY = Study(HERE / "table.toml", METHODS, once=tuple(f"{name}-" for name in ABLATIONS))
+
 if __name__ == "__main__":
-    main(Study(HERE / "table.toml", METHODS, once=tuple(f"{name}-" for name in ABLATIONS)), __doc__ or "")
+    main([STUDY], __doc__ or "")

@@ -3,10 +3,9 @@
 python -m benchmarks.hypemefed.run preliminary|ten-exits|hapt|fills [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
 """
 
-import sys
 from pathlib import Path
 
-from benchmarks.method_table import Study, main
+from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 ONE_EXIT = "family-arguments="
@@ -83,12 +82,19 @@ NOISY = {
     for fill, sets in FILLS.items()
 }
 ONCE = ("exits-and-hypernetworks-weights", "hypernetworks-weights")  # with the first seed only
-STUDIES = {"preliminary": PRELIMINARY, "ten-exits": TEN, "hapt": HAPT, "fills": NOISY}
+
+
+def study(name: str, methods: dict[str, list[str]]) -> Study:
+    """A study with the fleet of its name."""
+    fleet = f"fleet={HERE / f'{name}-fleet.toml'}"
+    named = {method.replace(" ", "-").replace(",", ""): [fleet, *sets] for method, sets in methods.items()}
+    return Study(HERE / f"{name}.toml", named, once=ONCE, part="hypernetworks")
+
+
+STUDIES = [
+    study(name, methods)
+    for name, methods in {"preliminary": PRELIMINARY, "ten-exits": TEN, "hapt": HAPT, "fills": NOISY}.items()
+]
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in STUDIES:
-        sys.exit(__doc__)
-    name = sys.argv.pop(1)
-    fleet = f"fleet={HERE / f'{name}-fleet.toml'}"
-    methods = {method.replace(" ", "-").replace(",", ""): [fleet, *sets] for method, sets in STUDIES[name].items()}
-    main(Study(HERE / f"{name}.toml", methods, once=ONCE, part="hypernetworks"), __doc__ or "")
+    main(STUDIES, __doc__ or "")

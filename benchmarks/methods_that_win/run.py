@@ -3,10 +3,9 @@
 python -m benchmarks.methods_that_win.run cnn3|resnet6|vit [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
 """
 
-import sys
 from pathlib import Path
 
-from benchmarks.method_table import Study, main
+from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 TWINS = ("cnn3", "resnet6", "vit")
@@ -37,19 +36,17 @@ RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2)}  # beside 0.05
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
-    """The rows of a twin: name -> settings beside those of its experiment file and of its fleet."""
+    """The rows of a twin: name -> settings beside those of its experiment file."""
+    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
     rated = {
         f"{name}-rate-{rate}": [*METHODS[name], f"learning-rate={rate}"]
         for rate in RATES.get(twin, ())
         for name in RATED
     }
-    return METHODS | rated
+    return {name: [fleet, *settings] for name, settings in (METHODS | rated).items()}
 
+
+STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), tiers=False, costs=True) for twin in TWINS]
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in TWINS:
-        sys.exit(__doc__)
-    twin = sys.argv.pop(1)
-    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
-    methods = {name: [fleet, *settings] for name, settings in methods_of(twin).items()}
-    main(Study(HERE / f"{twin}.toml", methods, tiers=False, costs=True), __doc__ or "")
+    main(STUDIES, __doc__ or "")

@@ -6,11 +6,10 @@ Needs the link traces in ../shared/traces, beside the project's folder.
 """
 
 import json
-import sys
 import tomllib
 from pathlib import Path
 
-from benchmarks.method_table import Study, accuracy, main
+from benchmarks.studies import Study, accuracy, main
 from benchmarks.tables import markdown, write_between
 from server_app.journal import todays_names
 
@@ -101,17 +100,16 @@ def methods_of(twin: str) -> dict[str, list[str]]:
     """The rows of a twin's table."""
     arguments = tomllib.loads((HERE / f"{twin}.toml").read_text())["family-arguments"]
     no_scaler = [*METHODS["heterofl"], f"family-arguments={arguments}, scaler = false"]
-    return METHODS | {NO_SCALER: no_scaler} | OF.get(twin, {})
+    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
+    return {
+        name: [fleet, *settings] for name, settings in (METHODS | {NO_SCALER: no_scaler} | OF.get(twin, {})).items()
+    }
 
+
+STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), target="smallest", once=ONCE, tiers=False) for twin in TWINS]
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in TWINS:
-        sys.exit(__doc__)
-    twin = sys.argv.pop(1)
-    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
-    methods = {name: [fleet, *settings] for name, settings in methods_of(twin).items()}
-    study = Study(HERE / f"{twin}.toml", methods, target="smallest", once=ONCE, tiers=False)
     try:
-        main(study, __doc__ or "")
+        main(STUDIES, __doc__ or "")
     finally:  # also where some runs are missing yet
         write_between(HERE / "README.md", "beside the paper", beside_the_paper())

@@ -7,8 +7,8 @@ python -m benchmarks.recipfl.explorations [--jobs 2] [--methods NAME ...]
 
 from pathlib import Path
 
-from benchmarks.method_table import Study, main
 from benchmarks.recipfl.run import METHODS
+from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 COMPARED = ("all-small", "exclusive", "recipfl")
@@ -38,4 +38,4 @@ STUDY = Study(
 )
 
 if __name__ == "__main__":
-    main(STUDY, __doc__ or "")
+    main([STUDY], __doc__ or "")

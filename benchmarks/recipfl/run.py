@@ -5,7 +5,7 @@ python -m benchmarks.recipfl.run [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
 
 from pathlib import Path
 
-from benchmarks.method_table import Study, main
+from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 SMALL = "family-arguments=conv_channels = [6, 3], hidden = [84]"
@@ -34,10 +34,12 @@ METHODS = {
     "recipfl-tiled": [*RECIPFL, "recipfl.tile=64"],
 }
 
+STUDY = Study(
+    HERE / "table.toml",
+    {method: [f"fleet={HERE / 'fleet.toml'}", *sets] for method, sets in METHODS.items()},
+    once=("recipfl-large-only", "recipfl-divergence"),
+    general=False,
+)
+
 if __name__ == "__main__":
-    fleet = f"fleet={HERE / 'fleet.toml'}"
-    methods = {method: [fleet, *sets] for method, sets in METHODS.items()}
-    main(
-        Study(HERE / "table.toml", methods, once=("recipfl-large-only", "recipfl-divergence"), general=False),
-        __doc__ or "",
-    )
+    main([STUDY], __doc__ or "")

@@ -5,7 +5,7 @@ python -m benchmarks.recipfl.transfer [--jobs 2] [--seeds 1 2 3] [--methods NAME
 
 from pathlib import Path
 
-from benchmarks.method_table import Study, main
+from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 SMALL = "family-arguments=conv_channels = [3, 2], hidden = [84]"
@@ -25,7 +25,11 @@ METHODS = {
     "recipfl-no-transfer": ["strategy=recipfl", "recipfl.transfer=both"],
 }
 
+STUDY = Study(
+    HERE / "transfer.toml",
+    {method: [f"fleet={HERE / 'transfer-fleet.toml'}", *sets] for method, sets in METHODS.items()},
+    general=False,
+)
+
 if __name__ == "__main__":
-    fleet = f"fleet={HERE / 'transfer-fleet.toml'}"
-    methods = {method: [fleet, *sets] for method, sets in METHODS.items()}
-    main(Study(HERE / "transfer.toml", methods, general=False), __doc__ or "")
+    main([STUDY], __doc__ or "")

@@ -1,12 +1,9 @@
-"""Tables of methods: every method with every seed, as runs of `wildflower run`. What the studies in the folders share.
+"""Studies: a table of methods, each a row of `wildflower sweep`, and the figures of its runs that are kept.
 
-A row is a named set of settings, such as a method with its use, a fleet and a number of rounds. The grid of `wildflower
-sweep` takes every value of one key with every value of another: most of what that runs would be no row of a table.
-
-Resumable: what results.json has is not run again unless its settings changed, nor is a run whose summary says finished;
-an unfinished one goes on from its checkpoint. Writes results.json and the table in README.md beside the study from all
-of them, so that a study can go on on another machine. Settings are those of the experiment and of its methods: whoever
-changes a default, or what a method does, takes its figures out of results.json.
+results.json, beside the experiment file, holds what the table in README.md needs of every finished run. What it has is
+not run again unless the settings of its row changed, so that a study goes on on another machine. Settings are those of
+the experiment and of its methods: whoever changes a default, or what a method does, takes its figures out of
+results.json.
 """
 
 import argparse
@@ -15,17 +12,20 @@ import json
 import platform
 import re
 import statistics
-import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.console import Console
 
 from benchmarks.runs import devices_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
 from server_app.journal import todays_names
+from wildflower.flower import stop_signals_interrupt
+from wildflower.settings import SettingsError
+from wildflower.sweeps import Planned, Row, sweep
 
 KEYS = (
     "metric",
@@ -96,29 +96,20 @@ class Study:
             settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
-    def command(self, method: str, seed: int, resume: bool) -> list[str]:
-        """The command line of one run."""
-        settings = [*self.methods[method], f"seed={seed}", f"run-name={method}-{seed}", f"output-dir={self.runs}"]
-        if resume:
-            settings.append("resume=true")
-        sets = [part for setting in settings for part in ("--set", setting)]
-        return [sys.executable, "-m", "wildflower", "run", str(self.experiment), *sets]
+    def lacking(self, methods: Sequence[str], seeds: Sequence[int]) -> list[Row]:
+        """What is to be run: the methods with the seeds of which results.json has no figures.
 
-    def run_one(self, method: str, seed: int) -> str:
-        """Run, or go on with, one experiment; returns a line about how it ended."""
-        folder = self.runs / f"{method}-{seed}"
-        if str(seed) in self.known().get(method, {}):
-            return f"{folder.name}: was finished"
-        if folder.exists() and not self._is_of_today(method, folder):
-            return f"{folder.name}: has other settings than today's; move {folder} away to run it again"
-        if finished(folder):
-            return f"{folder.name}: was finished"
-        self.runs.mkdir(parents=True, exist_ok=True)
-        _settings_of(folder).write_text(self.digest(method))
-        with (self.runs / f"{folder.name}.log").open("a") as log:
-            command = self.command(method, seed, resume=(folder / "config.json").exists())
-            code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
-        return f"{folder.name}: exit code {code}"
+        A row's name ends with the digest of its settings: where they changed, its runs are other ones.
+        """
+        rows = []
+        for method, figures in self.known().items():
+            of = seeds
+            if method.startswith(self.once):
+                of = [] if figures else seeds[:1]
+            missing = tuple(seed for seed in of if str(seed) not in figures)
+            if method in methods and missing:
+                rows.append(Row(f"{method}.{self.digest(method)}", tuple(self.methods[method]), missing))
+        return rows
 
     def known(self) -> dict[str, Figures]:
         """The figures in results.json that are of today's settings, under today's names: method -> seed -> figures."""
@@ -131,31 +122,6 @@ class Study:
             }
             for method in self.methods
         }
-
-    def collect(self) -> dict[str, Figures]:
-        """The known figures and those of all finished runs: method -> seed -> figures."""
-        found = self.known()
-        for method, seeds in found.items():
-            for folder in self.runs.glob(f"{method}-[0-9]*"):
-                seed = folder.name.removeprefix(f"{method}-")
-                if seed.isdigit() and finished(folder) and self._is_of_today(method, folder):
-                    seeds[seed] = figures(folder) | {"settings": self.digest(method)}
-        return {method: dict(sorted(seeds.items())) for method, seeds in found.items() if seeds}
-
-    def _is_of_today(self, method: str, folder: Path) -> bool:
-        file = _settings_of(folder)
-        return file.exists() and file.read_text() == self.digest(method)
-
-
-def _settings_of(run: Path) -> Path:
-    """The file that holds the digest of the settings that a run began with."""
-    return run.with_name(f"{run.name}.settings")
-
-
-def finished(folder: Path) -> bool:
-    """Whether a run has ended well."""
-    summary = folder / "summary.json"
-    return summary.exists() and json.loads(summary.read_text())["status"] == "finished"
 
 
 def figures(folder: Path) -> dict:
@@ -210,11 +176,18 @@ def table(study: Study, results: dict[str, Figures]) -> str:
     # Older figures have no personal ones.
     by_tier = [f.get("personal_score_by_tier", {}) for seeds in results.values() for f in seeds.values()]
     personal = sorted({tier for tiers_of_run in by_tier for tier in tiers_of_run})
+    mean_of_personal = any(f.get("personal_score") is not None for seeds in results.values() for f in seeds.values())
     # Nor are there delivered ones in those of runs of earlier versions.
     delivered = any(f.get("delivered_score") is not None for seeds in results.values() for f in seeds.values())
     heads = ["method", "seeds", *(("delivered", "worst tier") if delivered else ())]
     heads += [*(("final accuracy", "best") if study.general else ())]
-    heads += [*tiers, *(["personal"] if personal else []), *(f"{t}, personal" for t in personal), "MB down", "MB up"]
+    heads += [
+        *tiers,
+        *(["personal"] if mean_of_personal else []),
+        *(f"{t}, personal" for t in personal),
+        "MB down",
+        "MB up",
+    ]
     if study.costs:
         heads += [head for head, _, _ in COSTS]
     if study.part:
@@ -234,9 +207,9 @@ def table(study: Study, results: dict[str, Figures]) -> str:
         for tier in tiers:
             values = [f["score_by_tier"][tier] for f in runs if tier in f["score_by_tier"]]
             cells.append(accuracy(values) if values else "")
-        if personal:
-            found = [f["personal_score"] for f in runs if f["personal_score"] is not None]
-            cells.append(accuracy(found) if found else "")
+        if mean_of_personal:
+            values = [f["personal_score"] for f in runs if f.get("personal_score") is not None]
+            cells.append(accuracy(values) if values else "")
         for tier in personal:
             values = [f["personal_score_by_tier"][tier] for f in runs if tier in f["personal_score_by_tier"]]
             cells.append(accuracy(values) if values else "")
@@ -272,29 +245,44 @@ def in_order(tier: str) -> tuple[float, list[tuple[int, str]]]:
     return width, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", tier)]
 
 
-def main(study: Study, description: str) -> None:
-    """Run what is missing, then write results.json and the table."""
+def main(studies: Sequence[Study], description: str) -> None:
+    """Run what a study lacks, then write its results.json and its table; of several studies the command names one."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    by_name = {study.experiment.stem: study for study in studies}
+    if len(studies) > 1:
+        parser.add_argument("study", choices=by_name)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--methods", nargs="+", default=list(study.methods), choices=list(study.methods))
+    parser.add_argument("--methods", nargs="+")
     arguments = parser.parse_args()
-    # All methods with one seed before the next seed: a sweep that is cut short still has a whole column.
-    todo = [(method, seed) for seed in arguments.seeds for method in arguments.methods]
-    known = study.known()
-    todo = [(m, s) for m, s in todo if not m.startswith(study.once) or (s == arguments.seeds[0] and not known[m])]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for line in pool.map(lambda job: study.run_one(*job), todo):
-            print(line, flush=True)
-    lacking = write(study, todo)
-    if lacking:
-        sys.exit(f"Not finished: {', '.join(lacking)}; see the logs in {study.runs}")
+    study = by_name[arguments.study] if len(studies) > 1 else studies[0]
+    methods = arguments.methods or [*study.methods]
+    if unknown := [method for method in methods if method not in study.methods]:
+        parser.error(f"no method is called {unknown[0]}; there are: {', '.join(study.methods)}")
+    planned: list[Planned] = []
+    finished: list[Planned] = []
+    if rows := study.lacking(methods, arguments.seeds):
+        sets = ["workers=1"]  # as the experiment files say, and not as many as the machine has cores for
+        try:
+            with stop_signals_interrupt():
+                outcome = sweep(
+                    study.experiment, sets, arguments.seeds, rows, {}, study.runs, arguments.jobs, Console()
+                )
+        except SettingsError as error:
+            sys.exit(str(error))
+        planned, finished = outcome.planned, outcome.finished
+    print(write(study, finished))
+    if lacking := [run.name for run in planned if run not in finished]:
+        sys.exit(f"Not finished: {'; '.join(lacking)}. The same command goes on with them")
 
 
-def write(study: Study, wanted: Sequence[tuple[str, int]]) -> list[str]:
-    """Write results.json, and the table between its marks in README.md; returns which of the runs have no figures."""
-    results = study.collect()
+def write(study: Study, finished: Sequence[Planned]) -> str:
+    """Write the figures of finished runs into results.json, and the table of all into README.md; returns the table."""
+    results = study.known()
+    for run in finished:
+        method, _, digest = run.row.rpartition(".")
+        results[method][str(run.seed)] = figures(run.run_dir) | {"settings": digest}
+    results = {method: dict(sorted(seeds.items())) for method, seeds in results.items() if seeds}
     content = {"machine": f"{platform.machine()}, one torch thread per run", "results": results}
     study.results.write_text(json.dumps(content, indent=1) + "\n")
-    print(write_between(study.experiment.parent / "README.md", study.name, table(study, results)))
-    return [f"{method}-{seed}" for method, seed in wanted if str(seed) not in results.get(method, {})]
+    return write_between(study.experiment.parent / "README.md", study.name, table(study, results))

@@ -1,0 +1,108 @@
+"""Every run of every table: its settings are ones that a run takes, its fleet has its devices, its family is one. And
+what is recorded of them is of these settings, and in the tables."""
+
+import dataclasses
+import json
+
+import pytest
+
+from benchmarks.fashion_mnist import run as fashion_mnist
+from benchmarks.hypemefed import run as hypemefed
+from benchmarks.methods_that_win import run as methods_that_win
+from benchmarks.model_search import run as model_search
+from benchmarks.recipfl import explorations, transfer
+from benchmarks.recipfl import run as recipfl
+from benchmarks.studies import table
+from devices.fleet import Fleet
+from models.cost import cost
+from models.family import FAMILIES, make_family
+from server_app.config import parse_arguments
+from wildflower.settings import resolve
+
+STUDIES = [
+    *(fashion_mnist.STUDY, recipfl.STUDY, explorations.STUDY, transfer.STUDY),
+    *(*hypemefed.STUDIES, *methods_that_win.STUDIES, *model_search.STUDIES),
+]
+RECORDED = [study for study in STUDIES if study.results.exists()]
+# The exit that a device of each group of the fleet can train up to.
+EXITS = {
+    "preliminary": {"small": 1, "medium": 2, "large": 3},
+    "ten-exits": {f"exit {number}": number for number in range(1, 11)},
+    "hapt": {"small": 1, "medium": 2, "large": 3},
+}
+
+
+@pytest.mark.parametrize("study", EXITS)
+def test_the_groups_of_a_fleet_reach_the_exits_that_they_are_there_for(study):
+    config = resolve(hypemefed.HERE / f"{study}.toml", [f"fleet={hypemefed.HERE / f'{study}-fleet.toml'}"]).config
+    shapes = {"fashion-mnist": ((1, 28, 28), 10), "hapt": ((6, 128), 12)}
+    shape, classes = shapes[config.task]
+    spec = {"name": config.family, "input_shape": list(shape), "classes": classes}
+    family = make_family(spec | parse_arguments(config.family_arguments))
+    assert config.optimizer == "adam"
+    exits = [family.up_to(exit) for exit in range(1, len(family.segments) + 1)]
+    kinds = {"batch_size": config.batch_size, "optimizer": config.optimizer}
+    needs = [cost(family, architecture, **kinds).peak_training_memory_bytes for architecture in exits]
+    fleet = Fleet.load(config.fleet, devices=config.devices, seed=1, requirement=None)
+    found = {}
+    for device in range(fleet.size):
+        limit_bytes = fleet.report(device, 0.0).memory_limit_bytes
+        found.setdefault(fleet.tier(device), set()).add(sum(need <= limit_bytes for need in needs))
+    assert found == {group: {exit} for group, exit in EXITS[study].items()}
+
+
+@pytest.mark.parametrize("study", RECORDED, ids=lambda study: study.name)
+def test_recorded_figures_are_of_the_settings_that_are_run(study):
+    """Else they would be taken out of the table when it is written anew. Defaults are no part of this: a study states
+    the values on which its figures depend and which are not the defaults any more.
+    """
+    written = json.loads(study.results.read_text())["results"]
+    assert {method: list(seeds) for method, seeds in study.known().items() if seeds} == {
+        method: list(seeds) for method, seeds in written.items()
+    }
+
+
+@pytest.mark.parametrize("study", RECORDED, ids=lambda study: study.name)
+def test_the_table_on_the_page_is_of_the_recorded_figures(study):
+    page = (study.experiment.parent / "README.md").read_text()
+    shown = page.partition(f"<!-- {study.name} -->\n\n")[2].partition(f"\n\n<!-- end of {study.name} -->")[0]
+    assert shown == table(study, {method: seeds for method, seeds in study.known().items() if seeds})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "old"),
+    [
+        ("hypemefed", {"guess": "change", "epochs": 5}),
+        ("depthfl", {"alpha": 0.0, "scored": "deepest"}),
+        ("scalefl", {"gamma": 0.0}),
+        ("recipfl", {"class_counts": "first-upload"}),
+        ("fjord", {"distillation": False}),
+    ],
+)
+def test_figures_that_were_recorded_under_earlier_defaults_name_them(strategy, old):
+    """Rows that are about such a setting itself name another value of it."""
+    found = 0
+    for study in STUDIES:
+        if study == transfer.STUDY:  # which is younger than today's defaults
+            continue
+        for sets in study.methods.values():
+            config = resolve(study.experiment, sets).config
+            if config.strategy == strategy and getattr(config.params, "fill", "hypernetwork") == "hypernetwork":
+                named = {setting.partition("=")[0] for setting in sets}
+                assert {f"{strategy}.{name.replace('_', '-')}" for name in old} <= named
+                found += all(getattr(config.params, name) == value for name, value in old.items())
+    assert found
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_every_method_of_a_table_can_be_run(study):
+    for sets in study.methods.values():
+        config = resolve(study.experiment, sets).config
+        if config.family != "choice":
+            fields = {field.name for field in dataclasses.fields(FAMILIES[config.family])}
+            assert set(parse_arguments(config.family_arguments)) <= fields
+        if (
+            config.fleet.endswith(".toml") and study not in model_search.STUDIES
+        ):  # whose fleets name traces that are not part of the project
+            fleet = Fleet.load(config.fleet, devices=config.devices, seed=1, requirement=lambda _: (10**6, 10**6))
+            assert fleet.size == config.devices
