@@ -119,8 +119,8 @@ def sweep(
 ) -> None:
     """Run an experiment with several seeds, rows and values, as far as runs are missing, and lay them side by side.
 
-    All runs with one seed come before those with the next one. What is finished is not run again, and what was stopped
-    goes on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
+    All runs with one seed come before those with the next one. What is finished is not run again, what was stopped goes
+    on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
     """
     from rich.console import Console
 

@@ -152,6 +152,8 @@ def make_rows(tables: Mapping[str, Any], given_in: str) -> list[Row]:
                 "letters, digits and _ . + -"
             )
         settings = dict(table)
+        if cut := next((key for key in settings if key[:1].isdigit()), ""):  # no key begins with one
+            raise SettingsError(f'{given_in}: row {name}: a name with a dot stands in quotes: ["{name}.{cut}"]')
         try:
             seeds = tuple(check_seeds(settings.pop("seeds"))) if "seeds" in settings else None
             rows.append(Row(name, tuple(as_overrides(settings)), seeds))

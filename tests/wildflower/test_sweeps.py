@@ -159,6 +159,7 @@ def test_a_row_that_sets_workers_has_them(folder, runs):
         ('["a/b"]\n', "cannot be called 'a/b'"),
         ('[".."]\n', "cannot be called '..'"),
         ('["a, b"]\n', "cannot be called 'a, b'"),
+        ("[rate-0.1]\nalpha = 1\n[rate-0.5]\n", 'a name with a dot stands in quotes: ["rate-0.1"]'),
         ("[a]\nstrategi = 1\n", "(row a): unknown key 'strategi'"),
         ("[a]\nrounds = 'many'\n", "(row a): rounds = 'many': must be a whole number"),
         ("[a]\nlearning-rate = '0.1'\n", "(row a): learning-rate = '0.1': must be"),
