@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -486,6 +486,44 @@ class Network(nn.Module):
             else:
                 x = block(x)
         return [*logits, x]
+
+
+def fold_norms(network: nn.Module) -> None:
+    """Fold batch norms, and scalers in front of them, into the convolutions before them: a third of the time saved.
+
+    Changes a network that is scored and then dropped. Its function in evaluation mode stays the same but for rounding,
+    (w x + b) / r -> (w s / r) x + (b / r - mean) s + shift with s = scale / sqrt(variance + epsilon); in training mode
+    it would be another one. Batch norms without running statistics stay, and so do networks that are not described by
+    blocks.
+    """
+    for module in network.modules():
+        if isinstance(module, BlockModule):
+            _fold(module, module.order)
+            for part in (module.shortcut, module.after):
+                if part is not None:
+                    _fold(part, list(part._modules))
+
+
+def _fold(parent: nn.Module, order: Sequence[str]) -> None:
+    """Fold within layers of a module that follow each other in this order."""
+    layers = [parent.get_submodule(name) for name in order]
+    for place, conv in enumerate(layers):
+        rate, norm_at = 1.0, place + 1
+        if norm_at < len(layers) and isinstance(scaler := layers[norm_at], Scaler):
+            rate, norm_at = scaler.rate, place + 2
+        norm = layers[norm_at] if norm_at < len(layers) else None
+        if not isinstance(conv, nn.Conv1d | nn.Conv2d) or not isinstance(norm, BatchNorm) or norm.running_mean is None:
+            continue
+        assert norm.running_var is not None
+        with torch.no_grad():
+            by_channel = norm.weight * (norm.running_var + norm.eps).rsqrt()
+            bias = norm.bias - norm.running_mean * by_channel
+            if conv.bias is not None:
+                bias = bias + conv.bias * by_channel / rate
+            weight = conv.weight * (by_channel / rate).reshape(-1, *[1] * (conv.weight.dim() - 1))
+        conv.weight, conv.bias = nn.Parameter(weight), nn.Parameter(bias)
+        for name in order[place + 1 : norm_at + 1]:
+            parent.add_module(name, nn.Identity())
 
 
 class MeanOfExits(nn.Module):
