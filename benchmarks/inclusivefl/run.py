@@ -69,6 +69,8 @@ MEANS: dict[str, dict[str, Any]] = {
     "flexifed, max": {"strategy": "flexifed", "flexifed.sharing": "max"},
     "inclusivefl, no momentum": PLAIN | NO_MOMENTUM,
     "inclusivefl": PLAIN,
+    # An ablation: types share their last layer and their head as well.
+    "all layers and the head shared": {"strategy": "heterofl"},
 }
 # As the paper has it: the server's Adam in all methods but HeteroFL and FlexiFed, which average as theirs say.
 ADAMS: dict[str, dict[str, Any]] = {
@@ -148,6 +150,8 @@ def table(results: dict[str, Any]) -> str:
     heads = ["devices", "method", "seeds", "mean over devices", "by seed", *TIERS, "best of the whole"]
     rows = []
     for split in SPLITS:
+        if not any(key.startswith(f"{split} | ") for key in results):
+            continue
         for method in METHODS:
             runs = [results[key] for seed in SEEDS if (key := key_of(split, method, seed)) in results]
             if not runs:
