@@ -31,6 +31,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
 )
 ERROR_LINES = 40
 LOCK, LOCK_SECONDS = "lock", 0.2
+SWEEP_LOGS = "logs"  # what the runs of a sweep have said lies beside their folders
 # What journals called scores while accuracy was the only metric.
 EARLIER_NAMES = {
     "accuracy": "score",
@@ -451,6 +452,26 @@ def alone_in(run_dir: Path) -> Iterator[None]:
 def is_run(run_dir: Path) -> bool:
     """Whether a folder holds a run, finished or not."""
     return (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
+
+
+def runs_of(folders: Iterable[Path]) -> list[Path]:
+    """The folders of the runs that these folders are or hold, each once: a sweep's folder holds its runs.
+
+    The logs of a sweep are passed over, so that all that lies in its folder may be given. Raises JournalError for a
+    folder that neither is a run nor holds one.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        if is_run(folder):
+            found.append(folder)
+        elif inside := sorted(path for path in folder.glob("*/") if is_run(path)):
+            found += inside
+        elif not (folder.name == SWEEP_LOGS and any(is_run(path) for path in folder.absolute().parent.glob("*/"))):
+            raise JournalError(
+                f"{folder} is neither the folder of a run, which has a config.json, nor one that holds such folders, as "
+                "that of a sweep does: give folders like runs/NAME"
+            )
+    return list({path.resolve(): path for path in found}.values())
 
 
 def _locked(file: IO[str], seconds: float) -> bool:

@@ -173,7 +173,7 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
 
 @app.command()
 def compare(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs or sweeps.")],
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here, and a CSV file beside.")
     ] = None,
@@ -184,9 +184,17 @@ def compare(
 ) -> None:
     """Lay finished runs side by side, and say which method to take for this fleet.
 
+    The folder of a sweep stands for all its runs.
+
     Runs that differ only in their seed are one row, with mean and spread.
     """
-    _compare(run_dirs, html, target, [])
+    from server_app.journal import JournalError, runs_of
+
+    try:
+        runs = runs_of(run_dirs)
+    except JournalError as error:
+        raise _stop(str(error)) from None
+    _compare(runs, html, target, [])
 
 
 def _compare(run_dirs: Sequence[Path], html: Path | None, target: float | None, rows: Sequence[str]) -> None:
