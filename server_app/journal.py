@@ -468,8 +468,8 @@ def runs_of(folders: Iterable[Path]) -> list[Path]:
             found += inside
         elif not (folder.name == SWEEP_LOGS and any(is_run(path) for path in folder.absolute().parent.glob("*/"))):
             raise JournalError(
-                f"{folder} is neither the folder of a run, which has a config.json, nor one that holds such folders, as "
-                "that of a sweep does: give folders like runs/NAME"
+                f"{folder} is neither the folder of a run, which has a config.json, nor one that holds such folders, "
+                "as that of a sweep does: give folders like runs/NAME"
             )
     return list({path.resolve(): path for path in found}.values())
 
