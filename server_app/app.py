@@ -19,6 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from devices.fleet import Fleet, bundled_fleet, replaced_devices
+from devices.validation import did_you_mean
 from messages.orders import LocalTraining
 from models.bert import Bert
 from models.cost import cost
@@ -447,7 +448,14 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             "from task and strategy: leave them out"
         )
     try:
-        known = {field.name for field in fields(family_class(name))}
+        known = [field.name for field in fields(family_class(name))]
+        if unknown := next((key for key in arguments if key not in known), None):
+            free = [key for key in known if key not in ("freeze", *fixed)]
+            hint = did_you_mean(unknown, free)
+            raise ConfigError(
+                f"family-arguments = {config.family_arguments!r}: family {name!r} has no argument {unknown!r}; "
+                f"{f'{hint} It' if hint else 'it'} has {', '.join(free) or 'none'}"
+            )
         # The folder that weights come from says what model they are of, where a family can read that.
         folder = Path(config.initial_weights).expanduser()
         if config.initial_weights and (folder / "config.json").is_file():
@@ -460,12 +468,14 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             **arguments,
             **options,
         }
-        wanted = {key: value for key, value in wishes.items() if key in known or key in arguments}
+        wanted = {key: value for key, value in wishes.items() if key in known}
         frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
         check_vocabulary(task, family)
         family.check_freeze()
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
+    except ConfigError:
+        raise
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):
             raise

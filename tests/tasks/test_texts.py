@@ -201,9 +201,12 @@ def test_the_metric_may_be_chosen(tmp_path: Path, tokenizer: str) -> None:
         ({"train": "../x.jsonl"}, "'../x.jsonl' is no file name that ends in .jsonl, .csv"),
         ({"train": "x.parquet"}, "'x.parquet' is no file name that ends in .jsonl"),
         ({"classes": ["a", "a"]}, "a name is listed twice"),
-        ({"max_tokens": 2}, "max_tokens: Input should be greater than or equal to 3"),
-        ({"lenght": 5}, "lenght: Extra inputs are not permitted; the task takes tokenizer, max_tokens, train"),
-        ({"tokenizer": ""}, "tokenizer: String should have at least 1 character"),
+        ({"max_tokens": 2}, "max_tokens = 2: must be greater than or equal to 3"),
+        ({"lenght": 5}, "there is no argument 'lenght'; the task takes tokenizer, max_tokens, train"),
+        ({"tokenizr": "x"}, "there is no argument 'tokenizr'; did you mean 'tokenizer'? The task takes tokenizer"),
+        ({"classes": "a"}, "classes = 'a': must be a list such as ['a', 'b']"),
+        ({"classes": [3]}, "classes[0] = 3: must be a text in quotes"),
+        ({"tokenizer": ""}, "tokenizer = '': String should have at least 1 character"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
