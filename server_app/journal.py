@@ -608,6 +608,11 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     return content
 
 
+def has_virtual_clock(run_dir: Path) -> bool:
+    """Whether a run's devices are those of a fleet, whose time is simulated. Raises JournalError without a run."""
+    return bool(read_config(run_dir)["config"].get("fleet", "of an earlier version"))
+
+
 def read_summary(run_dir: Path) -> Summary | None:
     """The content of summary.json, or None while the run has not ended."""
     path = run_dir / "summary.json"

@@ -157,7 +157,7 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
     """Write report.html again from what a run has left so far, and print its figures."""
     from rich.console import Console
 
-    from server_app.journal import JournalError, read_summary, summarize
+    from server_app.journal import JournalError, has_virtual_clock, read_summary, summarize
     from server_app.report import write_report
     from wildflower.experiment import summary_table
 
@@ -167,7 +167,7 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
     except JournalError as error:
         raise _stop(str(error)) from None
     console = Console()
-    console.print(summary_table(summary))
+    console.print(summary_table(summary, virtual_clock=has_virtual_clock(run_dir)))
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 

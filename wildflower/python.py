@@ -26,6 +26,7 @@ from server_app.journal import (
     check_folder,
     check_resumable,
     flat,
+    has_virtual_clock,
     read_config,
     read_devices,
     read_rounds,
@@ -92,7 +93,7 @@ class Run:
         rows = "".join(
             f'<tr><td style="text-align:left;white-space:pre">{escape(name)}</td>'
             f'<td style="text-align:left">{escape(value)}</td></tr>'
-            for name, value in summary_rows(self.summary)
+            for name, value in summary_rows(self.summary, virtual_clock=has_virtual_clock(self.folder))
         )
         return f"<b>{escape(self.folder.name)}</b><table>{rows}</table>"
 

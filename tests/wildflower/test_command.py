@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -99,6 +100,16 @@ def test_report_of_a_run_that_goes_on(tmp_path):
     assert "50 %" in shown.stdout
     assert "unfinished" in (run_dir / "report.html").read_text()
     assert not (run_dir / "summary.json").exists()
+
+
+def test_only_a_fleet_has_simulated_time(tmp_path):
+    run_dir = a_run(tmp_path / "one", 0.5)
+    config = json.loads((run_dir / "config.json").read_text())
+    for fleet, there in (("five-widths", True), ("", False)):
+        config["config"]["fleet"] = fleet
+        (run_dir / "config.json").write_text(json.dumps(config))
+        assert ("simulated time" in invoke("report", run_dir).stdout) is there
+        assert ("Simulated time" in (run_dir / "report.html").read_text()) is there
 
 
 @pytest.mark.parametrize(
