@@ -736,10 +736,14 @@ def in_fleet_order(tiers: Iterable[str], tier_of: Mapping[int, str]) -> list[str
     """Each tier once, as the fleet file has them: it numbers devices group after group.
 
     Args:
-        tier_of: the tiers of devices that trained or were to train; a tier that none of them has comes last.
+        tiers: those of a round stand as the fleet file has them, in journals of earlier versions not always.
+        tier_of: the tiers of devices that trained or were to train. Where these stand in another order than `tiers`, a
+            tier that none of them has comes last.
     """
     first = {tier_of[device]: device for device in sorted(tier_of, reverse=True)}
-    return sorted(dict.fromkeys(tiers), key=lambda tier: first.get(tier, float("inf")))
+    names = list(dict.fromkeys(tiers))
+    known = [first[tier] for tier in names if tier in first]
+    return names if known == sorted(known) else sorted(names, key=lambda tier: first.get(tier, float("inf")))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -10,6 +10,7 @@ from server_app.journal import (
     Journal,
     JournalError,
     RoundRecord,
+    in_fleet_order,
     read_config,
     read_devices,
     read_rounds,
@@ -498,3 +499,8 @@ def test_a_sweeps_folder_stands_for_its_runs_and_its_logs_for_none(tmp_path):
     for other in (tmp_path / "none", sweep / "logs" / "x"):
         with pytest.raises(JournalError, match="give folders like runs/NAME"):
             runs_of([other])
+
+
+def test_a_tier_none_of_whose_devices_was_sampled_stays_where_the_rounds_have_it():
+    assert in_fleet_order(["large", "middle", "small"], {3: "middle", 5: "small"}) == ["large", "middle", "small"]
+    assert in_fleet_order(["small", "large", "middle"], {3: "middle", 5: "small"}) == ["middle", "small", "large"]
