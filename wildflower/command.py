@@ -371,7 +371,10 @@ def predict(
     which: Annotated[str, typer.Option(help="Of the best evaluation, or of the newest.")] = "best",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Print what a model says of every image of a folder. The exit code is 1 where an image cannot be read."""
+    """Print what a model of images says of every image of a folder. The exit code is 1 where one cannot be read.
+
+    Models of texts, tables and signals are used by way of `wildflower export` (docs/export.md).
+    """
     import json
 
     from rich.console import Console

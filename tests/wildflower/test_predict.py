@@ -78,6 +78,10 @@ def test_bounds_hold(a_run, images, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_IMAGES", 30)
     monkeypatch.setattr("tasks.images.MAX_PIXELS", 63)
     assert all(p.problem for p in predict(a_run[0], images))
+    facts = module._model(a_run[0], "best", None)[1].model_copy(update={"task": "text", "input_shape": [13]})
+    monkeypatch.setattr(module, "_model", lambda *which: (None, facts))
+    with pytest.raises(PredictError, match="reads 13 inputs, and `wildflower predict` is for models of images only"):
+        predict(a_run[0], images)
 
 
 def test_the_command(a_run, images):
@@ -91,4 +95,4 @@ def test_the_command(a_run, images):
     assert shown.exit_code == 0, shown.output
     assert len(json.loads(shown.stdout)) == 20
     shown = invoke(images, images)
-    assert (shown.exit_code, "holds no models" in shown.stderr) == (1, True)
+    assert (shown.exit_code, "is not the folder of a run" in shown.stderr) == (1, True)
