@@ -214,6 +214,17 @@ def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message
         read_arguments("text", TASKS["text"].arguments, {"tokenizer": "x", **arguments})
 
 
+@pytest.mark.parametrize(("more", "of_capitals"), [((), "good"), (("Paris",), "[UNK]")])
+def test_a_vocabulary_alone_is_berts_and_keeps_capitals_where_it_has_some(
+    tmp_path: Path, more: tuple[str, ...], of_capitals: str
+) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join((*VOCABULARY, *more)), encoding="utf-8")
+    tokenizer = load_tokenizer(str(tmp_path), "")
+    assert tokenizer.tokenize("GOOD playing") == [of_capitals, "play", "##ing"]
+    assert tokenizer("good")["input_ids"] == [CLS, VOCABULARY["good"], SEP]
+    assert tokenizer.pad_token_id == PAD
+
+
 LINE_2 = r"train\.jsonl:2: "
 
 
