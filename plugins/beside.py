@@ -18,8 +18,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-# The folders of the app's code.
 APP = Path(__file__).resolve().parents[1]
+# The folders of the app's code.
 ROOMS = (
     "client_app",
     "devices",

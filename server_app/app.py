@@ -338,9 +338,11 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         rehearse_secure(method)
         method.cost(method.smallest_architecture)
     if method.needs_classes and task.label_kind != "classes":
+        other = "take a method that minimizes the task's loss alone, such as strategy = 'fedavg'"
+        mask = f"set {kind.name()}.masked-loss = false, or " if getattr(params, "masked_loss", False) else ""
         raise ConfigError(
             f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
-            f"{config.task!r} are {task.label_kind}"
+            f"{config.task!r} are {task.label_kind}: {mask}{other}"
         )
     if config.deliver == "best" and len(task.test) < HELD_OUT:
         raise ConfigError(
