@@ -148,23 +148,21 @@ def load_tokenizer(name: str, data_dir: str, *, words: bool = False) -> PreTrain
         ValueError: it has no padding token, or cannot say which word a token is of and which texts it cut.
     """
     try:
-        from transformers import AutoTokenizer, BertTokenizerFast
+        from transformers import AutoTokenizer
     except ImportError as error:
         raise FileNotFoundError(f"tasks of texts need the package transformers: {INSTALL}") from error
     folder = _folder(name, data_dir)
     if folder is None and not _HUB_NAME.fullmatch(name):
         raise FileNotFoundError(f"tokenizer = {name!r}: no such folder{f', nor below {data_dir}' if data_dir else ''}")
     # Without a network every request to the hub is tried many times.
-    options = {"local_files_only": folder is not None or bool(unreachable())}
+    options: dict[str, Any] = {"local_files_only": folder is not None or bool(unreachable())}
     if words:
         # Tokenizers of bytes, such as RoBERTa's, know a word's beginning by the space in front of it.
         options["add_prefix_space"] = True
     try:
-        if folder is not None and _has_vocabulary_alone(folder):  # it is BERT's
-            lower = not _has_capitals(folder / VOCABULARY)
-            tokenizer = BertTokenizerFast.from_pretrained(str(folder), do_lower_case=lower, local_files_only=True)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder or name), use_fast=True, **options)
+        if folder is not None and _has_vocabulary_alone(folder):
+            options |= {"tokenizer_type": "bert", "do_lower_case": not _has_capitals(folder / VOCABULARY)}
+        tokenizer = AutoTokenizer.from_pretrained(str(folder or name), use_fast=True, **options)
     except (OSError, ValueError, KeyError) as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FileNotFoundError(
