@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,15 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             such as "bert.".
 
     Raises:
-        ValueError: the file cannot be read, nothing in it fits, or a tensor has another shape.
+        ValueError: the file cannot be read, nothing in it fits, a tensor has another shape, or nothing in the file is
+            called what `names` renames.
     """
     wanted = family.tensors(family.full())
     renamed: dict[str, Tensor] = {}
-    for name, tensor in _read(file).items():
-        new = _renamed(name, names or {})
+    tensors = _read(file)
+    _check_left_sides(names or {}, tensors, file)
+    for name, tensor in tensors.items():
+        *_, new = _renamings(name, names or {})
         if new in renamed:
             raise ValueError(f"{file}: by initial-names two tensors are called {new}, one of them {name}")
         if new:
@@ -157,16 +161,38 @@ def _state(file: Path, content: Any) -> dict[str, Tensor]:
     raise ValueError(f"{file} holds no state dict: a mapping of names to tensors")
 
 
-def _renamed(name: str, names: Mapping[str, str | bool]) -> str:
-    """A name by the table; "" where the table leaves it out."""
+def _renamings(name: str, names: Mapping[str, str | bool]) -> list[str]:
+    """A name and what every entry of the table makes of it in turn; "" where the table leaves it out."""
+    steps = [name]
     for old, new in names.items():
-        pattern = rf"(?<![^.]){re.escape(old)}(?![^.])"
-        if not re.search(pattern, name):
+        if not _is_in(old, steps[-1]):
             continue
         if new is False:
-            return ""
-        name = ".".join(part for part in re.sub(pattern, str(new), name).split(".") if part)
-    return name
+            return [*steps, ""]
+        renamed = re.sub(_pattern(old), str(new), steps[-1])
+        steps.append(".".join(part for part in renamed.split(".") if part))
+    return steps
+
+
+def _pattern(part: str) -> str:
+    """What finds a name, or some dotted parts of one, in a name."""
+    return rf"(?<![^.]){re.escape(part)}(?![^.])"
+
+
+def _is_in(part: str, name: str) -> bool:
+    return re.search(_pattern(part), name) is not None
+
+
+def _check_left_sides(names: Mapping[str, str | bool], found: Collection[str], file: Path) -> None:
+    """Raise ValueError for an entry of `initial-names` that no tensor of the file is called, nor a part of one."""
+    steps = {step for name in found for step in _renamings(name, names)}
+    for old in names:
+        if not any(_is_in(old, step) for step in steps):
+            split = [name.split(".") for name in found]
+            ends = {".".join(parts[:end]) for parts in split for end in range(1, len(parts) + 1)}
+            close = difflib.get_close_matches(old, sorted(ends.union(*split)), n=3)
+            hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"it has {_some(tuple(found))}"
+            raise ValueError(f"{file}: initial-names has {old!r}, and no tensor or part of one is called so; {hint}")
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+APP = Path(__file__).resolve().parents[1]
 # The folders of the app's code.
 ROOMS = (
     "client_app",
@@ -84,12 +85,14 @@ def experiment_folder() -> Path | None:
     return _finder.folder if _finder is not None else None
 
 
-def look_for(name: str) -> None:
-    """Let a top-level module be imported from beside the experiment, with what it imports from there, if it is there.
+def look_for(module_name: str) -> None:
+    """Let a module be imported from beside the experiment, with what it imports from there, if it is there.
 
-    ValueError where it would hide another module, or could not travel.
+    What is the app's own is not looked for: the experiment may lie in another copy of the project. ValueError where it
+    would hide another module, or could not travel.
     """
-    if _finder is None or name in _finder.modules:
+    name = module_name.partition(".")[0]
+    if _finder is None or name in _finder.modules or _is_of_the_app(module_name):
         return
     path = _source(_finder.folder, name)
     if path is None or _is_own(path):
@@ -171,9 +174,15 @@ def _source(folder: Path, name: str) -> Path | None:
     return file if file.is_file() else None
 
 
+def _is_of_the_app(module_name: str) -> bool:
+    """Whether this very app has a module of this dotted name in one of its rooms."""
+    *folders, last = module_name.split(".")
+    return bool(folders) and folders[0] in ROOMS and _source(APP.joinpath(*folders), last) is not None
+
+
 def _is_own(path: Path) -> bool:
     """Whether this is a room of this very app: the experiment may lie in the project's folder."""
-    return path.name in ROOMS and path.resolve() == Path(__file__).resolve().parents[1] / path.name
+    return path.name in ROOMS and path.resolve() == APP / path.name
 
 
 def _left_out(file: Path) -> bool:

@@ -111,7 +111,7 @@ def _fits(value: object, wanted: type, module: str) -> bool:
 
 def _module(name: str) -> ModuleType:
     try:
-        beside.look_for(name.partition(".")[0])
+        beside.look_for(name)
     except ValueError as error:
         raise PluginError(str(error)) from None
     try:

@@ -197,8 +197,8 @@ def _means(tiers: Mapping[int, str], of_device: Mapping[int, float], without: in
     if not of_device:
         return None
     by_tier: defaultdict[str, list[float]] = defaultdict(list)
-    for device, value in of_device.items():
-        by_tier[tiers[device]].append(value)
+    for device in sorted(of_device):  # so that tiers stand as in the fleet file
+        by_tier[tiers[device]].append(of_device[device])
     return Delivered(
         fmean(of_device.values()),
         {tier: fmean(values) for tier, values in by_tier.items()},

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from devices.fleet import Fleet, bundled_fleet, replaced_devices
+from devices.validation import did_you_mean
 from messages.orders import LocalTraining
 from models.bert import Bert
 from models.cost import cost
@@ -337,9 +338,11 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         rehearse_secure(method)
         method.cost(method.smallest_architecture)
     if method.needs_classes and task.label_kind != "classes":
+        other = "take a method that minimizes the task's loss alone, such as strategy = 'fedavg'"
+        mask = f"set {kind.name()}.masked-loss = false, or " if getattr(params, "masked_loss", False) else ""
         raise ConfigError(
             f"strategy = {config.strategy!r}: with these settings it needs one class per example, and the labels of "
-            f"{config.task!r} are {task.label_kind}"
+            f"{config.task!r} are {task.label_kind}: {mask}{other}"
         )
     if config.deliver == "best" and len(task.test) < HELD_OUT:
         raise ConfigError(
@@ -447,7 +450,14 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             "from task and strategy: leave them out"
         )
     try:
-        known = {field.name for field in fields(family_class(name))}
+        known = [field.name for field in fields(family_class(name))]
+        if unknown := next((key for key in arguments if key not in known), None):
+            free = [key for key in known if key not in ("freeze", *fixed)]
+            hint = did_you_mean(unknown, free)
+            raise ConfigError(
+                f"family-arguments = {config.family_arguments!r}: family {name!r} has no argument {unknown!r}; "
+                f"{f'{hint} It' if hint else 'it'} has {', '.join(free) or 'none'}"
+            )
         # The folder that weights come from says what model they are of, where a family can read that.
         folder = Path(config.initial_weights).expanduser()
         if config.initial_weights and (folder / "config.json").is_file():
@@ -460,12 +470,14 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             **arguments,
             **options,
         }
-        wanted = {key: value for key, value in wishes.items() if key in known or key in arguments}
+        wanted = {key: value for key, value in wishes.items() if key in known}
         frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
         check_vocabulary(task, family)
         family.check_freeze()
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
+    except ConfigError:
+        raise
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):
             raise

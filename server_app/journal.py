@@ -31,6 +31,7 @@ MAY_CHANGE_ON_RESUME = frozenset(
 )
 ERROR_LINES = 40
 LOCK, LOCK_SECONDS = "lock", 0.2
+SWEEP_LOGS = "logs"  # what the runs of a sweep have said lies beside their folders
 # What journals called scores while accuracy was the only metric.
 EARLIER_NAMES = {
     "accuracy": "score",
@@ -453,6 +454,26 @@ def is_run(run_dir: Path) -> bool:
     return (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
 
 
+def runs_of(folders: Iterable[Path]) -> list[Path]:
+    """The folders of the runs that these folders are or hold, each once: a sweep's folder holds its runs.
+
+    The logs of a sweep are passed over, so that all that lies in its folder may be given. Raises JournalError for a
+    folder that neither is a run nor holds one.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        if is_run(folder):
+            found.append(folder)
+        elif inside := sorted(path for path in folder.glob("*/") if is_run(path)):
+            found += inside
+        elif not (folder.name == SWEEP_LOGS and any(is_run(path) for path in folder.absolute().parent.glob("*/"))):
+            raise JournalError(
+                f"{folder} is neither the folder of a run, which has a config.json, nor one that holds such folders, "
+                "as that of a sweep does: give folders like runs/NAME"
+            )
+    return list({path.resolve(): path for path in found}.values())
+
+
 def _locked(file: IO[str], seconds: float) -> bool:
     """Lock an open file; a process that only looks whether it is locked holds it for a moment."""
     end = time.monotonic() + seconds
@@ -587,6 +608,11 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     return content
 
 
+def has_virtual_clock(run_dir: Path) -> bool:
+    """Whether a run's devices are those of a fleet, whose time is simulated. Raises JournalError without a run."""
+    return bool(read_config(run_dir)["config"].get("fleet", "of an earlier version"))
+
+
 def read_summary(run_dir: Path) -> Summary | None:
     """The content of summary.json, or None while the run has not ended."""
     path = run_dir / "summary.json"
@@ -710,10 +736,14 @@ def in_fleet_order(tiers: Iterable[str], tier_of: Mapping[int, str]) -> list[str
     """Each tier once, as the fleet file has them: it numbers devices group after group.
 
     Args:
-        tier_of: the tiers of devices that trained or were to train; a tier that none of them has comes last.
+        tiers: those of a round stand as the fleet file has them, in journals of earlier versions not always.
+        tier_of: the tiers of devices that trained or were to train. Where these stand in another order than `tiers`, a
+            tier that none of them has comes last.
     """
     first = {tier_of[device]: device for device in sorted(tier_of, reverse=True)}
-    return sorted(dict.fromkeys(tiers), key=lambda tier: first.get(tier, float("inf")))
+    names = list(dict.fromkeys(tiers))
+    known = [first[tier] for tier in names if tier in first]
+    return names if known == sorted(known) else sorted(names, key=lambda tier: first.get(tier, float("inf")))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

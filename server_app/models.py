@@ -24,6 +24,7 @@ from models.family import make_family
 from models.layers import MeanOfExits
 from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
+from server_app.journal import JournalError, read_config, read_rounds, read_summary
 from tasks.task import Task
 
 Which = Literal["best", "newest"]
@@ -177,10 +178,7 @@ def load_model(
         raise ModelError(f"which = {which!r}: a run has a 'best' and a 'newest' evaluation")
     folder = newest_whole(Path(run_dir) / FOLDER / which)
     if folder is None:
-        raise ModelError(
-            f"{run_dir} holds no models: they are written when they are scored on the server, which those of methods "
-            "that leave models on devices never are; runs of older versions have none either"
-        )
+        raise ModelError(_why_no_models(Path(run_dir)))
     contents = _contents(folder)
     if tier is not None and architecture is not None:
         raise ModelError(f"the model of the tier {tier!r} or that of an architecture: give one of them")
@@ -208,6 +206,25 @@ def load_model(
     except (ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ModelError(f"{path} does not fit what {FACTS} says of it: {one_line(str(error))}") from error
     return module, ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
+
+
+def _why_no_models(run_dir: Path) -> str:
+    if not run_dir.is_dir():
+        return f"there is no folder {run_dir}"
+    try:
+        read_config(run_dir)
+        evaluated = any(record.score is not None for record in read_rounds(run_dir))
+        summary = read_summary(run_dir)
+    except JournalError as error:
+        return str(error)
+    if not evaluated:
+        failed = summary is not None and summary.status == "failed"
+        when = "failed before its first evaluation" if failed else "has no evaluation yet"
+        return f"{run_dir} holds no models: none was ever written, because the run {when}"
+    return (
+        f"{run_dir} holds no models: they are written when they are scored on the server, which those of methods "
+        "that leave models on devices never are; runs of older versions have none either"
+    )
 
 
 def network_of(family: dict[str, Any], architecture: dict[str, list[int]], data: bytes, exits: str) -> nn.Module:

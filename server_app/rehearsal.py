@@ -19,8 +19,10 @@ from flwr.common import log
 from client_app.bench import DeviceBench, Done, Refusal, Workplace, do_order
 from client_app.state import DeviceState
 from devices.budget import Budget
+from devices.validation import shown
 from messages.orders import Update
-from messages.packing import pack
+from messages.packing import Layout, pack
+from messages.parcels import STATISTICS, parameters_of
 from rounds.engine import Engine
 from rounds.rehearsal import RehearsalError, same_chance
 from rounds.replies import own_contribution
@@ -65,8 +67,14 @@ def _step(method: Method, task: Task, folder: str) -> None:
         contribution, _ = own_contribution(work, work.assignments[0], update, list(packed.values()))
         method.absorb(contribution)
     metrics = method.finish_round([Trained(order, "", done.examples, done.answer.loss, done.answer.facts)])
-    if not isinstance(metrics, Mapping) or not all(value is None or _is_number(value) for value in metrics.values()):
-        raise RehearsalError(f"`finish_round` must return numbers by name, not {metrics!r}")
+    if not isinstance(metrics, Mapping):
+        raise RehearsalError(f"`finish_round` must return numbers by name, not a {type(metrics).__name__}")
+    for key, value in metrics.items():
+        if value is not None and not _is_number(value):
+            raise RehearsalError(
+                f"`finish_round` must return numbers by name: {shown(key)} is no number but a {type(value).__name__}"
+            )
+    _check_models(method)
     state = method.state()
     if not isinstance(state, State) or not all(isinstance(value, torch.Tensor) for value in state.tensors.values()):
         raise RehearsalError(f"`state` must return a strategies.method.State with tensors by name, not {type(state)}")
@@ -75,6 +83,22 @@ def _step(method: Method, task: Task, folder: str) -> None:
     except (TypeError, ValueError) as error:
         raise RehearsalError(f"`state` holds values that are no JSON: {error}") from None
     method.load(State(state.tensors, values))
+
+
+def _check_models(method: Method) -> None:
+    """Raise RehearsalError where the weights after a round are not those of the family's models."""
+    wanted = dict.fromkeys([method.scored_architecture, method.smallest_architecture])
+    for architecture, model in method.models(wanted).items():
+        tensors = parameters_of(model.family.tensors(architecture))
+        learned = {
+            name: tensor
+            for name, tensor in model.weights.items()
+            if not model.family.is_frozen(name) and not name.endswith(STATISTICS)
+        }
+        if difference := Layout.of(tensors).difference(Layout.of(learned)):
+            raise RehearsalError(
+                f"the weights that `finish_round` leaves are not those of the model {architecture}: {difference}"
+            )
 
 
 def _do(method: Method, order: Order, local: Local, task: Task, folder: str) -> tuple[Work, Done]:

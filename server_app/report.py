@@ -19,6 +19,7 @@ from server_app.journal import (
     RoundRecord,
     Summary,
     flat,
+    has_virtual_clock,
     in_fleet_order,
     read_config,
     read_devices,
@@ -60,7 +61,7 @@ def write_report(run_dir: Path) -> Path:
     blocks: list[Block] = [
         _lead(content["config"]),
         *_stopped(summary),
-        _headline(summary, fleet),
+        _headline(summary, fleet, virtual_clock=has_virtual_clock(run_dir)),
         *(_charts(rounds, fleet) if rounds else []),
         *_label_chart(labels, fleet),
         *_device_tables(fleet),
@@ -249,7 +250,8 @@ def delivered_note(summary: Summary) -> str:
     return "; ".join(parts)
 
 
-def _headline(summary: Summary, activity: Activity) -> Cards:
+def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> Cards:
+    virtual = seconds_text(summary.simulated_seconds)
     outcomes = summary.devices_by_outcome
     missed = ", ".join(f"{outcomes[word]:,} {word}" for word in MISSED if outcomes.get(word))
     mean = activity.models.mean_parameters
@@ -280,7 +282,7 @@ def _headline(summary: Summary, activity: Activity) -> Cards:
             *personal,
             *private,
             ("Rounds", f"{summary.rounds:,}", f"{seconds_text(summary.wall_seconds)} on this machine"),
-            ("Simulated time", seconds_text(summary.simulated_seconds), "of the devices' own clock"),
+            *([("Simulated time", virtual, "of the devices' own clock")] if virtual_clock else []),
             ("Sent to devices", bytes_text(summary.bytes_down), "down"),
             ("Sent by devices", bytes_text(summary.bytes_up), "up"),
             ("Devices", f"{activity.trained:,} trained", f"of {activity.devices:,} that were asked"),

@@ -31,6 +31,17 @@ def bytes_text(value: float) -> str:
     return f"{value:.3g} {unit}" if abs(value) < 1000 else f"{value:,.0f} {unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def range_text(low: float, high: float) -> str:
+    """Two numbers with two digits, or one where they are shown alike: 2.5, 2.5 to 3."""
+    shortest, longest = f"{low:.2g}", f"{high:.2g}"
+    return shortest if shortest == longest else f"{shortest} to {longest}"
+
+
 def seconds_text(seconds: float) -> str:
     """A duration in the two largest units that matter: 3 h 12 min, 4 min 5 s, 2.51 s."""
     if seconds < 60:

@@ -8,6 +8,7 @@ divided by the number of devices that is expected, not by the number that came (
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import warnings
@@ -94,6 +95,8 @@ def noise_multiplier_for(epsilon: float, rounds: int, sampling_rate: float, delt
 
 
 def _accountants() -> Any:
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -102,6 +105,9 @@ def _accountants() -> Any:
         raise NoAccountantError(
             f"differential privacy needs opacus, which is not installed ({error}): pip install 'wildflower[privacy]'"
         ) from error
+    finally:  # importing opacus sets up the root logger, which would say every line of ours a second time
+        root.handlers[:] = handlers
+        root.setLevel(level)
     return opacus.accountants
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import reprlib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -17,6 +19,9 @@ class TaskArguments(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+
+RIGHT = {"string_type": "a text in quotes", "int_type": "a whole number", "float_type": "a number"}
+LISTS: dict[object, str] = {int: "[16, 16]", float: "[0.5, 0.25]", str: "['a', 'b']"}
 
 Arguments = TypeVar("Arguments", bound=TaskArguments)
 
@@ -31,10 +36,35 @@ def read_arguments(task: str, kind: type[Arguments] | None, values: Mapping[str,
         # By way of JSON, in which a list may stand for a tuple.
         return kind.model_validate_json(json.dumps(dict(values), default=str))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        what = ".".join(map(str, first["loc"]))
-        why = first["msg"].removeprefix("Value error, ")
-        wrong = f"{what}: {why}" if what else why
-        raise ValueError(
-            f"arguments of the task {task!r}: {wrong}; the task takes {', '.join(kind.model_fields)}"
-        ) from None
+        raise ValueError(f"arguments of the task {task!r}: {_wrong(kind, error)}") from None
+
+
+def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
+    """What is wrong first, and what would be right."""
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return first["msg"].removeprefix("Value error, ")
+    name, *inside = map(str, first["loc"])
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(name, kind.model_fields, n=1)
+        task_takes = f"task takes {', '.join(kind.model_fields)}"
+        return f"there is no argument {name!r}; " + (
+            f"did you mean {close[0]!r}? The {task_takes}" if close else f"the {task_takes}"
+        )
+    if first["type"] == "missing":
+        return f"the argument {name!r} is missing"
+    where = name + "".join(f"[{part}]" for part in inside if part.isdigit())
+    if first["type"] == "tuple_type":
+        right = f"must be a list such as {_list_like(kind.model_fields[name].annotation)}"
+    elif first["type"] in RIGHT:
+        right = f"must be {RIGHT[first['type']]}"
+    else:
+        right = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return f"{where} = {reprlib.repr(first['input'])}: {right}"
+
+
+def _list_like(annotation: object) -> str:
+    """A list of what a field holds, as it stands in an experiment file."""
+    while get_origin(annotation) is not None:
+        annotation = get_args(annotation)[0]
+    return LISTS[annotation]

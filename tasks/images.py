@@ -210,7 +210,9 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} are more than {MAX_PIXELS} pixels")
             return pixels_of(image, mode, size)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
+    except UnidentifiedImageError:  # whose text names the file, or an object in memory by its address
+        raise ValueError("its bytes are of no image format that is known here") from None
+    except (OSError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
         raise ValueError(str(error) or type(error).__name__) from error
 
 

@@ -9,6 +9,7 @@ nothing until they are asked for.
 from __future__ import annotations
 
 import hashlib
+import warnings
 import zipfile
 from dataclasses import dataclass
 from importlib import metadata
@@ -232,22 +233,27 @@ def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, see
         ) from error
     examples = np.arange(len(column))
     partitioner: Partitioner
+    minimum = max(1, min(MAX_REQUIRED_EXAMPLES, len(column) // (MIN_SHARE * devices)))
     if partition == "iid":
         examples = np.random.default_rng([seed, devices]).permutation(examples)
         partitioner = IidPartitioner(devices)
     elif partition == "dirichlet":
-        minimum = max(1, min(MAX_REQUIRED_EXAMPLES, len(column) // (MIN_SHARE * devices)))
         partitioner = DirichletPartitioner(devices, "column", alpha, minimum, self_balancing=True, seed=seed)
     else:
         partitioner = NaturalIdPartitioner("column")
     rows = {"example": examples, "column": column[examples]}
     partitioner.dataset = Dataset.from_dict(rows)
     try:
-        # As arrow tables: a column that is read as Python or numpy values is read one value at a time.
-        tables = [partitioner.load_partition(device).with_format("arrow")[:] for device in range(devices)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The specified min_partition_size", UserWarning)  # one per attempt
+            # As arrow tables: a column that is read as Python or numpy values is read one value at a time.
+            tables = [partitioner.load_partition(device).with_format("arrow")[:] for device in range(devices)]
     except ValueError as error:
+        if partition != "dirichlet":
+            raise
         raise ValueError(
-            f"no {partition} partition of {len(column)} examples over {devices} devices with alpha {alpha} was found "
-            f"({error}); raise alpha, use fewer devices, or set examples-per-device"
+            f"no dirichlet partition of {len(column)} examples over {devices} devices with alpha = {alpha} was found "
+            f'that leaves every device at least {minimum}: take partition = "iid", raise alpha, use fewer devices, or '
+            "set examples-per-device and let devices share examples"
         ) from error
     return _indexed([table.column("example").to_numpy() for table in tables])

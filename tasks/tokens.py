@@ -26,6 +26,8 @@ MAX_CLASSES = 10_000
 
 TOKENIZED_TOGETHER = 1000
 
+VOCABULARY = "vocab.txt"
+SAY_WHICH = ("tokenizer.json", "tokenizer_config.json", "config.json")  # what kind of tokenizer a folder has
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 INSTALL = "pip install 'wildflower[text]'"
@@ -117,6 +119,16 @@ def _is_of_tokenizer(file: Path) -> bool:
     return file.is_file() and file.suffix in (".json", ".txt", ".model", ".jinja")
 
 
+def _has_vocabulary_alone(folder: Path) -> bool:
+    return (folder / VOCABULARY).is_file() and not any((folder / file).exists() for file in SAY_WHICH)
+
+
+def _has_capitals(vocabulary: Path) -> bool:
+    """Whether a vocabulary of one token a line has words that are not of lower case, beside tokens like [PAD]."""
+    lines = vocabulary.read_text(encoding="utf-8").splitlines()
+    return any(line != line.lower() for line in lines if not re.fullmatch(r"\[.*\]", line))
+
+
 def _folder(name: str, data_dir: str) -> Path | None:
     """The folder that a tokenizer's name stands for; None where it is a name of the hub."""
     places = [Path(data_dir).expanduser() / name] if data_dir else []
@@ -143,11 +155,13 @@ def load_tokenizer(name: str, data_dir: str, *, words: bool = False) -> PreTrain
     if folder is None and not _HUB_NAME.fullmatch(name):
         raise FileNotFoundError(f"tokenizer = {name!r}: no such folder{f', nor below {data_dir}' if data_dir else ''}")
     # Without a network every request to the hub is tried many times.
-    options = {"local_files_only": folder is not None or bool(unreachable())}
+    options: dict[str, Any] = {"local_files_only": folder is not None or bool(unreachable())}
     if words:
         # Tokenizers of bytes, such as RoBERTa's, know a word's beginning by the space in front of it.
         options["add_prefix_space"] = True
     try:
+        if folder is not None and _has_vocabulary_alone(folder):
+            options |= {"tokenizer_type": "bert", "do_lower_case": not _has_capitals(folder / VOCABULARY)}
         tokenizer = AutoTokenizer.from_pretrained(str(folder or name), use_fast=True, **options)
     except (OSError, ValueError, KeyError) as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

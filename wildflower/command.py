@@ -157,7 +157,7 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
     """Write report.html again from what a run has left so far, and print its figures."""
     from rich.console import Console
 
-    from server_app.journal import JournalError, read_summary, summarize
+    from server_app.journal import JournalError, has_virtual_clock, read_summary, summarize
     from server_app.report import write_report
     from wildflower.experiment import summary_table
 
@@ -167,13 +167,13 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
     except JournalError as error:
         raise _stop(str(error)) from None
     console = Console()
-    console.print(summary_table(summary))
+    console.print(summary_table(summary, virtual_clock=has_virtual_clock(run_dir)))
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def compare(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs or sweeps.")],
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write plots and tables here, and a CSV file beside.")
     ] = None,
@@ -184,9 +184,17 @@ def compare(
 ) -> None:
     """Lay finished runs side by side, and say which method to take for this fleet.
 
+    The folder of a sweep stands for all its runs.
+
     Runs that differ only in their seed are one row, with mean and spread.
     """
-    _compare(run_dirs, html, target, [])
+    from server_app.journal import JournalError, runs_of
+
+    try:
+        runs = runs_of(run_dirs)
+    except JournalError as error:
+        raise _stop(str(error)) from None
+    _compare(runs, html, target, [])
 
 
 def _compare(run_dirs: Sequence[Path], html: Path | None, target: float | None, rows: Sequence[str]) -> None:
@@ -363,7 +371,10 @@ def predict(
     which: Annotated[str, typer.Option(help="Of the best evaluation, or of the newest.")] = "best",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Print what a model says of every image of a folder. The exit code is 1 where an image cannot be read."""
+    """Print what a model of images says of every image of a folder. The exit code is 1 where one cannot be read.
+
+    Models of texts, tables and signals are used by way of `wildflower export` (docs/export.md).
+    """
     import json
 
     from rich.console import Console

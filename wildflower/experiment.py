@@ -36,7 +36,7 @@ from server_app.journal import (
     read_summary,
 )
 from server_app.report import delivered_note
-from server_app.units import bytes_text, plain, score_format, seconds_text
+from server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
 from wildflower.local import local_server, prepare_to_fork, told_later
@@ -123,7 +123,7 @@ def _run(
         check_same_fleet(run_dir, config.to_dict(), built[0].population.fleet_digest if built else "")
     run_dir.mkdir(parents=True, exist_ok=True)
     console.print(
-        f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {config.rounds} rounds, "
+        f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {counted(config.rounds, 'round')}, "
         f"{config.devices_per_round} of {config.devices} devices per round, "
         + (f"{config.workers} workers" if config.fleet else "")
         + (" " if config.fleet and deployment else "")
@@ -181,7 +181,7 @@ def _run(
             print_resume_hint(run_dir, config, console)
         return 1
     assert summary is not None
-    console.print(summary_table(summary))
+    console.print(summary_table(summary, virtual_clock=bool(config.fleet)))
     console.print(f"Report: {run_dir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -583,16 +583,20 @@ def last_traceback(text: str, app_dir: Path, modules: Mapping[str, Path] | None 
     return "\n".join(kept[-TRACEBACK_LINES:])
 
 
-def summary_table(summary: Summary) -> Table:
+def summary_table(summary: Summary, *, virtual_clock: bool) -> Table:
     """The end of a run in a few lines."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in summary_rows(summary):
+    for name, value in summary_rows(summary, virtual_clock=virtual_clock):
         table.add_row(escape(name), escape(value))
     return table
 
 
-def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """The end of a run as names and values; what belongs to the row above begins with two spaces."""
+def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, str]]:
+    """The end of a run as names and values; what belongs to the row above begins with two spaces.
+
+    Args:
+        virtual_clock: whether its devices have one, as those of a fleet do.
+    """
     rows: list[tuple[str, str]] = []
 
     def row(name: str, value: str) -> None:
@@ -622,6 +626,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     row("bytes down", bytes_text(summary.bytes_down))
     row("bytes up", bytes_text(summary.bytes_up))
     row("devices", ", ".join(f"{count} {word}" for word, count in summary.devices_by_outcome.items()))
-    row("simulated time", seconds_text(summary.simulated_seconds))
+    if virtual_clock:
+        row("simulated time", seconds_text(summary.simulated_seconds))
     row("time here", seconds_text(summary.wall_seconds))
     return rows

@@ -22,7 +22,7 @@ from server_app.config import RunConfig
 from server_app.journal import read_devices
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
-from server_app.units import bytes_text, seconds_text
+from server_app.units import bytes_text, range_text, seconds_text
 from strategies.method import Selection
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     who = ", ".join(sorted({tier for group in small for tier in tiers[group]}))
     return [
         f"Devices of {who} train in {len(small)} of {len(expected)} groups of equal sub-models, of which a round has "
-        f"{min(small.values()):.2g} to {max(small.values()):.2g} devices on average. A group of fewer than "
+        f"{range_text(min(small.values()), max(small.values()))} devices on average. A group of fewer than "
         f"secure-minimum = {config.secure_minimum} is left out of the round. Try fewer widths, or more "
         f"devices-per-round than {config.devices_per_round}."
     ]

@@ -64,7 +64,10 @@ def predict(source: Path, folder: Path, *, which: Which = "best", tier: str | No
     program, facts = _model(source, which, tier)
     if len(facts.input_shape) != 3 or facts.input_shape[0] not in MODES or facts.input_dtype == "int64":
         shape = "x".join(map(str, facts.input_shape))
-        raise PredictError(f"the model of the task {facts.task!r} reads {shape} inputs, which are no images")
+        raise PredictError(
+            f"the model of the task {facts.task!r} reads {shape} inputs, and `wildflower predict` is for models of "
+            "images only: `wildflower export` writes others for programs of your own (docs/export.md)"
+        )
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
     except OSError as error:

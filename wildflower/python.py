@@ -26,10 +26,12 @@ from server_app.journal import (
     check_folder,
     check_resumable,
     flat,
+    has_virtual_clock,
     read_config,
     read_devices,
     read_rounds,
     read_summary,
+    runs_of,
     summarize,
 )
 from wildflower import child
@@ -91,7 +93,7 @@ class Run:
         rows = "".join(
             f'<tr><td style="text-align:left;white-space:pre">{escape(name)}</td>'
             f'<td style="text-align:left">{escape(value)}</td></tr>'
-            for name, value in summary_rows(self.summary)
+            for name, value in summary_rows(self.summary, virtual_clock=has_virtual_clock(self.folder))
         )
         return f"<b>{escape(self.folder.name)}</b><table>{rows}</table>"
 
@@ -308,13 +310,13 @@ def compare(runs: Iterable[Run | str | os.PathLike[str]], target: float | None =
     """Lay finished runs side by side, as `wildflower compare` does: `print` the result, or save its `html`.
 
     Args:
-        runs: runs, or their folders.
+        runs: runs, or their folders; the folder of a sweep stands for all its runs.
         target: the score that they are timed to reach; by default the worst that one of them delivers.
 
     Raises:
         JournalError: a folder holds no run, none is finished, or their scores are of different metrics.
     """
-    return compare_runs([run.folder if isinstance(run, Run) else Path(run) for run in runs], target)
+    return compare_runs(runs_of(run.folder if isinstance(run, Run) else Path(run) for run in runs), target)
 
 
 # Settings and tables --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from server_app.journal import JournalError, Summary, check_resumable, is_run, read_summary
+from server_app.journal import SWEEP_LOGS, JournalError, Summary, check_resumable, is_run, read_summary
 from server_app.units import score_format, seconds_text
 from wildflower import child
 from wildflower.experiment import JournalWatch, notebook_bar
@@ -274,7 +274,7 @@ def sweep(
     done = len(planned) - len(waiting)
     console.print(f"{len(planned)} runs in {folder}, {done} of them finished", highlight=False, soft_wrap=True)
     bar = notebook_bar("runs", len(planned)) if console.is_jupyter and waiting else None
-    logs = folder / "logs"
+    logs = folder / SWEEP_LOGS
     logs.mkdir(parents=True, exist_ok=True)
     failed: dict[Planned, str] = {}
     running: list[Running] = []

@@ -50,6 +50,27 @@ def test_a_table_maps_names_by_their_dotted_parts(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"haed": False}, "initial-names has 'haed', and no tensor or part of one is called so; did you mean 'head'"),
+        ({"head": "end", "end.0": "out", "blok1": "stem"}, "'end.0', and no tensor"),
+        ({"zzzz": "stem"}, "it has block1.conv.bias, "),
+    ],
+)
+def test_a_left_side_that_nothing_in_the_file_is_called_is_an_error(tmp_path, names, words):
+    save_file(WEIGHTS, tmp_path / "lenet.safetensors")
+    with pytest.raises(ValueError, match=words):
+        load_initial(tmp_path / "lenet.safetensors", FAMILY, names)
+
+
+def test_an_entry_may_rename_what_one_before_it_made_or_left_out(tmp_path):
+    save_file(WEIGHTS, tmp_path / "lenet.safetensors")
+    names = {"block1": "one", "one.conv": "block1.conv", "head": False, "head.weight": "x"}
+    found = load_initial(tmp_path / "lenet.safetensors", FAMILY, names)
+    assert FIRST in found.tensors
+
+
+@pytest.mark.parametrize(
     ("tensors", "words"),
     [
         ({FIRST: torch.zeros(6, 1, 3, 3)}, r"block1.conv.weight has shape \(6, 1, 3, 3\), and lenet5 wants"),

@@ -201,6 +201,11 @@ def test_a_family_takes_arguments(tmp_path):
     assert built.method.family.groups["stage4.stream"] == 64
     with pytest.raises(ConfigError, match="'resnet18' has no argument 'channels'; did you mean 'stage_channels'"):
         build(small_config(tmp_path, family="resnet18", family_arguments="channels = 8"))
+    with pytest.raises(ConfigError) as caught:
+        build(small_config(tmp_path, family="cnn3", family_arguments="first_channel = 16"))
+    assert str(caught.value).startswith("family-arguments = 'first_channel = 16': family 'cnn3' has no argument")
+    assert "kernel" in str(caught.value)
+    assert "inputs" not in str(caught.value)
     with pytest.raises(ConfigError, match="family-arguments = 'a b': must be like"):
         small_config(tmp_path, family_arguments="a b")
 

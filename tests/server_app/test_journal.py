@@ -10,10 +10,12 @@ from server_app.journal import (
     Journal,
     JournalError,
     RoundRecord,
+    in_fleet_order,
     read_config,
     read_devices,
     read_rounds,
     read_summary,
+    runs_of,
 )
 from server_app.report import write_report
 from tasks.metrics import Scale
@@ -484,3 +486,21 @@ def test_tensorboard_scalars_after_a_resume_have_every_round_once(tmp_path):
     assert "utilisation/bandwidth" not in events.Tags()["scalars"]  # it was None in every round
     by_round = [(event.step, round(event.value, 4)) for event in events.Scalars("accuracy")]
     assert by_round == [(1, 0.1), (2, 0.75)]
+
+
+def test_a_sweeps_folder_stands_for_its_runs_and_its_logs_for_none(tmp_path):
+    sweep = tmp_path / "sweep"
+    runs = [sweep / "seed=1", sweep / "seed=2"]
+    for run in [*runs, tmp_path / "alone"]:
+        three_rounds(run)
+    (sweep / "logs").mkdir()
+    assert runs_of([sweep, tmp_path / "alone", runs[0]]) == [*runs, tmp_path / "alone"]
+    assert runs_of([*sweep.iterdir()]) == [path for path in sweep.iterdir() if path.name != "logs"]
+    for other in (tmp_path / "none", sweep / "logs" / "x"):
+        with pytest.raises(JournalError, match="give folders like runs/NAME"):
+            runs_of([other])
+
+
+def test_a_tier_none_of_whose_devices_was_sampled_stays_where_the_rounds_have_it():
+    assert in_fleet_order(["large", "middle", "small"], {3: "middle", 5: "small"}) == ["large", "middle", "small"]
+    assert in_fleet_order(["small", "large", "middle"], {3: "middle", 5: "small"}) == ["middle", "small", "large"]

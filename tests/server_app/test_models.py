@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_runs import CONFIG
 
 from models.architecture import Architecture
 from rounds.engine import Scores
 from server_app import app
 from server_app.app import build, run
-from server_app.journal import read_rounds
+from server_app.journal import Journal, read_rounds
 from server_app.models import ModelError, ModelInfo, load_model, save_models
 from server_app.scoring import SCORED_TOGETHER
 from tasks.scoring import score
@@ -90,6 +91,19 @@ def test_models_that_live_on_devices_are_not_written(method, tmp_path):
     assert not (run_dir / "models").exists()
     with pytest.raises(ModelError, match="holds no models: they are written when they are scored on the server"):
         load_model(run_dir)
+
+
+def test_where_no_model_was_ever_written_that_is_said(tmp_path):
+    with pytest.raises(ModelError, match=r"there is no folder .*nope$"):
+        load_model(tmp_path / "nope")
+    with pytest.raises(ModelError, match="is not the folder of a run"):
+        load_model(tmp_path)
+    journal = Journal.open(tmp_path / "run", CONFIG, resume=False)
+    with pytest.raises(ModelError, match="none was ever written, because the run has no evaluation yet"):
+        load_model(tmp_path / "run")
+    journal.finish("failed", "no memory")
+    with pytest.raises(ModelError, match="none was ever written, because the run failed before its first evaluation"):
+        load_model(tmp_path / "run")
 
 
 def test_real_devices_kinds_are_tiers(tmp_path):

@@ -576,7 +576,19 @@ WRONG_HALVES = {
     ),
     "figures that are none": (
         changed('return {"largest": max', 'return {"largest": lambda: max'),
-        "`finish_round` must return numbers by name, not ",
+        "`finish_round` must return numbers by name: 'largest' is no number but a function",
+    ),
+    "figures that are tensors": (
+        changed('return {"largest": max', 'return self.weights or {"largest": max'),
+        "is no number but a Tensor",
+    ),
+    "weights of other shapes after a round": (
+        changed("torch.lerp(old, self.weights[n], self.params.damping)", "self.weights[n][None]"),
+        "the weights that `finish_round` leaves are not those of the model ",
+    ),
+    "weights that are lost in a round": (
+        changed("for n, old in before.items()}", "for n, old in list(before.items())[1:]}"),
+        "Mine",
     ),
     "a state that is no JSON": (
         with_function("def state(self):\n    return State(super().state().tensors, {'seen': {1, 2}})"),

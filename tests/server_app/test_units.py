@@ -1,6 +1,6 @@
 import pytest
 
-from server_app.units import bytes_text, percent, plain, seconds_text, time_unit
+from server_app.units import bytes_text, counted, percent, plain, range_text, seconds_text, time_unit
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,11 @@ from server_app.units import bytes_text, percent, plain, seconds_text, time_unit
 )
 def test_numbers_as_people_read_them(form, value, text):
     assert form(value) == text
+
+
+def test_one_and_several():
+    assert [counted(number, "round") for number in (1, 2, 1000)] == ["1 round", "2 rounds", "1,000 rounds"]
+    assert [range_text(2.5, 2.5), range_text(2.5, 2.501), range_text(2, 2.5)] == ["2.5", "2.5", "2 to 2.5"]
 
 
 def test_time_unit():

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -53,6 +55,15 @@ def test_epsilon_is_that_of_the_sampled_gaussian_mechanism():
     )
     assert epsilon_after(rounds, noise, rate, delta) == pytest.approx(expected, rel=0.01)
     assert epsilon_after(2 * rounds, noise, rate, delta) > epsilon_after(rounds, noise, rate, delta)
+
+
+def test_the_accountant_adds_no_second_handler_to_the_log():
+    code = (
+        "import logging; from strategies.privacy import epsilon_after; epsilon_after(1, 1.0, 0.1, 1e-3); "
+        "print(logging.getLogger().handlers)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
 
 
 def test_the_noise_for_an_epsilon_costs_that_and_hardly_less():

@@ -248,8 +248,11 @@ def test_methods_that_need_classes_say_so_before_the_first_round(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_tasks.regression(monkeypatch)
-    with pytest.raises(ConfigError, match="it needs one class per example, and the labels of 'brightness' are numbers"):
+    with pytest.raises(
+        ConfigError, match=r"it needs one class per example, and the labels of 'brightness' are numbers: .*'fedavg'$"
+    ) as caught:
         build(_config(tmp_path, **REFUSED[name]))
+    assert ("model-search.masked-loss = false" in str(caught.value)) is (name == "model-search")
     build(_config(tmp_path, **REFUSED[name] | {"task": "digits"}))
 
 

@@ -225,7 +225,9 @@ def test_folders_that_cannot_be_read(tmp_path):
     sized = describe(spec_of(tmp_path, "images", arguments=gray((2, 3))), 0, moments=True)
     assert (sized.examples, sized.form.input_shape, sized.label_names) == (2, (1, 2, 3), ("cat",))
     (tmp_path / "cat" / "3.png").write_bytes(b"no image")
-    assert "3.png: cannot be read as an image" in wrong(tmp_path, "images", gray((2, 3)))
+    # The text is the same each time, so that equal warnings can be merged.
+    no_image = "3.png: cannot be read as an image: its bytes are of no image format that is known here"
+    assert no_image in wrong(tmp_path, "images", gray((2, 3)))
     (tmp_path / "train.npz").write_bytes(b"PK nothing")
     assert "train.npz: cannot be read" in wrong(tmp_path)
 

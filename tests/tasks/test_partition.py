@@ -1,4 +1,5 @@
 import threading
+import warnings
 from importlib import metadata
 from pathlib import Path
 
@@ -63,10 +64,8 @@ def test_a_dirichlet_partition_of_few_examples_asks_less() -> None:
 
 
 def test_a_hopeless_dirichlet_partition() -> None:
-    with (
-        pytest.warns(UserWarning, match="min_partition_size"),
-        pytest.raises(ValueError, match=r"over 300 devices with alpha 0.001 .* raise alpha, use fewer devices"),
-    ):
+    words = r'over 300 devices with alpha = 0\.001 .*: take partition = "iid", raise alpha, use fewer devices'
+    with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=words):
         _divide("dirichlet", alpha=0.001, devices=300)
 
 

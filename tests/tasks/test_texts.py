@@ -201,14 +201,28 @@ def test_the_metric_may_be_chosen(tmp_path: Path, tokenizer: str) -> None:
         ({"train": "../x.jsonl"}, "'../x.jsonl' is no file name that ends in .jsonl, .csv"),
         ({"train": "x.parquet"}, "'x.parquet' is no file name that ends in .jsonl"),
         ({"classes": ["a", "a"]}, "a name is listed twice"),
-        ({"max_tokens": 2}, "max_tokens: Input should be greater than or equal to 3"),
-        ({"lenght": 5}, "lenght: Extra inputs are not permitted; the task takes tokenizer, max_tokens, train"),
-        ({"tokenizer": ""}, "tokenizer: String should have at least 1 character"),
+        ({"max_tokens": 2}, "max_tokens = 2: must be greater than or equal to 3"),
+        ({"lenght": 5}, "there is no argument 'lenght'; the task takes tokenizer, max_tokens, train"),
+        ({"tokenizr": "x"}, "there is no argument 'tokenizr'; did you mean 'tokenizer'? The task takes tokenizer"),
+        ({"classes": "a"}, "classes = 'a': must be a list such as ['a', 'b']"),
+        ({"classes": [3]}, "classes[0] = 3: must be a text in quotes"),
+        ({"tokenizer": ""}, "tokenizer = '': String should have at least 1 character"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read_arguments("text", TASKS["text"].arguments, {"tokenizer": "x", **arguments})
+
+
+@pytest.mark.parametrize(("more", "of_capitals"), [((), "good"), (("Paris",), "[UNK]")])
+def test_a_vocabulary_alone_is_berts_and_keeps_capitals_where_it_has_some(
+    tmp_path: Path, more: tuple[str, ...], of_capitals: str
+) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join((*VOCABULARY, *more)), encoding="utf-8")
+    tokenizer = load_tokenizer(str(tmp_path), "")
+    assert tokenizer.tokenize("GOOD playing") == [of_capitals, "play", "##ing"]
+    assert tokenizer("good")["input_ids"] == [CLS, VOCABULARY["good"], SEP]
+    assert tokenizer.pad_token_id == PAD
 
 
 LINE_2 = r"train\.jsonl:2: "

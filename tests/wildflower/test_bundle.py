@@ -171,6 +171,17 @@ def test_an_experiment_in_the_projects_folder_hides_none_of_its_rooms():
         assert class_of("strategies.fedprox:FedProx", Method, "a method").__name__ == "FedProx"
 
 
+def test_an_experiment_in_another_copy_of_the_project_takes_this_apps_rooms(tmp_path):
+    (tmp_path / "strategies").mkdir()
+    for file in ("__init__.py", "fedprox.py", "mine.py"):
+        (tmp_path / "strategies" / file).write_text("")
+    with looked_for_beside(tmp_path) as modules:
+        assert class_of("strategies.fedprox:FedProx", Method, "a method").__name__ == "FedProx"
+        assert modules == {}
+        with pytest.raises(PluginError, match="strategies beside the experiment would hide the app's own"):
+            class_of("strategies.mine:Mine", Method, "a method")
+
+
 def test_an_installed_package_does_not_travel_but_its_settings_are_listed(folder, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(folder)  # as if it were installed
     (tmp_path / "experiment.toml").write_text('strategy = "bundled_method:Mine"\n')

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -101,11 +102,37 @@ def test_report_of_a_run_that_goes_on(tmp_path):
     assert not (run_dir / "summary.json").exists()
 
 
-@pytest.mark.parametrize("command", ["report", "compare"])
-def test_a_folder_without_a_run_is_named(tmp_path, command):
+def test_only_a_fleet_has_simulated_time(tmp_path):
+    run_dir = a_run(tmp_path / "one", 0.5)
+    config = json.loads((run_dir / "config.json").read_text())
+    for fleet, there in (("five-widths", True), ("", False)):
+        config["config"]["fleet"] = fleet
+        (run_dir / "config.json").write_text(json.dumps(config))
+        assert ("simulated time" in invoke("report", run_dir).stdout) is there
+        assert ("Simulated time" in (run_dir / "report.html").read_text()) is there
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("report", "is not the folder of a run"), ("compare", "is neither the folder of a run")],
+)
+def test_a_folder_without_a_run_is_named(tmp_path, command, words):
     shown = invoke(command, tmp_path)
     assert shown.exit_code == 1
-    assert f"{tmp_path} is not the folder of a run" in shown.stderr
+    assert f"{tmp_path} {words}" in shown.stderr
+
+
+def test_compare_takes_what_a_sweep_and_a_run_have_left_as_the_readme_has_it(tmp_path):
+    a_run(tmp_path / "alone", 0.5, 1, finished=True)
+    for seed in (2, 3):
+        a_run(tmp_path / "digits-sweep" / f"seed={seed}", 0.5, seed, finished=True)
+    (tmp_path / "digits-sweep" / "logs").mkdir()
+    shown = invoke("compare", *sorted(tmp_path.glob("*/")))
+    assert shown.exit_code == 0
+    assert "1-3" in shown.stdout
+    inside = invoke("compare", *sorted((tmp_path / "digits-sweep").glob("*/")))
+    assert (inside.exit_code, inside.stderr) == (0, "")
+    assert "2-3" in inside.stdout
 
 
 def test_compare_prints_tables_and_writes_a_page(tmp_path):

@@ -47,7 +47,7 @@ def test_a_run_and_its_export_say_what_the_model_says(a_run, images, tmp_path):
     assert [p.file for p in found] == [*(f"{n:02}.png" for n in range(20)), "zz.jpg"]
     assert [p.label for p in found[:20]] == [str(int(n)) for n in right.argmax(1)]
     assert [p.share for p in found[:20]] == pytest.approx(right.amax(1).tolist(), abs=1e-6)
-    assert "cannot identify" in found[-1].problem
+    assert "of no image format" in found[-1].problem
     for file_format in ("pt2", "safetensors"):
         exported = predict(export(run_dir, file_format=file_format, out=tmp_path / f"m.{file_format}"), images)
         assert [(p.file, p.label, p.problem) for p in exported] == [(p.file, p.label, p.problem) for p in found]
@@ -78,6 +78,10 @@ def test_bounds_hold(a_run, images, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_IMAGES", 30)
     monkeypatch.setattr("tasks.images.MAX_PIXELS", 63)
     assert all(p.problem for p in predict(a_run[0], images))
+    facts = module._model(a_run[0], "best", None)[1].model_copy(update={"task": "text", "input_shape": [13]})
+    monkeypatch.setattr(module, "_model", lambda *which: (None, facts))
+    with pytest.raises(PredictError, match="reads 13 inputs, and `wildflower predict` is for models of images only"):
+        predict(a_run[0], images)
 
 
 def test_the_command(a_run, images):
@@ -85,10 +89,10 @@ def test_the_command(a_run, images):
         return CliRunner().invoke(app, ["predict", *map(str, arguments)], env={"COLUMNS": "100"})
 
     shown = invoke(a_run[0], images)
-    assert (shown.exit_code, "07.png" in shown.output, "cannot identify" in shown.output) == (1, True, True)
+    assert (shown.exit_code, "07.png" in shown.output, "its bytes" in shown.output) == (1, True, True)
     (images / "zz.jpg").unlink()
     shown = invoke(a_run[0], images, "--tier", "half", "--json")
     assert shown.exit_code == 0, shown.output
     assert len(json.loads(shown.stdout)) == 20
     shown = invoke(images, images)
-    assert (shown.exit_code, "holds no models" in shown.stderr) == (1, True)
+    assert (shown.exit_code, "is not the folder of a run" in shown.stderr) == (1, True)
