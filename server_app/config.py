@@ -352,8 +352,8 @@ class RunConfig(Params):
     )
     deliver: Literal["largest", "best"] = Field(
         "largest",
-        description="Model by which a device counts in the delivered score: largest, which is the one that it would be assigned, "
-        "or best, which is the best on held-out examples of all that fit it (docs/scores.md)",
+        description="Model by which a device counts in the delivered score: largest, which is the one that it would be "
+        "assigned, or best, which is the best on held-out examples of all that fit it (docs/scores.md)",
     )
     personal_every: CountOrZero = Field(
         0, description="Rounds between evaluations of every device on its own test shard; 0: never"
