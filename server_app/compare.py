@@ -165,6 +165,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
     if not runs:
         raise JournalError(f"none of the runs is finished: {'; '.join(f'{name} is {why}' for name, why in left_out)}")
     scale = _scale_of_all(runs)
+    given = target is not None
     if target is None:
         figures = [run.figure for run in runs]
         target = min((f for f in figures if f is not None and not math.isnan(f)), key=scale.rank, default=None)
@@ -174,7 +175,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
     tables = [
         _score_table(groups, scale),
         _last_table(groups, scale),
-        _cost_table(groups, scale, target),
+        _cost_table(groups, scale, target, given=given),
         *_part_tables(groups, scale),
         *_settings_table(groups),
         *([TextTable("Left out", ["run", "why"], [list(pair) for pair in left_out], 2)] if left_out else []),
@@ -333,7 +334,7 @@ def _how_sure(other: str, gap: Gap, scale: Scale) -> str:
         return f"That it is better than {other}, by {text(gap.mean)}, is a guess: they have one seed in common."
     interval = f"{100 * CONFIDENCE:.0f} % interval {text(gap.low)} to {text(gap.high)}"
     sure = "is sure" if gap.is_sure else "is not sure, and more seeds would tell"
-    ahead = f"{text(gap.mean)} on average, with {gap.wins} of {gap.seeds} seeds ({interval})"
+    ahead = f"{text(gap.mean)} on average, and better with {gap.wins} of {gap.seeds} seeds ({interval})"
     return f"That it is better than {other} {sure}: by {ahead}."
 
 
@@ -426,7 +427,7 @@ def _last_table(groups: Sequence[Group], scale: Scale) -> TextTable:
     return TextTable(f"{scale.title} of the last evaluation", headers, rows)
 
 
-def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None) -> TextTable:
+def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None, *, given: bool) -> TextTable:
     goal = "to the target" if target is None else f"to {score_format(scale)(target)}"
     headers = ["method", f"rounds {goal}", "simulated time", "bytes", "down in all", "up in all"]
     rows = []
@@ -446,7 +447,10 @@ def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None) -> 
                 _mean([run.summary.bytes_up for run in group.runs], bytes_text),
             ]
         )
-    return TextTable("What it took", headers, rows)
+    whence = ""
+    if target is not None and not given:
+        whence = f" ({score_format(scale)(target)} is what the worst of these runs delivers)"
+    return TextTable(f"What it took{whence}", headers, rows)
 
 
 def _number(value: float) -> str:

@@ -206,7 +206,10 @@ class RunConfig(Params):
     public_examples: CountOrZero = Field(0, description="Public examples, drawn at random; 0 takes all")
 
     devices: Count = Field(20, description="Number of devices in all")
-    workers: Count = Field(2, description="Number of simulated nodes, which carry the devices")
+    workers: Count = Field(
+        2,
+        description="Number of processes that train the simulated devices in turn, or of nodes with engine = nodes",
+    )
     engine: Literal["local", "flower", "nodes"] = Field(
         "local",
         description="What simulated devices run on under `wildflower run`: processes of its own (local), Flower's "
@@ -349,7 +352,8 @@ class RunConfig(Params):
     )
     deliver: Literal["largest", "best"] = Field(
         "largest",
-        description="What a device is given: the model of its assignment, or the best that fits by held-out examples",
+        description="Model by which a device counts in the delivered score: largest, which is the one that it would be "
+        "assigned, or best, which is the best on held-out examples of all that fit it (docs/scores.md)",
     )
     personal_every: CountOrZero = Field(
         0, description="Rounds between evaluations of every device on its own test shard; 0: never"

@@ -19,8 +19,11 @@ class AdamParams(Params):
     """The settings of a server's Adam."""
 
     eta: PositiveRate = Field(0.01, description="Learning rate of the server's Adam")
-    beta_1: Decay = Field(0.9, description="Share that the mean of the updates keeps in a round")
-    beta_2: Decay = Field(0.99, description="Share that the mean of their squares keeps in a round")
+    beta_1: Decay = Field(
+        0.9,
+        description="Adam's beta_1: share of the running mean of the updates that stays in a round; the rest is new",
+    )
+    beta_2: Decay = Field(0.99, description="Adam's beta_2: the same share of the running mean of the squared updates")
     tau: PositiveRate = Field(1e-3, description="Number added to the root of the squares: larger is less adaptive")
 
 

@@ -717,7 +717,13 @@ class Method(ABC):
         return self.rng(10, self._noised[1])
 
     def rng(self, purpose: int, *more: int) -> np.random.Generator:
-        """A generator that depends on the seed, the round and the given numbers only."""
+        """A generator that depends on the seed, the round and the given numbers only.
+
+        Args:
+            purpose: tells one kind of draw from another: 0 to 99 are the project's own, methods from outside take
+                numbers from 100 on.
+            more: such as the number of a device.
+        """
         return self.settings.rng(self.round, purpose, *more)
 
     def describe(self, architecture: Architecture) -> str:

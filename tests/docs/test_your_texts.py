@@ -25,7 +25,7 @@ def block(kind: str) -> str:
     return found
 
 
-def test_the_page_is_typed_as_written(tmp_path, monkeypatch):
+def test_the_page_is_typed_as_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "tiny"
     make_tokenizer(folder)
@@ -52,6 +52,8 @@ def test_the_page_is_typed_as_written(tmp_path, monkeypatch):
     assert read_config(run_dir)["config"]["fleet"] == "five-widths"
     shown = CliRunner().invoke(app, ["plan", "questions.toml"], env={"COLUMNS": "100"})
     assert shown.exit_code == 0, shown.output
-    out = ["export", str(run_dir), "--format", "safetensors", "--out", str(tmp_path / "model.safetensors")]
-    assert "wildflower export runs/RUN --format safetensors\n" in PAGE
-    assert CliRunner().invoke(app, out).exit_code == 0
+    words = "--tier width-1/16 --out questions.pt2"
+    assert f"wildflower export runs/RUN {words}\n" in PAGE
+    assert CliRunner().invoke(app, ["export", str(run_dir), *words.split()]).exit_code == 0
+    exec(block("python").replace(NAME, str(folder)), {})
+    assert capsys.readouterr().out.splitlines()[-1] in {json.loads(line)["label"] for line in lines}
