@@ -65,7 +65,7 @@ def test_a_left_side_that_nothing_in_the_file_is_called_is_an_error(tmp_path, na
 
 def test_an_entry_may_rename_what_one_before_it_made_or_left_out(tmp_path):
     save_file(WEIGHTS, tmp_path / "lenet.safetensors")
-    names = {"block1": "one", "one.conv": "block1.conv", "head": False, "head.weight": "x"}
+    names = {"block1": "one", "one.conv": "block1.conv", "head": False, "head.fc1.weight": "x"}
     found = load_initial(tmp_path / "lenet.safetensors", FAMILY, names)
     assert FIRST in found.tensors
 
