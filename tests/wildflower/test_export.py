@@ -210,7 +210,8 @@ def test_the_command(digits_run, tmp_path):
         ((run_dir, "--tier", "none"), "no model of a tier 'none'"),
         ((run_dir, "--which", "worst"), "'best' and a 'newest'"),
         ((run_dir, "--architecture", "{"), "--architecture"),
-        ((tmp_path,), "holds no models"),
+        ((tmp_path,), "is not the folder of a run"),
+        ((tmp_path / "nope",), "there is no folder"),
     ):
         shown = invoke(*arguments)
         assert (shown.exit_code, told in shown.stderr) == (1, True), shown.stderr
