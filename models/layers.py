@@ -489,7 +489,7 @@ class Network(nn.Module):
 
 
 def fold_norms(network: nn.Module) -> None:
-    """Fold batch norms, and scalers in front of them, into the convolutions before them: a third of the time saved.
+    """Fold batch norms, and scalers in front of them, into the convolutions before them, which saves their passes.
 
     Changes a network that is scored and then dropped. Its function in evaluation mode stays the same but for rounding,
     (w x + b) / r -> (w s / r) x + (b / r - mean) s + shift with s = scale / sqrt(variance + epsilon); in training mode

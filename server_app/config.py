@@ -89,13 +89,13 @@ RIGHT = {
 
 
 def _arguments(value: object) -> object:
-    """A family's arguments, such as "norm = 'static', scaler = true": the inside of an inline TOML table."""
+    """A family's arguments, such as "exits = [1, 2, 3], kernel = 5": the inside of an inline TOML table."""
     if isinstance(value, str):
         parse_arguments(value)
     return value
 
 
-def parse_arguments(text: str, like: str = "norm = 'static', scaler = true") -> dict[str, Any]:
+def parse_arguments(text: str, like: str = "exits = [1, 2, 3], kernel = 5") -> dict[str, Any]:
     """The arguments that a text of `family-arguments` stands for. Raises ValueError, with what they are `like`."""
     try:
         return tomllib.loads(f"arguments = {{{text}}}")["arguments"]
@@ -160,7 +160,7 @@ class RunConfig(Params):
     )
     family: str = Field("", description='Global model, and how it is cut (docs/families.md); "" takes the task\'s own')
     family_arguments: Arguments = Field(
-        "", description="Arguments of the family, such as \"norm = 'static'\" (docs/families.md)"
+        "", description='Arguments of the family, such as "kernel = 5" for a cnn3 (docs/families.md)'
     )
     initial_weights: str = Field(
         "",

@@ -249,7 +249,7 @@ def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, see
             # As arrow tables: a column that is read as Python or numpy values is read one value at a time.
             tables = [partitioner.load_partition(device).with_format("arrow")[:] for device in range(devices)]
     except ValueError as error:
-        if partition != "dirichlet":
+        if partition != "dirichlet" or "max number of attempts" not in str(error):
             raise
         raise ValueError(
             f"no dirichlet partition of {len(column)} examples over {devices} devices with alpha = {alpha} was found "

@@ -322,7 +322,9 @@ def compare(runs: Iterable[Run | str | os.PathLike[str]], target: float | None =
 # Settings and tables --------------------------------------------------------------------------------------------------
 
 
-def _key(name: str) -> str:
+def _key(name: object) -> str:
+    if not isinstance(name, str):
+        raise SettingsError(f"{name!r} is no key of a run's configuration: it must be a text, such as 'learning_rate'")
     return name.replace("_", "-")
 
 

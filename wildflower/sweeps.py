@@ -146,7 +146,7 @@ def make_rows(tables: Mapping[str, Any], given_in: str) -> list[Row]:
     for name, table in tables.items():
         if not isinstance(table, Mapping):
             raise SettingsError(f"{given_in}: {name} = {table!r} belongs to no row: a row is a table of settings")
-        if not ROW_NAME.fullmatch(name):
+        if not isinstance(name, str) or not ROW_NAME.fullmatch(name):
             raise SettingsError(
                 f"{given_in}: a row cannot be called {name!r}, because its runs' folders are named after it: take "
                 "letters, digits and _ . + -"

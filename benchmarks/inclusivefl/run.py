@@ -10,6 +10,7 @@ python -m benchmarks.inclusivefl.run --table             # the tables alone
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import json
 import tempfile
@@ -69,7 +70,7 @@ MEANS: dict[str, dict[str, Any]] = {
     "flexifed, max": {"strategy": "flexifed", "flexifed.sharing": "max"},
     "inclusivefl, no momentum": PLAIN | NO_MOMENTUM,
     "inclusivefl": PLAIN,
-    # An ablation: types share their last layer and their head as well.
+    # Types share their last layer and their head as well; HeteroFL's mask is in the loss, too.
     "all layers and the head shared": {"strategy": "heterofl"},
 }
 # As the paper has it: the server's Adam in all methods but HeteroFL and FlexiFed, which average as theirs say.
@@ -115,8 +116,8 @@ def settings(split: str, method: str) -> tuple[dict[str, Any], str]:
     return COMMON | own | METHODS[method], fleet(SPLITS[split], WIDTHS if cut else DEPTHS)
 
 
-def curves(split: str, method: str, seed: int, changes: dict[str, Any]) -> dict[str, list[float | None]]:
-    """The test accuracy after every second round, of the whole model and of what each tier has."""
+def curves(split: str, method: str, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
+    """The test accuracy after every second round, of the whole model and of what each tier has, and `digest`."""
     config, groups = settings(split, method)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "fleet.toml"
@@ -125,7 +126,14 @@ def curves(split: str, method: str, seed: int, changes: dict[str, Any]) -> dict[
         run_dir = server_app.app.run(InProcessGrid(client, 1), RunConfig.from_run_config(config | own | changes))
         lines = [line for line in rounds_of(run_dir) if line["score"] is not None]
     whole = {"whole": [line["score"] for line in lines]}
-    return whole | {tier: [(line["score_by_tier"] or {}).get(tier) for line in lines] for tier in TIERS}
+    tiers = {tier: [(line["score_by_tier"] or {}).get(tier) for line in lines] for tier in TIERS}
+    return {"settings": digest(split, method), **whole, **tiers}
+
+
+def digest(split: str, method: str) -> str:
+    """Of what a run is made with: figures of other settings are not taken for those of today's."""
+    made_with = {**COMMON, **METHODS[method], "devices by tier": SPLITS[split], "widths": WIDTHS, "depths": DEPTHS}
+    return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def key_of(split: str, method: str, seed: int) -> str:
@@ -139,14 +147,14 @@ def last(curve: Sequence[float | None]) -> float | None:
     return 100 * mean(tail) if tail else None
 
 
-def delivered(split: str, run: dict[str, list[float | None]]) -> float:
+def delivered(split: str, run: dict[str, Any]) -> float:
     """The mean over all devices of the accuracy of what each can be given; none is an accuracy of 0."""
     counts = SPLITS[split]
     return sum(count * (last(run[tier]) or 0.0) for tier, count in zip(TIERS, counts, strict=True)) / sum(counts)
 
 
 def table(results: dict[str, Any]) -> str:
-    """Per split and method: what devices get, every tier, and the rounds to what InclusiveFL ends with."""
+    """Per split and method: what devices get, every tier, and the best of the largest model."""
     heads = ["devices", "method", "seeds", "mean over devices", "by seed", *TIERS, "best of the whole"]
     rows = []
     for split in SPLITS:
@@ -181,7 +189,7 @@ def main() -> None:
         for split in arguments.splits:
             for method in arguments.methods:
                 key = key_of(split, method, seed)
-                if key not in results:
+                if results.get(key, {}).get("settings") != digest(key.partition(" | ")[0], method):
                     results[key] = curves(split, method, seed, {})
                     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_between(README, "table", table(results))

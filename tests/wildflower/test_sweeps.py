@@ -5,6 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+import wildflower as wf
 from server_app.journal import read_config, read_summary
 from tests.wildflower.fake_child import Runs
 from wildflower import sweeps
@@ -264,3 +265,13 @@ def test_a_sweep_that_is_stopped_stops_its_runs_and_goes_on_later(folder, runs):
     asked = [(call["seed"], "resume" in call) for call in runs.asked]
     assert asked == [("1", False), ("1", True), ("2", False)]
     assert read_summary(folder / "out" / "seed=1").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"), [({1: {"strategy": "fedavg"}}, "cannot be called 1"), ({"a": {1: 2}}, "1 is no key")]
+)
+def test_names_and_keys_of_rows_are_texts(rows, told, tmp_path):
+    experiment = tmp_path / "experiment.toml"
+    experiment.write_text("")
+    with pytest.raises(SettingsError, match=told):
+        wf.sweep(experiment, rows=rows, folder=tmp_path / "sweep")
