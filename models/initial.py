@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import pickle
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,10 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
     wanted = family.tensors(family.full())
     renamed: dict[str, Tensor] = {}
     tensors = _read(file)
-    _check_left_sides(names or {}, tensors, file)
+    steps = {name: _renamings(name, names or {}) for name in tensors}
+    _check_left_sides(names or {}, steps, file)
     for name, tensor in tensors.items():
-        *_, new = _renamings(name, names or {})
+        new = steps[name][-1]
         if new in renamed:
             raise ValueError(f"{file}: by initial-names two tensors are called {new}, one of them {name}")
         if new:
@@ -183,11 +184,15 @@ def _is_in(part: str, name: str) -> bool:
     return re.search(_pattern(part), name) is not None
 
 
-def _check_left_sides(names: Mapping[str, str | bool], found: Collection[str], file: Path) -> None:
-    """Raise ValueError for an entry of `initial-names` that no tensor of the file is called, nor a part of one."""
-    steps = {step for name in found for step in _renamings(name, names)}
+def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Sequence[str]], file: Path) -> None:
+    """Raise ValueError for an entry of `initial-names` that no tensor of the file is called, nor a part of one.
+
+    Args:
+        found: the names in the file, each with what the entries make of it in turn.
+    """
+    called = {step for steps in found.values() for step in steps}
     for old in names:
-        if not any(_is_in(old, step) for step in steps):
+        if not any(_is_in(old, step) for step in called):
             split = [name.split(".") for name in found]
             ends = {".".join(parts[:end]) for parts in split for end in range(1, len(parts) + 1)}
             close = difflib.get_close_matches(old, sorted(ends.union(*split)), n=3)

@@ -16,6 +16,7 @@ from hypothesis import settings
 from client_app import work, worker
 from devices import speed
 from rounds import exchange
+from tests.wildflower.fake_child import Runs
 
 # The same examples in every run: what fails here fails there.
 settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=50)
@@ -115,3 +116,12 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, which is not allowed here: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Stand-ins for the processes of runs, which write a run's journal at once."""
+    made = Runs()
+    monkeypatch.setattr("wildflower.child.start", made.start)
+    monkeypatch.setattr("wildflower.sweeps.LOOK_SECONDS", 0.0)
+    return made

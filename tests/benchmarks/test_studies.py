@@ -6,16 +6,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.studies import KEYS, Study, figures, in_order, main, table
-from tests.wildflower.fake_child import Runs
-from wildflower import sweeps
-
-
-@pytest.fixture
-def runs(monkeypatch):
-    made = Runs()
-    monkeypatch.setattr("wildflower.child.start", made.start)
-    monkeypatch.setattr(sweeps, "LOOK_SECONDS", 0.0)
-    return made
 
 
 def study_in(folder, methods, **more):

@@ -12,18 +12,9 @@ import pytest
 import wildflower as wf
 from server_app.config import RunConfig
 from server_app.journal import check_resumable, is_held
-from tests.wildflower.fake_child import Runs
 from wildflower import child, python, sweeps
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def runs(monkeypatch):
-    made = Runs()
-    monkeypatch.setattr("wildflower.child.start", made.start)
-    monkeypatch.setattr(sweeps, "LOOK_SECONDS", 0.0)
-    return made
 
 
 @pytest.fixture

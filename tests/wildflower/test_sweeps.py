@@ -7,20 +7,11 @@ from typer.testing import CliRunner
 
 import wildflower as wf
 from server_app.journal import read_config, read_summary
-from tests.wildflower.fake_child import Runs
 from wildflower import sweeps
 from wildflower.command import app
 from wildflower.settings import SettingsError
 
 EXPERIMENT = 'task = "digits"\nrounds = 1\ndevices = 10\n'
-
-
-@pytest.fixture
-def runs(monkeypatch):
-    made = Runs()
-    monkeypatch.setattr("wildflower.child.start", made.start)
-    monkeypatch.setattr(sweeps, "LOOK_SECONDS", 0.0)
-    return made
 
 
 @pytest.fixture
