@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -33,8 +33,8 @@ class InclusiveFLParams(AdamParams):
     server: Literal["adam", "mean"] = Field(
         "adam", description="What the server makes of a type's mean update: a step of Adam, or the update as it is"
     )
-    share: Literal["layers", "none"] = Field(
-        "layers", description="What types share: all layers but each type's last one, or nothing"
+    share: Literal["layers", "all", "none"] = Field(
+        "layers", description="What types share: all layers but each type's last one, all with the heads, or nothing"
     )
     head: Literal["type", "own"] = Field(
         "type", description="Whose heads are: one per type, or one per device, which stays there"
@@ -147,7 +147,8 @@ class InclusiveFL(CandidateMethod):
         theta^l = sum_{i: L_i > l} n_i theta^{i,l} / sum_{i: L_i > l} n_i  (lines 26 and 27)
 
     where n_i devices of type i were in the round. Embeddings are shared by all types; the last layer and the head are
-    each type's own.
+    each type's own. Where `share` is "all", which is ours, the mean is over types with L_i >= l, and heads are shared
+    as embeddings are.
     """
 
     params_type: ClassVar[type[InclusiveFLParams]] = InclusiveFLParams
@@ -158,7 +159,7 @@ class InclusiveFL(CandidateMethod):
         super().__init__(setup, params, types_of(family, setup.widths))
         self.params = params
         self.layers = {a: layers_of(family, a) for a in self.candidates}
-        _check_alike(family, self.layers)
+        _check_alike(family, self.layers, heads=params.share == "all")
         whole = first_weights(setup)
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
@@ -229,7 +230,7 @@ class InclusiveFL(CandidateMethod):
                 larger = self.candidates[place - 1] if place else None
                 smaller = self.candidates[place + 1] if place + 1 < len(self.candidates) else None
                 self._step(architecture, received[architecture], handed_down.get(larger) if larger else None, smaller)
-        if self.params.share == "layers":
+        if self.params.share != "none":
             self._share(users)
         return {}
 
@@ -259,19 +260,31 @@ class InclusiveFL(CandidateMethod):
             }
 
     def _share(self, users: Mapping[Architecture, int]) -> None:
-        """Lines 26 to 28: a layer is the mean over the types whose last layer lies behind it; embeddings alike."""
+        """Lines 26 to 28: a layer is the mean over the types whose last layer lies behind it; embeddings alike.
+
+        Where `share` is "all", over the types that have the layer; heads alike.
+        """
+        everything = self.params.share == "all"
         deepest = self.layers[self.candidates[0]]
-        for number, names in enumerate([deepest.embeddings, *(tuple(block.values()) for block in deepest.blocks)]):
-            owners = [a for a in self.candidates if number < len(self.layers[a].blocks)]
-            total = sum(users[a] for a in owners)
-            if not total or len(owners) < 2:
-                continue
-            for name in names:
-                if self.family.is_frozen(name):
-                    continue  # it is alike in all types, and rounding must not change it
-                mean = sum((self.weights[a][name] * (users[a] / total) for a in owners), torch.zeros(()))
-                for architecture in owners:
-                    self.weights[architecture][name] = mean.clone()
+        depths = {a: len(layers.blocks) for a, layers in self.layers.items()}
+        for number, block in enumerate(deepest.blocks, start=1):
+            owners = [a for a in depths if depths[a] > number or (everything and depths[a] == number)]
+            self._to_mean(owners, block.values(), users)
+        self._to_mean(self.candidates, deepest.embeddings, users)
+        if everything and self.params.head == "type":
+            self._to_mean(self.candidates, deepest.head, users)
+
+    def _to_mean(self, owners: Sequence[Architecture], names: Iterable[str], users: Mapping[Architecture, int]) -> None:
+        """Set tensors of types to their mean, weighted by devices in the round; without such devices they are kept."""
+        total = sum(users[a] for a in owners)
+        if not total or len(owners) < 2:
+            return
+        for name in names:
+            if self.family.is_frozen(name):
+                continue  # it is alike in all types, and rounding must not change it
+            mean = sum((self.weights[a][name] * (users[a] / total) for a in owners), torch.zeros(()))
+            for architecture in owners:
+                self.weights[architecture][name] = mean.clone()
 
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
         """The types' models; none where heads are the devices' own."""
@@ -305,8 +318,11 @@ class InclusiveFL(CandidateMethod):
         return found
 
 
-def _check_alike(family: Family, layers: Mapping[Architecture, Layers]) -> None:
-    """Raise ValueError where types share tensors of different shapes, or have statistics that Adam must not step."""
+def _check_alike(family: Family, layers: Mapping[Architecture, Layers], *, heads: bool) -> None:
+    """Raise ValueError where types share tensors of different shapes, or have statistics that Adam must not step.
+
+    heads: whether their heads are shared as well.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for architecture in layers:
         for name, spec in family.tensors(architecture).items():
@@ -314,7 +330,8 @@ def _check_alike(family: Family, layers: Mapping[Architecture, Layers]) -> None:
                 raise ValueError(
                     f"inclusivefl needs a family without batch norm's statistics, {family.name} has {name}"
                 )
-            if shapes.setdefault(name, spec.shape) != spec.shape and name not in layers[architecture].head:
+            shared = heads or name not in layers[architecture].head
+            if shapes.setdefault(name, spec.shape) != spec.shape and shared:
                 raise ValueError(
                     f"inclusivefl shares whole layers, but {name} of {family.name} has shape {spec.shape} in one type "
                     f"and {shapes[name]} in another: cut it in depth only"

@@ -128,6 +128,18 @@ def test_without_sharing_types_hand_down_momentum_only():
     assert values(method) == [[1.0, 0.5, 1.0], [2.0, 2.0, 1.0, 2.0], [4.0, 4.0, 4.0, 4.0, 4.0]]
 
 
+def test_last_layers_and_heads_may_be_shared_too():
+    """Types a, b, c of 1, 2, 3 layers become 1, 2 and (3 + 5) / 2 = 4, with 1, 1 and 2 devices.
+
+    Embeddings, layer 1 and the head are all types': (1 + 2 + 2 x 4) / 4 = 2.75. Layer 2 is that of b and c:
+    (2 + 2 x 4) / 3. Layer 3 is c's alone.
+    """
+    method = at_zero(inclusive(momentum=0.0, share="all"))
+    a_round(method, [[1.0], [2.0], [3.0, 5.0]])
+    third = round(10 / 3, 3)
+    assert values(method) == [[2.75, 2.75, 2.75], [2.75, 2.75, third, 2.75], [2.75, 2.75, third, 4.0, 2.75]]
+
+
 def test_what_nobody_trained_is_kept():
     """Only type a answers: its embeddings become everybody's, since n_b = n_c = 0; layers of b and c stay."""
     method = at_zero(inclusive(momentum=0.5))
