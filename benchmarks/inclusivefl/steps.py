@@ -91,7 +91,7 @@ def run_config(folder: str, steps: int) -> RunConfig:
         "output-dir": folder,
         "run-name": f"steps-{steps}",
     }
-    return RunConfig.from_run_config(settings("thirds", "all-large")[0] | own)
+    return RunConfig.from_run_config(settings("fine", "thirds", "all-large")[0] | own)
 
 
 def measure(turns: int) -> dict[str, Any]:
