@@ -39,6 +39,8 @@ SPLITS = {"40/40/20": (12, 12, 6), "7:2:1": (21, 6, 3), "thirds": (10, 10, 10), 
 SAME_IN_ALL = (
     "all-large",
     "all-small",
+    "all-small, rate 0.0005",
+    "all-small, rate 0.0002",
     "all-large, Adam",
     "all-small, Adam",
 )  # which are run with the first split only
@@ -102,7 +104,13 @@ ADAMS: dict[str, dict[str, Any]] = {
     "inclusivefl, Adam, no momentum": {"strategy": "inclusivefl"} | ADAM | NO_MOMENTUM,
     "inclusivefl, Adam": {"strategy": "inclusivefl"} | ADAM,
 }
-METHODS = MEANS | ADAMS
+# Two rows with the rate of the other task as well: small models learn faster with long steps, and large ones do not.
+RATED = {
+    f"{name}, rate {rate:g}": MEANS[name] | {"learning-rate": rate}
+    for name in ("all-small", "inclusivefl, no momentum")
+    for rate in (COMMON["learning-rate"], COARSE["learning-rate"])
+}
+METHODS = MEANS | RATED | ADAMS
 # HeteroFL cuts widths, to networks of as many parameters as those of two, four and six layers.
 WIDTHS = (0.58, 0.82, 1.0)
 DEPTHS = (0.3, 0.5, 1.0)
@@ -232,6 +240,8 @@ def main() -> None:
     for seed, task, split, method in product(
         () if arguments.table else arguments.seeds, arguments.task, arguments.splits, arguments.methods
     ):
+        if method in RATED and RATED[method]["learning-rate"] == (COMMON | TASKS[task])["learning-rate"]:
+            continue  # the row without a rate in its name
         key = key_of(task, split, method, seed)
         if results.get(key, {}).get("settings") != digest(task, split_of(split, method), method):
             results[key] = curves(task, split_of(split, method), method, seed, {})
