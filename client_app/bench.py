@@ -341,10 +341,10 @@ class DeviceBench:
                 if peak > limit_bytes + beside_bytes:
                     raise Refusal(f"training grew to {peak} bytes, {what} {limit_bytes} bytes", overrun=True)
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def optimizer(self, model: nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
         """See `strategies.method.Bench`."""
         training = self.training
-        rate, decay = training.learning_rate, training.weight_decay
+        rate, decay = rate * training.learning_rate, training.weight_decay
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in trained_parameters(model).items():
             groups.setdefault(training.rate_of(name), []).append(parameter)
@@ -358,19 +358,25 @@ class DeviceBench:
         return kind(parts, lr=rate, betas=training.betas, weight_decay=decay, fused=True if training.fused else None)
 
     def fit(
-        self, model: Network, loss: Loss, *, regularizer: Regularizer | None = None, new_statistics: bool = False
+        self,
+        model: Network,
+        loss: Loss,
+        *,
+        regularizer: Regularizer | None = None,
+        new_statistics: bool = False,
+        rate: float = 1.0,
     ) -> float | None:
         """See `strategies.method.Bench`."""
         if self.place.board is not None and not self.training.learning_rates and not self.family.freeze:
             try:
-                return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics)
+                return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics, rate)
             except board_gpu.Untraceable as error:
                 name = self.order.local.name
                 log.warning("Device %s: the board's GPU cannot train %s (%s)", self.order.device, name, error)
                 log.warning("Device %s: %s is trained on the CPU", self.order.device, name)
         if regularizer is not None:
             loss = regularized(loss, model, regularizer)
-        optimizer = self.optimizer(model)
+        optimizer = self.optimizer(model, rate)
         model.train()
         # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches
         # would not lead away.
@@ -391,9 +397,16 @@ class DeviceBench:
         return float(total) / max(1, seen)
 
     def _fit_on_board(
-        self, board: Path, model: Network, loss: Loss, regularizer: Regularizer | None, new_statistics: bool
+        self,
+        board: Path,
+        model: Network,
+        loss: Loss,
+        regularizer: Regularizer | None,
+        new_statistics: bool,
+        rate: float,
     ) -> float:
         self._hold_to_limits(model)
+        training = self.training.model_copy(update={"learning_rate": rate * self.training.learning_rate})
         Chance.traced = True
         try:
             graph = board_gpu.trace(model, loss)
@@ -406,7 +419,7 @@ class DeviceBench:
                 model,
                 graph,
                 batches,
-                self.training,
+                training,
                 seed=self.order.seed,
                 limit_bytes=min(self.limits.values(), default=None),
                 new_statistics=new_statistics,

@@ -17,7 +17,7 @@ from models.base import Family
 from models.layers import Network, TensorSpec
 from strategies.fedadam import AdamParams, adam_step
 from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
-from strategies.params import Fraction
+from strategies.params import Fraction, Numbers
 from strategies.submodel import CandidateMethod, by_depth, first_weights
 
 
@@ -39,6 +39,9 @@ class InclusiveFLParams(AdamParams):
     head: Literal["type", "own"] = Field(
         "type", description="Whose heads are: one per type, or one per device, which stays there"
     )
+    rates: Numbers = Field(
+        (), description="How many times the learning rate each type has, smallest first; empty: all have the run's"
+    )
 
 
 # Device half ----------------------------------------------------------------------------------------------------------
@@ -48,9 +51,11 @@ class InclusiveFLLocal(Local):
     """Devices minimize the task's loss of a model of their depth: L = loss(f(x), y).
 
     head: the tensors that stay on the device; () where all travel.
+    rate: how many times the run's learning rate the type has.
     """
 
     head: tuple[str, ...] = ()
+    rate: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def travels(self, family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
         """The tensors that travel, in both directions."""
@@ -75,7 +80,7 @@ class InclusiveFLLocal(Local):
     def train(self, bench: Bench) -> Answer:
         """Train, and keep the head where it is the device's own."""
         model = self.model(bench)
-        loss = bench.fit(model, lambda inputs, labels: bench.task.loss(model(inputs), labels))
+        loss = bench.fit(model, lambda inputs, labels: bench.task.loss(model(inputs), labels), rate=self.rate)
         state = model.state_dict()
         if self.head:
             bench.keep("head", {name: state[name] for name in self.head})
@@ -158,6 +163,13 @@ class InclusiveFL(CandidateMethod):
         family = setup.family
         super().__init__(setup, params, types_of(family, setup.widths))
         self.params = params
+        if params.rates and (len(params.rates) != len(self.candidates) or min(params.rates) <= 0):
+            raise ValueError(
+                f"inclusivefl.rates = {list(params.rates)}: give a number above 0 for each of the "
+                f"{len(self.candidates)} types of models, smallest first"
+            )
+        rates = params.rates or (1.0,) * len(self.candidates)
+        self.rates = dict(zip(reversed(self.candidates), rates, strict=True))
         self.layers = {a: layers_of(family, a) for a in self.candidates}
         _check_alike(family, self.layers, heads=params.share == "all")
         whole = first_weights(setup)
@@ -200,12 +212,13 @@ class InclusiveFL(CandidateMethod):
         return False
 
     def local(self, order: Order) -> Local:
-        """Plain training; with heads of the devices' own their names."""
-        if self.params.head != "own":
-            return InclusiveFLLocal()
+        """Plain training at the type's rate; with heads of the devices' own their names."""
         # A fleet whose budgets are those of a width has that priced, and it is no type.
+        rate = self.rates.get(order.architecture, 1.0)
+        if self.params.head != "own":
+            return InclusiveFLLocal(rate=rate)
         layers = self.layers.get(order.architecture) or layers_of(self.family, order.architecture)
-        return InclusiveFLLocal(head=layers.head)
+        return InclusiveFLLocal(head=layers.head, rate=rate)
 
     def payload(self, group: Group) -> Parcels:
         """The model of the devices' type."""

@@ -118,11 +118,17 @@ class Bench(Protocol):
                 (0, 0.5) and (0.5, 1) are the same two halves in every round.
         """
 
-    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The run's optimizer of a model's parameters."""
+    def optimizer(self, model: torch.nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
+        """The run's optimizer of a model's parameters, with `rate` times its learning rate."""
 
     def fit(
-        self, model: Network, loss: Loss, *, regularizer: Regularizer | None = None, new_statistics: bool = False
+        self,
+        model: Network,
+        loss: Loss,
+        *,
+        regularizer: Regularizer | None = None,
+        new_statistics: bool = False,
+        rate: float = 1.0,
     ) -> float | None:
         """Train a model, on the board's GPU where the node has one that can compute the loss.
 
@@ -131,6 +137,7 @@ class Bench(Protocol):
             loss: mean loss of a batch, from inputs and labels.
             regularizer: is added to the loss.
             new_statistics: batch norm's running statistics begin as the mean over the first batches.
+            rate: how many times the run's learning rate it is trained with.
 
         Returns:
             The mean loss over the examples seen.

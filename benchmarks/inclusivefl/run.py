@@ -91,6 +91,8 @@ MEANS: dict[str, dict[str, Any]] = {
     "flexifed, max": {"strategy": "flexifed", "flexifed.sharing": "max"},
     "inclusivefl, no momentum": PLAIN | NO_MOMENTUM,
     "inclusivefl": PLAIN,
+    # With the rates at which models of two, four and six layers learn best by themselves, as the paper has it.
+    "inclusivefl, rates by type": PLAIN | NO_MOMENTUM | {"inclusivefl.rates": (2.5, 1.0, 1.0)},
     # Ours: types share their last layer and their head as well.
     "inclusivefl, all shared": PLAIN | NO_MOMENTUM | {"inclusivefl.share": "all"},
     # The same by HeteroFL, whose mask is in the loss, too.

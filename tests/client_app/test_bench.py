@@ -1,6 +1,7 @@
 import math
 import random
 import re
+from collections import OrderedDict
 from typing import Literal
 
 import pytest
@@ -112,6 +113,15 @@ def test_the_betas_of_adam_are_those_of_the_order(optimizer):
     sent = LocalTraining(optimizer=optimizer, betas=(0.8, 0.7)).model_dump_json()
     received = LocalTraining.model_validate_json(sent)
     assert bench_of(work_order(), received).optimizer(nn.Linear(1, 1)).defaults["betas"] == (0.8, 0.7)
+
+
+def test_a_model_may_be_trained_at_a_multiple_of_the_rate():
+    """The rate is 2.5 times the run's, also in the parts that have a multiple of their own."""
+    training = LocalTraining(learning_rate=0.1, learning_rates={"fc": 3.0})
+    made = bench_of(work_order(), training).optimizer(
+        nn.Sequential(OrderedDict(fc=nn.Linear(1, 1), rest=nn.Linear(1, 1))), 2.5
+    )
+    assert sorted(group["lr"] for group in made.param_groups) == pytest.approx([0.25, 0.75])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])

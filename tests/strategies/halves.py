@@ -97,10 +97,17 @@ class HandBench:
             self.steps_taken += not once
 
     def fit(
-        self, model: Any, loss: Loss, *, regularizer: Regularizer | None = None, new_statistics: bool = False
+        self,
+        model: Any,
+        loss: Loss,
+        *,
+        regularizer: Regularizer | None = None,
+        new_statistics: bool = False,
+        rate: float = 1.0,
     ) -> float:
         loss = loss if regularizer is None else regularized(loss, model, regularizer)
-        sgd = torch.optim.SGD(model.parameters(), lr=self.training.learning_rate, momentum=self.training.momentum)
+        lr = rate * self.training.learning_rate
+        sgd = torch.optim.SGD(model.parameters(), lr=lr, momentum=self.training.momentum)
         value = torch.zeros(())
         for inputs, labels in self.batches(model):
             sgd.zero_grad()

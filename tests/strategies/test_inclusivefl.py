@@ -231,7 +231,8 @@ def test_a_device_trains_its_own_head_and_keeps_it():
     head = ("head.classifier.bias",)
     kept = {"head": {"head.classifier.bias": torch.full((10,), 7.0)}}
 
-    def fit(model, loss):
+    def fit(model, loss, rate):
+        assert rate == 2.5
         for name, parameter in model.named_parameters():
             if name in head:
                 assert parameter.unique().tolist() == [7.0]
@@ -246,10 +247,20 @@ def test_a_device_trains_its_own_head_and_keeps_it():
         keep=kept.__setitem__,
         fit=fit,
     )
-    answer = InclusiveFLLocal(head=head).train(bench)
+    answer = InclusiveFLLocal(head=head, rate=2.5).train(bench)
     assert kept["head"]["head.classifier.bias"].unique().tolist() == [8.0]
     assert set(answer.parcels["weights"]) == set(received)
     assert answer.parcels["weights"]["embedding.patches.weight"].unique().tolist() == [3.0]
+
+
+def test_types_may_have_rates_of_their_own():
+    method = inclusive(rates=(2.5, 1.5, 1.0))
+    rates = [method.local(Order(0, architecture)).rate for architecture in method.candidates]
+    assert rates == [1.0, 1.5, 2.5]  # largest first
+    assert {inclusive().local(Order(0, a)).rate for a in method.candidates} == {1.0}
+    for wrong in ((1.0, 2.0), (1.0, 0.0, 1.0)):
+        with pytest.raises(ValueError, match="a number above 0 for each of the 3 types of models, smallest first"):
+            inclusive(rates=wrong)
 
 
 def test_rounds_with_heads_of_the_devices_own(tmp_path):
