@@ -40,9 +40,7 @@ class Operator:
     tensors: tuple[str, ...] = ()
 
 
-def operators(
-    build: Callable[[], nn.Module], input_shape: tuple[int, ...], dtype: torch.dtype
-) -> tuple[Operator, ...]:
+def operators(build: Callable[[], nn.Module], input_shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Operator, ...]:
     """The operators of a module in order of computation, from `INPUT` to an `OUTPUT` for every exit.
 
     What leads to no output is left out.

@@ -397,7 +397,7 @@ def _check_memory(hypernetwork: Hypernetwork, tile: int) -> None:
         raise ValueError(
             f"recipfl.tile = {tile}: the hypernetwork would have {parameters:,} parameters, {sizes[largest]:,} of them "
             f"to make the tensor {largest!r}, and take {needed_bytes / 1e9:.0f} GB of this machine's "
-            f"{total_bytes / 1e9:.0f}: freeze what need not be trained, or take smaller tiles, such as recipfl.tile = 64"
+            f"{total_bytes / 1e9:.0f}: freeze what need not be trained, or take smaller tiles, such as 64"
         )
 
 
