@@ -310,9 +310,11 @@ class EncoderNetwork(Network):
         self.embeddings = body.embeddings
         self.add_module(self.where, getattr(body, self.where))
         if family.adapter:
-            for layer in self.get_submodule(self.where).layer:
+            for layer in self.get_submodule(f"{self.where}.layer").children():
                 for path in ADAPTED[family.kind]:
-                    layer.set_submodule(path, Adapted(layer.get_submodule(path), family.adapter))
+                    linear = layer.get_submodule(path)
+                    assert isinstance(linear, nn.Linear)
+                    layer.set_submodule(path, Adapted(linear, family.adapter))
         self.classifier = Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense")
         self.pad_id, self.positions_from_tokens = family.pad_id, family.kind == "roberta"
         self.has_types = family.kind != "distilbert"
