@@ -120,18 +120,15 @@ OPERATORS: dict[type[Layer], tuple[Callable[[Any], str], tuple[str, ...]]] = {
 }
 
 
-# Functions by the names that their layers have in descriptions. Tensors of each have one number of dimensions; of other
-# functions that is part of the operator's name, since a decoder makes tensors of one number.
-FUNCTIONS: Mapping[str, str] = {
-    "linear": "linear",
-    "embedding": "embedding",
-    "conv1d": "conv1d",
-    "conv2d": "conv",
-    "batch_norm": "norm",
-    "group_norm": "norm",
-    "instance_norm": "norm",
-    "layer_norm": "norm",
-    "rms_norm": "norm",
+# Functions by the names that their layers have in descriptions, and the dimensions of their weights. Where a tensor has
+# another number of them, or belongs to another function, that number is part of its operator's name: a decoder makes
+# tensors of one number of dimensions.
+FUNCTIONS: Mapping[str, tuple[str, int]] = {
+    "linear": ("linear", 2),
+    "embedding": ("embedding", 2),
+    "conv1d": ("conv1d", 3),
+    "conv2d": ("conv", 4),
+    **dict.fromkeys(("batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"), ("norm", 1)),
 }
 
 
@@ -233,10 +230,11 @@ def _traced(family: Family, architecture: Architecture) -> Graph:
         own = [name for name in operator.tensors if name not in seen and _is_generated(name, kind, specs)]
         seen.update(own)
         for name in own:
-            shape = specs[name].shape
-            dimensions = "" if operator.name in FUNCTIONS else f" of {len(shape)}"
-            node = Node(f"{kind} {name.rpartition('.')[2]}{dimensions}", name, shape, scale=_scale(operator, first))
-            before = [drawing.add(node, *before)]
+            part, shape = name.rpartition(".")[2], specs[name].shape
+            usual = FUNCTIONS.get(operator.name, ("", 0))[1]
+            is_usual = len(shape) == (min(usual, 1) if part == "bias" else usual)
+            called = f"{kind} {part}" if is_usual else f"{kind} {part} of {len(shape)}"
+            before = [drawing.add(Node(called, name, shape, scale=_scale(operator, first)), *before)]
         if own:
             ends[position] = before[0]
         elif before:
@@ -249,7 +247,7 @@ def _kind(operator: Operator, specs: Mapping[str, TensorSpec]) -> str:
     axes = [specs[name].axes[:1] for name in operator.tensors if name in specs]
     if operator.name == "linear" and any(isinstance(a, Axis) and a.group == CLASSES for first in axes for a in first):
         return "classifier"
-    return FUNCTIONS.get(operator.name, operator.name)
+    return FUNCTIONS.get(operator.name, (operator.name, 0))[0]
 
 
 def _is_generated(name: str, kind: str, specs: Mapping[str, TensorSpec]) -> bool:

@@ -293,11 +293,11 @@ def normalized(values: Tensor, operator: str, scale: float = 1.0) -> Tensor:
     Weights w sqrt(2 / fan in), 1 in place of 2 for depthwise kernels and those wider than high; a norm's weight 2
     sigmoid(w / 2), which is about 1; biases tanh(b / 5). All but a norm's `scale` times that.
     """
+    if operator.startswith("norm"):
+        return 2 * torch.sigmoid(values / 2)
     if values.dim() > 1:
         depthwise = values.dim() == 4 and (values.shape[1] == 1 or values.shape[2] < values.shape[3])
         return values * (scale * math.sqrt((1 if depthwise else 2) / values[0].numel()))
-    if operator.startswith("norm"):
-        return 2 * torch.sigmoid(values / 2)
     return torch.tanh(values / 5) * scale
 
 

@@ -200,6 +200,43 @@ def by_value(classes):
     return ByValue(classes)
 
 
+class Unusual(nn.Module):
+    """Norms of one and of two dimensions, a layer that is called twice, and a gain."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.wide, self.norm = nn.LayerNorm((2, 4)), nn.LayerNorm(4)
+        self.layer, self.gain = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x):
+        x = self.layer(self.layer(self.norm(self.wide(x)))) * self.gain
+        return self.head(x.mean(1))
+
+
+def unusual(classes):
+    return Unusual(classes)
+
+
+def test_tensors_of_one_operator_have_one_number_of_dimensions_and_a_shared_one_is_one_node():
+    family = make_family({"name": f"{__name__}:unusual", "input_shape": [2, 4], "classes": 3, "levels": [{}]})
+    graph = graph_of(family, family.full())
+    assert [(node.operator, node.tensor) for node in graph.nodes] == [
+        ("input", ""),
+        ("norm weight of 2", "wide.weight"),
+        ("norm weight", "norm.weight"),
+        ("linear weight", "layer.weight"),
+        ("linear bias", "layer.bias"),
+        ("linear", ""),
+        ("mul gain of 1", "gain"),
+        ("mean", ""),
+        ("classifier weight", "head.weight"),
+        ("classifier bias", "head.bias"),
+        ("output", ""),
+    ]
+    assert graph.edges == tuple((n, n + 1) for n in range(10))
+
+
 def test_why_there_is_no_graph_is_said():
     family = make_family({"name": f"{__name__}:by_value", "input_shape": [4], "classes": 3, "levels": [{}]})
     with pytest.raises(GraphError, match=r"no graph can be made of .*: it cannot be run on tensors without memory: "):
