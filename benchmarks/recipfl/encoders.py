@@ -32,7 +32,7 @@ METHODS = {
     "flexifed": ["strategy=flexifed", "both-models=true"],
     "inclusivefl": ["strategy=inclusivefl", "inclusivefl.server=mean", "both-models=true"],
     "recipfl": ["strategy=recipfl", ETA],
-    # By examples, as the means of the other methods: all devices take as many steps, and the strong one has half of the data.
+    # By examples, as in the other methods: all devices take as many steps, and the strong one has half of the data.
     "recipfl-examples": ["strategy=recipfl", ETA, "recipfl.weighting=examples"],
     "recipfl-no-transfer": ["strategy=recipfl", "recipfl.transfer=both", ETA],
 }
