@@ -617,6 +617,18 @@ def test_what_classifiers_read_is_compared_only_where_it_has_the_same_size():
         assert float(taught(student, teacher, divergence).detach()) == pytest.approx(expected, rel=1e-5)
 
 
+class WithoutLinear(Reader):
+    def __init__(self, *reads):
+        super().__init__(*reads)
+        self.classifier = nn.Identity()
+
+
+def test_networks_without_a_linear_layer_compare_what_they_say_alone():
+    student, teacher = WithoutLinear(math.log(2), 0.0, 0.0), Reader(0.0, 0.0, 0.0)
+    expected = math.log(2) + (math.log(2) + 2 * math.log(4)) / 3
+    assert float(taught(student, teacher).detach()) == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_taught_model_needs_a_teacher():
     with pytest.raises(MessageError, match="needs a teacher, and the work order names none"):
         taught(Reader(0.0, 0.0, 0.0), None)
