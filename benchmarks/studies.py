@@ -14,8 +14,8 @@ import re
 import statistics
 import sys
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -61,6 +61,8 @@ class Study:
     tiers: whether every tier of the fleet has a column.
     part: of the server's work whose seconds per round have a column.
     costs: whether what training costs a device has columns.
+    places: what stands in settings for something that lies elsewhere on each machine -> what finds it. The digest, and
+        so what is recorded, has what stands for it.
     """
 
     experiment: Path
@@ -71,6 +73,7 @@ class Study:
     tiers: bool = True
     part: str = ""
     costs: bool = False
+    places: Mapping[str, Callable[[], str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -108,8 +111,16 @@ class Study:
                 of = [] if figures else seeds[:1]
             missing = tuple(seed for seed in of if str(seed) not in figures)
             if method in methods and missing:
-                rows.append(Row(f"{method}.{self.digest(method)}", tuple(self.methods[method]), missing))
+                rows.append(Row(f"{method}.{self.digest(method)}", self._here(method), missing))
         return rows
+
+    def _here(self, method: str) -> tuple[str, ...]:
+        """A method's settings, with the places of this machine."""
+        settings = tuple(self.methods[method])
+        for place, find in self.places.items():
+            if any(place in setting for setting in settings):
+                settings = tuple(setting.replace(place, find()) for setting in settings)
+        return settings
 
     def known(self) -> dict[str, Figures]:
         """The figures in results.json that are of today's settings, under today's names: method -> seed -> figures."""

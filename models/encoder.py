@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.architecture import Architecture
@@ -38,6 +39,12 @@ KINDS: Mapping[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
         ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         ("attention.out_lin",),
     ),
+}
+# The linear layers behind which adapters go: the last of attention, and the last of the MLP.
+ADAPTED: Mapping[str, tuple[str, str]] = {
+    "bert": ("attention.output.dense", "output.dense"),
+    "roberta": ("attention.output.dense", "output.dense"),
+    "distilbert": ("attention.out_lin", "ffn.lin2"),
 }
 # What a folder's configuration says, by the names of transformers' own common attributes.
 _READ = {
@@ -79,6 +86,8 @@ class Encoder(ModuleFamily):
         pooling: what of a sequence the head reads: the "mean" over the tokens that are no padding, or the first, "cls".
         head: "linear", or "dense" with a layer and tanh in front, as RoBERTa's own.
         dropout: of embeddings, of each layer's two parts, and in front of the head.
+        adapter: channels inside of adapters, of which every layer then has two, behind attention and behind the MLP;
+            0: none. A width does not cut these channels.
         attention_dropout: of attention's weights. Above 0 PyTorch has no fused kernel on CPUs, so that all weights are
             kept: more memory and time.
     """
@@ -106,6 +115,7 @@ class Encoder(ModuleFamily):
     labels: str = "sequence"
     pooling: str = "mean"
     head: str = "linear"
+    adapter: int = 0
     model: str = ""
 
     @classmethod
@@ -143,6 +153,8 @@ class Encoder(ModuleFamily):
         for field in ("vocabulary", "hidden", "depth", "heads", "mlp", "positions", "token_types"):
             if not is_count(getattr(self, field)):
                 raise ValueError(f"encoder: {field} must be a number >= 1, not {getattr(self, field)!r}")
+        if type(self.adapter) is not int or self.adapter < 0:
+            raise ValueError(f"encoder: adapter must be a number of channels, or 0 for none, not {self.adapter!r}")
         for field in ("dropout", "attention_dropout"):
             value = getattr(self, field)
             if not isinstance(value, float | int) or not 0 <= value < 1:
@@ -226,6 +238,12 @@ class Encoder(ModuleFamily):
             if not 1 <= kept <= full:
                 raise ValueError(f"encoder: {group} must be 1 to {full}, not {kept}")
 
+    def is_frozen(self, name: str) -> bool:
+        """Whether a tensor is not trained; an adapter is, unless it is named itself, and not what it lies in."""
+        if ".adapter." in name:
+            return any(".adapter" in part and f"{name}.".startswith(f"{part}.") for part in self.freeze)
+        return super().is_frozen(name)
+
     def network(self, arch: Architecture) -> Network:
         """Return the encoder of transformers with the head."""
         kept = dict(zip(self.groups, arch.widths, strict=True))
@@ -291,6 +309,12 @@ class EncoderNetwork(Network):
         body.embeddings._buffers.clear()
         self.embeddings = body.embeddings
         self.add_module(self.where, getattr(body, self.where))
+        if family.adapter:
+            for layer in self.get_submodule(f"{self.where}.layer").children():
+                for path in ADAPTED[family.kind]:
+                    linear = layer.get_submodule(path)
+                    assert isinstance(linear, nn.Linear)
+                    layer.set_submodule(path, Adapted(linear, family.adapter))
         self.classifier = Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense")
         self.pad_id, self.positions_from_tokens = family.pad_id, family.kind == "roberta"
         self.has_types = family.kind != "distilbert"
@@ -317,6 +341,36 @@ class EncoderNetwork(Network):
     def exits(self, x: Tensor) -> list[Tensor]:
         """The one exit."""
         return [self(x)]
+
+
+class Adapted(nn.Linear):
+    """A linear layer of a transformer, under its own names, with an adapter behind it."""
+
+    def __init__(self, linear: nn.Linear, channels: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.adapter = Adapter(linear.out_features, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        result: Tensor = self.adapter(super().forward(x))
+        return result
+
+
+class Adapter(nn.Module):
+    """y + up(gelu(down(y))), at first nearly y (Houlsby et al., ICML 2019)."""
+
+    def __init__(self, hidden: int, channels: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(hidden, channels), nn.Linear(channels, hidden)
+        for linear in (self.down, self.up):
+            nn.init.normal_(linear.weight, std=0.01)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """(..., hidden), the same out."""
+        return y + self.up(F.gelu(self.down(y)))
 
 
 class Classifier(nn.Module):

@@ -11,7 +11,8 @@ from messages.packing import pack
 from messages.parcels import frozen_layout
 from models.architecture import Architecture
 from models.family import Family
-from strategies.method import Selection
+from models.placement import leading
+from strategies.method import LEADING, Selection
 
 MAX_CACHED_BYTES = 256 * 2**20
 
@@ -32,13 +33,15 @@ class Frozen:
         """The hash of an architecture's frozen tensors; "" where it has none."""
         if not frozen_layout(self.family, architecture).entries:
             return ""
-        if (architecture, selection) not in self._names:
+        key = _key(architecture, selection)
+        if key not in self._names:
             self.packed(architecture, selection)
-        return self._names[architecture, selection]
+        return self._names[key]
 
     def packed(self, architecture: Architecture, selection: Selection) -> bytes:
         """An architecture's frozen tensors as they travel."""
-        name = self._names.get((architecture, selection), "")
+        key = _key(architecture, selection)
+        name = self._names.get(key, "")
         if name not in self._packed:
             layout = frozen_layout(self.family, architecture)
             placement = self.family.place(architecture, selection.select).of(e.name for e in layout.entries)
@@ -46,7 +49,7 @@ class Frozen:
             name = hashlib.sha256(data).hexdigest()
             if sum(map(len, self._packed.values())) + len(data) > MAX_CACHED_BYTES:
                 self._packed.clear()
-            self._names[architecture, selection] = name
+            self._names[key] = name
             self._packed[name] = data
         return self._packed[name]
 
@@ -72,3 +75,8 @@ class Frozen:
     def load(self, state: Mapping[str, list[str]]) -> None:
         """Restore `state`."""
         self.held = {int(device): set(names) for device, names in state.items()}
+
+
+def _key(architecture: Architecture, selection: Selection) -> tuple[Architecture, Selection]:
+    """One key for all selections of the leading channels, such as those that make each device a group of its own."""
+    return architecture, LEADING if selection.select is leading else selection

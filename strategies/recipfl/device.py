@@ -81,6 +81,8 @@ class TaughtTraining(Training):
                 target = teacher(inputs).softmax(dim=1)
             logits = model(inputs)
             total = bench.task.loss(logits, labels) + F.cross_entropy(logits, target)
+            if not (student_reads and teacher_reads):  # a network without a linear layer
+                return total
             read, known = student_reads.pop(), teacher_reads.pop()
             if read.shape != known.shape:
                 return total
@@ -92,8 +94,8 @@ class TaughtTraining(Training):
 
 
 def _read_by_the_classifier(model: Network) -> list[Tensor]:
-    """A list that holds, after every forward pass, what the last linear layer read in it."""
+    """A list that holds, after every forward pass, what the last linear layer, if any, read in it."""
     reads: list[Tensor] = []
-    classifier = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
-    classifier.register_forward_pre_hook(lambda _, read: reads.__setitem__(slice(None), [read[0]]))
+    for classifier in [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]:
+        classifier.register_forward_pre_hook(lambda _, read: reads.__setitem__(slice(None), [read[0]]))
     return reads

@@ -93,7 +93,7 @@ class Hypernetwork(nn.Module):
             nodes = [node for graph in graphs for node in graph.tensors if node.operator == operator]
             if nodes:
                 reads = 2 * hidden if self._conditioned(operator) else hidden
-                self.decoders[operator] = Decoder(reads, shape.decoder_hidden, _tile(operator, nodes, shape.tile))
+                self.decoders[operator] = Decoder(reads, shape.decoder_hidden, _tiles(operator, nodes, shape.tile))
 
     def forward(self, requests: Sequence[Request]) -> list[dict[str, Tensor]]:
         """The generated tensors of every request, by name."""
@@ -112,7 +112,8 @@ class Hypernetwork(nn.Module):
             if self._conditioned(operator):
                 inputs = torch.cat([inputs, descriptors[[number for number, _, _ in places]]], dim=1)
             for (number, node, _), tile in zip(places, self.decoders[operator](inputs), strict=True):
-                found[number][node.tensor] = normalized(tiled(tile, node.shape, node.positions), node.operator)
+                values = tiled(tile, node.shape, node.positions)
+                found[number][node.tensor] = normalized(values, node.operator, node.scale)
         return found
 
     def _conditioned(self, operator: str) -> bool:
@@ -219,12 +220,27 @@ class ParameterEncoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The MLP of one operator: (nodes, reads) -> (nodes, *tile)."""
+    """The MLP of one operator: (nodes, reads) -> (nodes, *tile), the tile being as large as all of `parts` together.
 
-    def __init__(self, reads: int, hidden: int, tile: tuple[int, ...]) -> None:
+    Where none of them is as large, as with weights of 32 x 384 and 384 x 32, the MLP makes only the entries that one of
+    them has; the others are 0.
+    """
+
+    made: Tensor
+
+    def __init__(self, reads: int, hidden: int, parts: Collection[tuple[int, ...]]) -> None:
         super().__init__()
-        self.tile = tile
-        first, last = nn.Linear(reads, hidden), nn.Linear(hidden, math.prod(tile))
+        self.tile = tuple(max(sizes) for sizes in zip(*parts, strict=True))
+        self.whole = self.tile in parts
+        made = torch.empty(0, dtype=torch.int64)
+        if not self.whole:
+            needed = torch.zeros(self.tile, dtype=torch.bool, device="cpu")  # where their number is, if all is on meta
+            for part in parts:
+                needed[tuple(slice(size) for size in part)] = True
+            made = needed.flatten().nonzero().flatten()
+        self.register_buffer("made", made, persistent=False)
+        entries = math.prod(self.tile) if self.whole else len(made)
+        first, last = nn.Linear(reads, hidden), nn.Linear(hidden, entries)
         # So that what comes out varies by about 1 whatever the size of the tile, as `normalized` wants it.
         nn.init.kaiming_normal_(first.weight, nonlinearity="relu")
         nn.init.kaiming_normal_(last.weight, nonlinearity="linear")
@@ -234,7 +250,10 @@ class Decoder(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """One tile per row."""
-        return self.layers(states).reshape(-1, *self.tile)
+        values: Tensor = self.layers(states)
+        if not self.whole:
+            values = values.new_zeros(len(values), math.prod(self.tile)).index_copy(1, self.made, values)
+        return values.reshape(-1, *self.tile)
 
 
 def digest(tensor: Tensor) -> Tensor:
@@ -268,18 +287,18 @@ def tiled(tile: Tensor, shape: Sequence[int], positions: int = 1) -> Tensor:
     return cut
 
 
-def normalized(values: Tensor, operator: str) -> Tensor:
+def normalized(values: Tensor, operator: str, scale: float = 1.0) -> Tensor:
     """Generated values of about unit variance as parameters of an operator.
 
     Weights w sqrt(2 / fan in), 1 in place of 2 for depthwise kernels and those wider than high; a norm's weight 2
-    sigmoid(w / 2), which is about 1; biases tanh(b / 5).
+    sigmoid(w / 2), which is about 1; biases tanh(b / 5). All but a norm's `scale` times that.
     """
-    if values.dim() > 1:
-        depthwise = values.dim() == 4 and (values.shape[1] == 1 or values.shape[2] < values.shape[3])
-        return values * math.sqrt((1 if depthwise else 2) / values[0].numel())
     if operator.startswith("norm"):
         return 2 * torch.sigmoid(values / 2)
-    return torch.tanh(values / 5)
+    if values.dim() > 1:
+        depthwise = values.dim() == 4 and (values.shape[1] == 1 or values.shape[2] < values.shape[3])
+        return values * (scale * math.sqrt((1 if depthwise else 2) / values[0].numel()))
+    return torch.tanh(values / 5) * scale
 
 
 def _message(hidden: int) -> nn.Sequential:
@@ -287,16 +306,20 @@ def _message(hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, hidden), nn.ReLU())
 
 
-def _tile(operator: str, nodes: Sequence[Node], maximum: int) -> tuple[int, ...]:
-    """The largest tensor of an operator in every dimension, of which channels of weights are bounded, classes never."""
-    shapes = [list(node.shape) for node in nodes]
+def _tiles(operator: str, nodes: Sequence[Node], maximum: int) -> set[tuple[int, ...]]:
+    """What the tensors of an operator have of its tile.
+
+    That is as large as the largest of them in every dimension, of which channels of weights are bounded, classes never.
+    """
+    bounded = [list(node.shape) for node in nodes]
     if maximum:
-        for node, sizes in zip(nodes, shapes, strict=True):
+        for node, sizes in zip(nodes, bounded, strict=True):
             if len(sizes) > 1:
                 sizes[1] = min(sizes[1], maximum * node.positions)
                 if not operator.startswith("classifier"):
                     sizes[0] = min(sizes[0], maximum)
-    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    tile = tuple(max(sizes) for sizes in zip(*bounded, strict=True))
+    return {tuple(map(min, node.shape, tile)) for node in nodes}
 
 
 def _buckets(shape: tuple[int, ...]) -> list[int]:

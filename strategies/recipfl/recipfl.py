@@ -11,13 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import psutil
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from devices.budget import Budget
 from messages.packing import MessageError
-from messages.parcels import STATISTICS, Parcels, Weights
+from messages.parcels import STATISTICS, Parcels, Weights, parameters_of
 from models.architecture import Architecture
 from strategies.method import (
     ClassCounts,
@@ -36,7 +37,7 @@ from strategies.params import Params, PositiveRate, Rate
 from strategies.recipfl.device import TaughtTraining
 from strategies.recipfl.graph import graph_of
 from strategies.recipfl.hypernetwork import Hypernetwork, Request, ShapeParams, digests
-from strategies.submodel import CandidateMethod
+from strategies.submodel import CandidateMethod, first_weights
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -46,6 +47,7 @@ CLIENTS_PER_PASS = 16
 # only, would not do. A round holds 8 bytes per parameter of the hypernetwork for the sum, beside 4 each for weights,
 # one device's gradient and Adam's two moments.
 STEPS_PER_UNIT = 2**30
+BYTES_PER_PARAMETER = 24
 MAX_GRADIENT = 2**10  # of one device in one coordinate: 2^13 such devices are still exact
 EXAMPLES = 256  # in whose multiples devices are weighed, so that those weights are of the order of 1
 
@@ -96,10 +98,14 @@ class RecipFL(CandidateMethod):
     reply is absorbed: between the two the server holds nothing of a device but what it keeps of every device's last
     upload.
 
+    What the run freezes is neither generated nor sent with the weights: it is as the run was given it, or drawn, and a
+    device is sent it once.
+
     The device half is `strategies.recipfl.device.TaughtTraining`.
     """
 
     params_type: ClassVar[type[Params]] = RecipFLParams
+    takes_initial_weights: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:
         super().__init__(setup, params)
@@ -112,14 +118,18 @@ class RecipFL(CandidateMethod):
                 "recipfl.descriptor = 'client' learns a vector for each device, and the fleet replaces devices: take "
                 "'classes'"
             )
+        if setup.initial and not setup.family.freeze:
+            raise ValueError(
+                "initial-weights: recipfl writes all weights itself, and takes of given ones only what `freeze` names: "
+                "freeze the parts that must stay as they are, or leave initial-weights out"
+            )
+        self.given = setup.initial
+        self.frozen = _frozen(setup)
+        with torch.device("meta"):
+            _check_memory(self._hypernetwork(), params.tile)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(setup.settings.seed)
-            self.hypernetwork = Hypernetwork(
-                self.graphs.values(),
-                params,
-                classes=setup.family.classes,
-                clients=setup.settings.devices if params.descriptor == "client" else 0,
-            )
+            self.hypernetwork = self._hypernetwork()
         self.parameters = dict(self.hypernetwork.named_parameters())
         self.adam = torch.optim.Adam(self.parameters.values(), lr=params.eta)
         self.current: dict[Owner, Current] = {}
@@ -133,6 +143,14 @@ class RecipFL(CandidateMethod):
         self.weight = 0.0
         self.uploaded: dict[Owner, Current] = {}
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
+
+    def _hypernetwork(self) -> Hypernetwork:
+        return Hypernetwork(
+            self.graphs.values(),
+            self.params,
+            classes=self.family.classes,
+            clients=self.settings.devices if self.params.descriptor == "client" else 0,
+        )
 
     @classmethod
     def check(cls, params: Any, *, both_models: bool) -> None:
@@ -198,18 +216,19 @@ class RecipFL(CandidateMethod):
         return {"weights": self.generated.pop(owner)}
 
     def generate(self, owners: Sequence[Owner]) -> dict[Owner, Weights]:
-        """The weights that these devices are sent now, in one pass: all tensors of each model."""
+        """The weights that these devices are sent now, in one pass: all tensors of each model but the frozen ones."""
         with torch.no_grad():
             made = self.hypernetwork([self._request(owner) for owner in owners])
         return {owner: self._whole(owner, weights) for owner, weights in zip(owners, made, strict=True)}
 
     def _whole(self, owner: Owner, made: Weights) -> Weights:
-        """All tensors of a model: generated, kept, and statistics as they are at first (the device has its own)."""
+        """All that travels: generated, kept, and statistics as they are at first (the device has its own)."""
         weights = made | self._current(owner).kept
-        for name, spec in self.family.tensors(owner[1]).items():
+        travelling = {name: spec for name, spec in self.family.tensors(owner[1]).items() if not spec.frozen}
+        for name, spec in travelling.items():
             if name.endswith(STATISTICS):
                 weights[name] = (torch.ones if name.endswith("var") else torch.zeros)(spec.shape)
-        return {name: weights[name] for name in self.family.tensors(owner[1])}
+        return {name: weights[name] for name in travelling}
 
     def _request(self, owner: Owner) -> Request:
         device, architecture = owner
@@ -217,7 +236,7 @@ class RecipFL(CandidateMethod):
         return Request(self.graphs[architecture], self._current(owner).digests, device, counts / counts.sum())
 
     def _current(self, owner: Owner) -> Current:
-        """A device's last upload; before its first, a random initialization of its own."""
+        """A device's last upload; before its first, what the run was given, and a random initialization of its own."""
         if owner in self.current:
             return self.current[owner]
         if owner not in self.initial:
@@ -229,7 +248,10 @@ class RecipFL(CandidateMethod):
         seed = self.settings.rng(0, 7, device, self.candidates.index(architecture)).integers(2**63)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(seed))
-            return self._read(architecture, self.family.build(architecture).state_dict())
+            drawn = self.family.build(architecture).state_dict()
+        placement = self.family.place(architecture)
+        given = placement.of(name for name in placement.coordinates if name in self.given).gather(self.given)
+        return self._read(architecture, drawn | given)
 
     def _read(self, architecture: Architecture, weights: Weights) -> Current:
         """What is kept of a model's weights."""
@@ -237,10 +259,14 @@ class RecipFL(CandidateMethod):
         return Current(digests(self.graphs[architecture], weights), kept)
 
     def _never_generated(self, architecture: Architecture) -> list[str]:
-        """Tensors that no decoder makes, statistics apart: norms' biases, and those of operators never seen."""
+        """Tensors that travel and that no decoder makes, statistics apart: norms' biases, those that no node has."""
         nodes = self.graphs[architecture].tensors
         made = {node.tensor for node in nodes if node.operator in self.hypernetwork.decoders}
-        return [n for n in self.family.tensors(architecture) if n not in made and not n.endswith(STATISTICS)]
+        return [name for name in parameters_of(self.family.tensors(architecture)) if name not in made]
+
+    def frozen_weights(self) -> Weights:
+        """What the run freezes of all candidates."""
+        return self.frozen
 
     # What comes back -------------------------------------------------------------------------------------------------
 
@@ -352,6 +378,27 @@ class RecipFL(CandidateMethod):
                     current.kept[tensor[0]] = value
         self.class_counts = {device: counts for device, counts in state.values["class_counts"]}
         self.clipped_rounds = state.values["clipped_rounds"]
+
+
+def _frozen(setup: Setup) -> Weights:
+    """The first weights that the run freezes; nothing is drawn where there are none."""
+    if not setup.family.freeze:
+        return {}
+    return {name: tensor for name, tensor in first_weights(setup).items() if setup.family.is_frozen(name)}
+
+
+def _check_memory(hypernetwork: Hypernetwork, tile: int) -> None:
+    """ValueError where this machine could never hold what a round takes of a hypernetwork; it is on the meta device."""
+    parameters = sum(parameter.numel() for parameter in hypernetwork.parameters())
+    needed_bytes, total_bytes = BYTES_PER_PARAMETER * parameters, psutil.virtual_memory().total
+    if needed_bytes > total_bytes:
+        sizes = {name: sum(p.numel() for p in module.parameters()) for name, module in hypernetwork.decoders.items()}
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ValueError(
+            f"recipfl.tile = {tile}: the hypernetwork would have {parameters:,} parameters, {sizes[largest]:,} of them "
+            f"to make the tensor {largest!r}, and take {needed_bytes / 1e9:.0f} GB of this machine's "
+            f"{total_bytes / 1e9:.0f}: freeze what need not be trained, or take smaller tiles, such as 64"
+        )
 
 
 def _counts(facts: Mapping[str, Sequence[float]]) -> list[int]:

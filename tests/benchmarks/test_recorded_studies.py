@@ -10,7 +10,7 @@ from benchmarks.fashion_mnist import run as fashion_mnist
 from benchmarks.hypemefed import run as hypemefed
 from benchmarks.methods_that_win import run as methods_that_win
 from benchmarks.model_search import run as model_search
-from benchmarks.recipfl import digits, explorations, transfer
+from benchmarks.recipfl import digits, encoders, explorations, transfer
 from benchmarks.recipfl import run as recipfl
 from benchmarks.studies import table
 from devices.fleet import Fleet
@@ -20,7 +20,7 @@ from server_app.config import parse_arguments
 from wildflower.settings import resolve
 
 STUDIES = [
-    *(fashion_mnist.STUDY, recipfl.STUDY, explorations.STUDY, transfer.STUDY, digits.STUDY),
+    *(fashion_mnist.STUDY, recipfl.STUDY, explorations.STUDY, transfer.STUDY, digits.STUDY, encoders.STUDY),
     *(*hypemefed.STUDIES, *methods_that_win.STUDIES, *model_search.STUDIES),
 ]
 RECORDED = [study for study in STUDIES if study.results.exists()]
@@ -83,7 +83,7 @@ def test_figures_that_were_recorded_under_earlier_defaults_name_them(strategy, o
     """Rows that are about such a setting itself name another value of it."""
     found = 0
     for study in STUDIES:
-        if study in (transfer.STUDY, digits.STUDY):  # which are younger than today's defaults
+        if study in (transfer.STUDY, digits.STUDY, encoders.STUDY):  # which are younger than today's defaults
             continue
         for sets in study.methods.values():
             config = resolve(study.experiment, sets).config

@@ -78,6 +78,15 @@ def test_other_settings_are_another_run_and_their_figures_replace_the_earlier(tm
     assert (before.runs / f"b.{before.digest('b')},seed=1" / "summary.json").exists()
 
 
+def test_what_lies_elsewhere_on_each_machine_is_no_part_of_the_digest(tmp_path):
+    study = study_in(
+        tmp_path, {"a": ["strategy=fedavg", "initial-weights=<model>"], "b": []}, places={"<model>": lambda: "x"}
+    )
+    a, b = study.lacking(["a", "b"], [1])
+    assert (a.overrides, b.overrides) == (("strategy=fedavg", "initial-weights=x"), ())
+    assert study.digest("a") == replace(study, places={"<model>": lambda: "y"}).digest("a")
+
+
 def test_what_is_stopped_is_named_and_goes_on_and_what_was_finished_is_kept(tmp_path, runs, monkeypatch):
     study = study_in(tmp_path, TWO | {"b": [*TWO["b"], "rounds=2"]})
     done(study, monkeypatch, "--seeds 1 --methods a")

@@ -145,6 +145,47 @@ def test_depths_are_what_devices_get():
     assert "encoder.layer.1.output.dense.weight" not in family.tensors(family.smallest())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_lie_behind_attention_and_mlp_and_are_trained_where_the_rest_is_frozen(kind):
+    torch.manual_seed(0)
+    where = "transformer" if kind == "distilbert" else "encoder"
+    plain, family = small(kind=kind), small(kind=kind, adapter=3, freeze=["embeddings", where])
+    specs = family.tensors(family.full())
+    added = {name: spec.shape for name, spec in specs.items() if name not in plain.tensors(plain.full())}
+    shapes = {"down.weight": (3, 16), "down.bias": (3,), "up.weight": (16, 3), "up.bias": (16,)}
+    paths = ("attention.out_lin", "ffn.lin2") if kind == "distilbert" else ("attention.output.dense", "output.dense")
+    assert added == {
+        f"{where}.layer.{layer}.{path}.adapter.{name}": shape
+        for layer in range(3)
+        for path in paths
+        for name, shape in shapes.items()
+    }
+    trained = {name for name, spec in specs.items() if not spec.frozen}
+    assert trained == {*added, "classifier.out_proj.weight", "classifier.out_proj.bias"}
+    # An adapter that adds nothing is no adapter.
+    network, other = family.build(family.full()).eval(), plain.build(plain.full()).eval()
+    other.load_state_dict({name: tensor for name, tensor in network.state_dict().items() if name not in added})
+    tokens = torch.randint(2, 40, (2, 5))
+    assert not torch.equal(network(tokens), other(tokens))
+    for name, parameter in network.named_parameters():
+        if ".adapter.up." in name:
+            torch.nn.init.zeros_(parameter)
+    torch.testing.assert_close(network(tokens), other(tokens))
+
+
+def test_an_adapter_is_frozen_by_its_own_name_and_cut_with_what_it_lies_behind():
+    name = "encoder.layer.0.output.dense.adapter"
+    family = small(adapter=3, freeze=["encoder", name])
+    frozen = {name for name, spec in family.tensors(family.full()).items() if spec.frozen and ".adapter." in name}
+    assert frozen == {f"{name}.{part}" for part in ("down.weight", "down.bias", "up.weight", "up.bias")}
+    arch = family.width(0.5)
+    assert family.tensors(arch)[f"{name}.up.weight"].shape == (8, 3)
+    network = with_weights(family, arch, family.place(arch).gather(family.initial()))
+    assert network(torch.randint(2, 40, (2, 9))).shape == (2, 3)
+    with pytest.raises(ValueError, match="adapter must be a number of channels, or 0 for none, not -1"):
+        small(adapter=-1)
+
+
 def test_a_step_keeps_no_attention_scores():
     """Twice the sequence is twice the activations: with scores it would be four times as much."""
     short, long = (

@@ -12,10 +12,12 @@ from messages.error import MessageError
 from messages.orders import LocalTraining
 from models.cost import cost
 from models.family import make_family
+from rounds.frozen import Frozen
 from server_app import checkpoint
 from server_app.app import build, run
 from server_app.config import ConfigError, RunConfig
 from server_app.journal import read_rounds
+from strategies.method import LEADING, Selection, of_one_device
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
 
 FREEZE = {"freeze": "block1, block2.conv"}
@@ -146,3 +148,11 @@ def test_a_learning_rate_of_zero_leaves_a_part_where_it_was(tmp_path):
     after = {n.removeprefix("weights/"): t for n, t in checkpoint.load(run_dir).state.tensors.items()}
     torch.testing.assert_close(after["block1.conv.weight"], before["block1.conv.weight"], atol=1e-7, rtol=0)
     assert (after["block2.conv.weight"] - before["block2.conv.weight"]).abs().max() > 1e-5
+
+
+def test_devices_that_are_groups_of_their_own_share_what_is_frozen():
+    family = make_family({"name": "lenet5", "freeze": ["block1", "block2.conv"]})
+    frozen = Frozen(family, family.initial())
+    found = {frozen.name(family.full(), Selection(of_one_device, device)) for device in range(3)}
+    assert found == {frozen.name(family.full(), LEADING)}
+    assert len(frozen._names) == 1

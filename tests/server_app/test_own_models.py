@@ -1,6 +1,7 @@
 """Runs with models that exist already: functions of a level, encoders of transformers, weights from files."""
 
 import logging
+import math
 import textwrap
 
 import pytest
@@ -14,7 +15,7 @@ from server_app import checkpoint
 from server_app.app import build, run
 from server_app.config import ConfigError, RunConfig
 from server_app.journal import JournalError, read_config, read_rounds
-from tests.small_run import simulated_grid, small_config
+from tests.small_run import same_bits, simulated_grid, small_config
 
 MODELS = """
     import torch
@@ -94,8 +95,6 @@ def test_levels_that_do_not_go_together_end_the_run_before_round_1(beside, tmp_p
         build(small_config(tmp_path, **keys))
     with pytest.raises(ConfigError, match="leading slices"):
         build(small_config(tmp_path, **keys | {"family-arguments": LEVELS}, strategy="fedrolex"))
-    with pytest.raises(ValueError, match="needs a family of described layers"):
-        build(small_config(tmp_path, **keys | {"family-arguments": LEVELS}, strategy="recipfl"))
     with pytest.raises(ConfigError, match="has no argument 'level'; did you mean 'levels'"):
         build(small_config(tmp_path, **keys | {"family-arguments": "level = [{layers = 2}]"}))
 
@@ -166,6 +165,70 @@ def test_weights_of_a_file_are_what_devices_begin_with_and_a_run_is_not_resumed_
     save_file(given, file)
     run(simulated_grid(), again)
     assert len(read_rounds(run_dir)) == 2
+
+
+STRONG_AND_WEAK = """
+[[group]]
+name = "strong"
+count = 2
+training_memory = "1 GB"
+
+[[group]]
+name = "weak"
+count = 4
+fits_width = 0.5
+"""
+
+
+def test_recipfl_writes_adapters_and_heads_and_the_given_encoder_stays(beside, tmp_path, folder):
+    (tmp_path / "fleet.toml").write_text(STRONG_AND_WEAK)
+    keys = {
+        **{"task": "own_texts:TASK", "family": "", "initial-weights": str(folder), "freeze": "embeddings, encoder"},
+        **{
+            "strategy": "recipfl",
+            "recipfl.hidden": 8,
+            "recipfl.decoder-hidden": 8,
+            "fleet": str(tmp_path / "fleet.toml"),
+        },
+        **{
+            "optimizer": "adamw",
+            "learning-rate": 1e-3,
+            "devices-per-round": 6,
+            "personal-every": 2,
+            "test-fraction": 0.2,
+        },
+        "family-arguments": "adapter = 2, depths = [1, 2]",
+    }
+    runs = {}
+    for name in ("whole", "half"):
+        config = small_config(tmp_path, rounds=2 if name == "whole" else 1, **keys, **{"run-name": name})
+        runs[name] = run(simulated_grid(), config)
+    run(simulated_grid(), RunConfig.from_run_config(config.to_dict() | {"resume": True, "rounds": 2}))
+    engine, _ = build(config)
+    family, method = engine.method.family, engine.method
+    theirs = transformers.BertModel.from_pretrained(folder).state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in method.frozen_weights().items())
+    records = read_rounds(runs["whole"])
+    assert [(record.devices_replied, record.devices_failed) for record in records] == [(6, 0), (6, 0)]
+    assert records[-1].personal_score is not None
+    # Two strong devices train both models, four weak ones the smaller one. What is frozen travels in round 1 only.
+    travels = [
+        sum(4 * math.prod(spec.shape) for spec in family.tensors(a).values() if not spec.frozen)
+        for a in method.candidates
+    ]
+    tensors = 2 * travels[0] + 6 * travels[1]
+    assert tensors <= records[1].bytes_up < 1.5 * tensors + 20_000
+    frozen_bytes = sum(tensor.nbytes for tensor in method.frozen_weights().values())
+    assert records[0].bytes_down - records[1].bytes_down >= 6 * frozen_bytes / 2
+    state = checkpoint.load(runs["whole"]).state
+    assert same_bits(state.tensors, checkpoint.load(runs["half"]).state.tensors)
+
+
+def test_recipfl_takes_levels_of_a_function(beside, tmp_path):
+    keys = {"family": "own_networks:Deep", "family-arguments": LEVELS, "strategy": "recipfl", "rounds": 1}
+    small = {"recipfl.hidden": 8, "recipfl.decoder-hidden": 8, "below-smallest": "smallest"}
+    [record] = read_rounds(run(simulated_grid(), small_config(tmp_path, **keys | small)))
+    assert (record.devices_replied, record.devices_failed) == (4, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 from models.densenet import DenseNet121
 from models.family import make_family
@@ -87,12 +90,160 @@ def test_nodes_hold_every_tensor_but_the_norms_biases_and_statistics(family):
     assert all(start < end for start, end in graph.edges)
 
 
-def test_an_operator_that_is_not_known_is_named():
+# An encoder of two layers with adapters, of which the smaller one has the first.
+ENCODER = {
+    **{"name": "encoder", "input_shape": [9], "classes": 3, "vocabulary": 40, "hidden": 16, "heads": 4, "mlp": 20},
+    **{"positions": 16, "adapter": 2, "depth": 2, "depths": [1, 2], "freeze": ["embeddings", "encoder"]},
+}
+OUT, MLP = "encoder.layer.0.attention.output.dense.adapter", "encoder.layer.0.output.dense.adapter"
+# Every node of the smaller one, with those before it.
+BY_HAND = [
+    ("input", []),
+    ("ne", [0]),  # which tokens are no padding
+    ("embedding", [0]),  # of words; those of types and positions are frozen and follow from nothing
+    ("add", [2]),
+    ("add", [3]),
+    ("norm", [4]),
+    ("dropout", [5]),
+    ("linear", [6]),  # query, key and value
+    ("linear", [6]),
+    ("linear", [6]),
+    ("scaled_dot_product_attention", [1, 7, 8, 9]),
+    ("linear", [10]),
+    (("linear weight", f"{OUT}.down.weight", (2, 16)), [11]),
+    (("linear bias", f"{OUT}.down.bias", (2,)), [12]),
+    ("gelu", [13]),
+    (("linear weight", f"{OUT}.up.weight", (16, 2)), [14]),
+    (("linear bias", f"{OUT}.up.bias", (16,)), [15]),
+    ("add", [11, 16]),
+    ("dropout", [17]),
+    ("add", [6, 18]),
+    ("norm", [19]),
+    ("linear", [20]),
+    ("gelu", [21]),
+    ("linear", [22]),
+    (("linear weight", f"{MLP}.down.weight", (2, 16)), [23]),
+    (("linear bias", f"{MLP}.down.bias", (2,)), [24]),
+    ("gelu", [25]),
+    (("linear weight", f"{MLP}.up.weight", (16, 2)), [26]),
+    (("linear bias", f"{MLP}.up.bias", (16,)), [27]),
+    ("add", [23, 28]),
+    ("dropout", [29]),
+    ("add", [20, 30]),
+    ("norm", [31]),
+    ("mul", [1, 32]),  # the mean over tokens
+    ("sum", [33]),
+    ("sum", [1]),
+    ("clamp", [35]),
+    ("div", [34, 36]),
+    ("dropout", [37]),
+    (("classifier weight", "classifier.out_proj.weight", (3, 16)), [38]),
+    (("classifier bias", "classifier.out_proj.bias", (3,)), [39]),
+    ("output", [40]),
+]
+
+
+def test_an_encoder_with_adapters_by_hand():
+    family = make_family(ENCODER)
+    graph = graph_of(family, family.smallest())
+    assert [replace(node, scale=1.0) for node in graph.nodes] == [
+        Node(what) if isinstance(what, str) else Node(*what) for what, _ in BY_HAND
+    ]
+    assert set(graph.edges) == {(before, end) for end, (_, befores) in enumerate(BY_HAND) for before in befores}
+    # The larger one has the second layer between the first and the mean.
+    larger = graph_of(family, family.full())
+    assert [node.tensor or node.operator for node in larger.nodes[:33]] == [
+        n.tensor or n.operator for n in graph.nodes[:33]
+    ]
+    assert [node.operator for node in larger.nodes[33:59]] == [node.operator for node in graph.nodes[7:33]]
+    assert [node.operator for node in larger.nodes[59:]] == [node.operator for node in graph.nodes[33:]]
+    # What travels is what has a node.
+    travels = {name for name, spec in family.tensors(family.full()).items() if not spec.frozen}
+    assert {node.tensor for node in larger.tensors} == travels
+
+
+def test_values_of_a_module_begin_as_widely_spread_as_it_draws_them():
+    family = make_family({**ENCODER, "hidden": 384, "adapter": 32, "heads": 12})
+    scales = {node.tensor: node.scale for node in graph_of(family, family.smallest()).tensors}
+    # Adapters have a standard deviation of 0.01, heads one of 0.02, Kaiming's is sqrt(2 / fan in).
+    assert scales[f"{OUT}.down.weight"] == scales[f"{OUT}.down.bias"] == pytest.approx(0.01 * 192**0.5, rel=0.05)
+    assert scales[f"{OUT}.up.weight"] == scales[f"{OUT}.up.bias"] == pytest.approx(0.01 * 16**0.5, rel=0.05)
+    assert scales["classifier.out_proj.weight"] == pytest.approx(0.02 * 192**0.5, rel=0.1)
+
+
+def test_layers_that_are_not_known_are_followed_by_the_functions_that_they_call():
     family = VitTiny(input_shape=(3, 8, 8), depth=1)
-    with pytest.raises(
-        GraphError, match=r"vit-tiny: its block '.*' has the operator Patches; those that are known are"
-    ):
+    graph = graph_of(family, family.full())
+    norms = {"block0_attention.norm.bias", "block0_mlp.norm.bias", "head.norm.bias"}
+    assert {node.tensor for node in graph.tensors} == set(family.tensors(family.full())) - norms
+    assert graph.nodes[3] == Node("add weight of 2", "embedding.positions.weight", (4, 192), scale=graph.nodes[3].scale)
+
+
+def test_what_is_frozen_has_no_tensor():
+    family = make_family({"name": "lenet5", "freeze": ["block1", "head.fc1"]})
+    whole, frozen = graph_of(LeNet5(), family.full()), graph_of(family, family.full())
+    assert [n.tensor for n in frozen.tensors] == [n.tensor for n in whole.tensors if not family.is_frozen(n.tensor)]
+    assert [node.operator for node in frozen.nodes][:5] == ["input", "conv", "norm", "relu", "average pool"]
+    assert all((n, n + 1) in frozen.edges for n in range(len(frozen.nodes) - 1))
+
+
+class ByValue(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+
+def by_value(classes):
+    return ByValue(classes)
+
+
+class Unusual(nn.Module):
+    """Norms of one and of two dimensions, a layer that is called twice, and a gain."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.wide, self.norm = nn.LayerNorm((2, 4)), nn.LayerNorm(4)
+        self.layer, self.gain = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x):
+        x = self.layer(self.layer(self.norm(self.wide(x)))) * self.gain
+        return self.head(x.mean(1))
+
+
+def unusual(classes):
+    return Unusual(classes)
+
+
+def test_tensors_of_one_operator_have_one_number_of_dimensions_and_a_shared_one_is_one_node():
+    family = make_family({"name": f"{__name__}:unusual", "input_shape": [2, 4], "classes": 3, "levels": [{}]})
+    graph = graph_of(family, family.full())
+    assert [(node.operator, node.tensor) for node in graph.nodes] == [
+        ("input", ""),
+        ("norm weight of 2", "wide.weight"),
+        ("norm weight", "norm.weight"),
+        ("linear weight", "layer.weight"),
+        ("linear bias", "layer.bias"),
+        ("linear", ""),
+        ("mul gain of 1", "gain"),
+        ("mean", ""),
+        ("classifier weight", "head.weight"),
+        ("classifier bias", "head.bias"),
+        ("output", ""),
+    ]
+    assert graph.edges == tuple((n, n + 1) for n in range(10))
+
+
+def test_why_there_is_no_graph_is_said():
+    family = make_family({"name": f"{__name__}:by_value", "input_shape": [4], "classes": 3, "levels": [{}]})
+    with pytest.raises(GraphError, match=r"no graph can be made of .*: it cannot be run on tensors without memory: "):
         graph_of(family, family.full())
+    frozen = make_family({**ENCODER, "freeze": ["embeddings", "encoder", "classifier", f"{OUT}", f"{MLP}"]})
+    with pytest.raises(GraphError, match="nothing is left that could be generated; freeze = embeddings, encoder"):
+        graph_of(frozen, frozen.smallest())
 
 
 def test_graphs_of_equal_architectures_are_one():

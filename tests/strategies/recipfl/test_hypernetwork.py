@@ -6,13 +6,15 @@ import torch
 
 from models.lenet import LeNet5
 from models.resnet import ResNet18
-from strategies.recipfl.graph import graph_of
+from strategies.recipfl.graph import Node, graph_of
 from strategies.recipfl.hypernetwork import (
     DIGEST,
+    Decoder,
     Hypernetwork,
     ParameterEncoder,
     Request,
     ShapeParams,
+    _tiles,
     digest,
     digests,
     normalized,
@@ -241,3 +243,28 @@ def test_first_weights_are_as_large_as_those_of_a_usual_initialization():
     for name in ("block2.conv.weight", "head.fc1.weight", "head.classifier.weight"):
         he = math.sqrt(2 / found[name][0].numel())
         assert 0.4 * he < found[name].std() < 2 * he
+
+
+def test_a_decoder_makes_only_what_some_tensor_has_of_it():
+    torch.manual_seed(0)
+    decoder = Decoder(3, 4, {(2, 6), (6, 2)})
+    assert decoder.layers[2].out_features == 2 * 6 + 6 * 2 - 2 * 2
+    states = torch.rand(5, 3)
+    tile = decoder(states)
+    assert tile.shape == (5, 6, 6)
+    assert torch.equal(torch.cat([tile[:, :2].flatten(1), tile[:, 2:, :2].flatten(1)], dim=1), decoder.layers(states))
+    assert tile[:, 2:, 2:].eq(0).all()
+    assert Decoder(3, 4, {(2, 6), (6, 6)}).layers[2].out_features == 36
+
+
+def test_what_a_tensor_has_of_a_tile_is_not_0():
+    """Also where channels are bounded, and tensors behind a flatten have more inputs."""
+    nodes = [Node("linear weight", "a", (4, 32), positions=8), Node("linear weight", "b", (16, 20))]
+    decoder = Decoder(3, 4, _tiles("linear weight", nodes, 4))
+    assert decoder.tile == (4, 32)
+    nodes.append(Node("linear weight", "c", (3, 64), positions=16))
+    nodes[0] = Node("linear weight", "a", (2, 32), positions=8)
+    decoder = Decoder(3, 4, _tiles("linear weight", nodes, 4))
+    tile = decoder(torch.rand(1, 3))[0]
+    for node in nodes:
+        assert tiled(tile, node.shape, node.positions).ne(0).all()

@@ -1,6 +1,9 @@
 import json
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -253,10 +256,74 @@ def test_what_is_not_generated_is_logged(recipfl, caplog):
     assert "Not generated, but kept from each device's last upload: large_block1.norm.bias, " in caplog.text
 
 
-def test_a_family_without_a_graph_is_refused_by_name(tmp_path):
-    family = make_family({"name": "vit-tiny", "input_shape": [3, 8, 8], "depth": 1})
-    with pytest.raises(ValueError, match=r"vit-tiny: its block '.*' has the operator Patches"):
-        RecipFL(setup(tmp_path, family), RecipFLParams())
+# What is frozen
+
+ENCODER = make_family(
+    {
+        **{"name": "encoder", "input_shape": [9], "classes": 3, "vocabulary": 40, "hidden": 16, "heads": 4, "mlp": 20},
+        **{"positions": 16, "adapter": 2, "depth": 2, "depths": [1, 2], "freeze": ["embeddings", "encoder"]},
+    }
+)
+DEEP, SHALLOW = ENCODER.candidates(())
+
+
+def over_encoder(folder, **changes):
+    made = replace(setup(folder, ENCODER, task={"devices": 3}), **changes)
+    return RecipFL(made, RecipFLParams(hidden=8, decoder_hidden=8))
+
+
+def test_what_is_frozen_is_neither_generated_nor_sent(tmp_path):
+    strategy = over_encoder(tmp_path)
+    assert set(strategy.hypernetwork.decoders) == {
+        *("linear weight", "linear bias", "classifier weight", "classifier bias"),
+    }
+    for architecture in (DEEP, SHALLOW):
+        sent = strategy.generate([(0, architecture)])[0, architecture]
+        assert list(sent) == [
+            name for name in ENCODER.tensors(architecture) if ".adapter." in name or "out_proj" in name
+        ]
+        for name, value in sent.items():
+            assert value.shape == ENCODER.tensors(architecture)[name].shape
+            assert value.abs().max() > 0
+    assert set(strategy.frozen_weights()) == {n for n, s in ENCODER.tensors(DEEP).items() if s.frozen}
+    assert strategy.state().tensors.keys().isdisjoint(strategy.frozen_weights())
+
+
+def test_the_larger_and_the_smaller_encoder_share_decoders(tmp_path):
+    """What a strong device learns moves what a weak one is sent."""
+    strategy = over_encoder(tmp_path)
+    before = strategy.generate([(1, SHALLOW)])[1, SHALLOW]
+    weights = {name: value + 0.1 for name, value in strategy.generate([(0, DEEP)])[0, DEEP].items()}
+    local = strategy.local(Order(0, DEEP))
+    parcels = local.sent(ENCODER, DEEP), local.returned(ENCODER, DEEP)
+    mine = Group(DEEP, strategy.selection(0, DEEP), *parcels, ENCODER.place(DEEP))
+    strategy.absorb(Contribution(mine, [0], [0], 4, {}, {"weights": weights}))
+    strategy.finish_round([])
+    after = strategy.generate([(1, SHALLOW)])[1, SHALLOW]
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_given_weights_are_what_is_frozen(tmp_path):
+    given = {"embeddings.LayerNorm.weight": torch.full((16,), 2.0), "classifier.out_proj.bias": torch.full((3,), 3.0)}
+    strategy = over_encoder(tmp_path, initial=given)
+    assert strategy.frozen_weights()["embeddings.LayerNorm.weight"].eq(2).all()
+    # What is generated has no first weights, but the hypernetwork reads them as the device's current ones.
+    place = [node.tensor for node in strategy.graphs[DEEP].tensors].index("classifier.out_proj.bias")
+    assert strategy._current((0, DEEP)).digests[place, :3].eq(3).all()
+    with pytest.raises(
+        ValueError, match="recipfl writes all weights itself, and takes of given ones only what `freeze`"
+    ):
+        over_encoder(tmp_path, family=replace(ENCODER, freeze=()), initial=given)
+
+
+def test_a_hypernetwork_that_no_memory_holds_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=50_000))
+    words = (
+        r"recipfl\.tile = 0: the hypernetwork would have [\d,]+ parameters, [\d,]+ of them to make the tensor "
+        r"'linear weight', and take 0 GB of this machine's 0: freeze what need not be trained, or take smaller tiles"
+    )
+    with pytest.raises(ValueError, match=words):
+        over_encoder(tmp_path)
 
 
 # Whole rounds with real devices: 0 and 1 are strong.
@@ -548,6 +615,18 @@ def test_what_classifiers_read_is_compared_only_where_it_has_the_same_size():
     expected = math.log(2) + (math.log(2) + 2 * math.log(4)) / 3
     for divergence in ("student || teacher", "teacher || student"):
         assert float(taught(student, teacher, divergence).detach()) == pytest.approx(expected, rel=1e-5)
+
+
+class WithoutLinear(Reader):
+    def __init__(self, *reads):
+        super().__init__(*reads)
+        self.classifier = nn.Identity()
+
+
+def test_networks_without_a_linear_layer_compare_what_they_say_alone():
+    student, teacher = WithoutLinear(math.log(2), 0.0, 0.0), Reader(0.0, 0.0, 0.0)
+    expected = math.log(2) + (math.log(2) + 2 * math.log(4)) / 3
+    assert float(taught(student, teacher).detach()) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_taught_model_needs_a_teacher():
