@@ -87,7 +87,7 @@ def follow(
 
     Args:
         build: makes the module, in training mode; called while tensors are fake.
-        outputs: size of the last dimension of what the module returns.
+        outputs: size of the second dimension of what the module returns.
 
     Raises:
         ValueError: the module does not take such a batch, or returns something else.
@@ -109,11 +109,11 @@ def follow(
                     f"{type(error).__name__}: {error}"
                 ) from error
             for result in results:
-                if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[-1] != outputs:
+                if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[1] != outputs:
                     found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                     raise ValueError(
                         f"its network returns {found} for a batch of {examples}: it must return one tensor of "
-                        f"(batch, {outputs}), one row of outputs per example"
+                        f"(batch, {outputs}), one row of outputs per example, or of (batch, {outputs}, tokens)"
                     )
             size = results[-1].shape  # (batch, classes), or (batch, classes, positions)
             labels = torch.zeros((size[0], *size[2:]), dtype=torch.int64)
