@@ -253,7 +253,8 @@ def test_methods_that_need_classes_say_so_before_the_first_round(
         ConfigError, match=r"it needs one class per example, and the labels of 'brightness' are numbers: .*'fedavg'$"
     ) as caught:
         build(_config(tmp_path, **REFUSED[name]))
-    assert ("model-search.masked-loss = false" in str(caught.value)) is (name in ("heterofl", "model-search"))
+    offered = f"{REFUSED[name]['strategy']}.masked-loss = false" in str(caught.value)
+    assert offered is (name in ("heterofl", "model-search"))
     build(_config(tmp_path, **REFUSED[name] | {"task": "digits"}))
 
 
