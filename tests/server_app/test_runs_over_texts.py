@@ -109,8 +109,8 @@ def test_devices_of_several_sizes_learn_tags(method: dict[str, Any], folder: Pat
     ]
     write_lines(folder / "train.jsonl", *rows)
     arguments = f"tokenizer = '{folder / 'words'}', source = 'who', labels = 'tags', own_labels = true"
-    settings = {"family": "encoder", "family_arguments": SMALL, "task_arguments": arguments, "below_smallest": "smallest"}
-    run_dir = run(simulated_grid(), config(folder, **settings | method))
+    settings = {"family": "encoder", "family_arguments": SMALL, "below_smallest": "smallest"}
+    run_dir = run(simulated_grid(), config(folder, task_arguments=arguments, **settings | method))
     last = read_rounds(run_dir)[-1]
     assert last.devices_replied == last.devices_sampled
     assert (last.metric, last.personal_failed) == ("entity_f1", 0)
