@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +88,7 @@ def follow(
 
     Args:
         build: makes the module, in training mode; called while tensors are fake.
-        outputs: size of the last dimension of what the module returns.
+        outputs: size of the second dimension of what the module returns.
 
     Raises:
         ValueError: the module does not take such a batch, or returns something else.
@@ -95,7 +96,8 @@ def follow(
     # Batch norm refuses a single example over a 1x1 map; training never meets one either.
     examples = max(2, batch_size)
     with FakeTensorMode():
-        model = build().train()
+        with _replaced_by_conversions():
+            model = build().train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
         storages = _Storages([*model.parameters(), *model.buffers()])
         with storages, FlopCounterMode(display=False, custom_mapping=dict(_ATTENTION_ON_CPUS)) as counter:
@@ -109,11 +111,11 @@ def follow(
                     f"{type(error).__name__}: {error}"
                 ) from error
             for result in results:
-                if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[-1] != outputs:
+                if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[1] != outputs:
                     found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                     raise ValueError(
                         f"its network returns {found} for a batch of {examples}: it must return one tensor of "
-                        f"(batch, {outputs}), one row of outputs per example"
+                        f"(batch, {outputs}), one row of outputs per example, or of (batch, {outputs}, tokens)"
                     )
             size = results[-1].shape  # (batch, classes), or (batch, classes, positions)
             labels = torch.zeros((size[0], *size[2:]), dtype=torch.int64)
@@ -133,6 +135,35 @@ def follow(
             flops=counter.get_total_flops() * batch_size // examples,
             convolutions=storages.convolutions,
         )
+
+
+@contextmanager
+def _replaced_by_conversions() -> Iterator[None]:
+    """Let modules convert their own parameters as they are made, such as by `.to(torch.float32)`.
+
+    PyTorch swaps a fake parameter for its converted one, and cannot. Here the converted one takes its place.
+    """
+
+    def convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(function)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                with torch.no_grad():
+                    found = function(parameter)
+                if found is not parameter:
+                    module._parameters[name] = nn.Parameter(found, parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+        return module
+
+    usual = nn.Module._apply
+    nn.Module._apply = convert  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = usual  # type: ignore[method-assign]
 
 
 class _Storages(TorchDispatchMode):

@@ -94,6 +94,11 @@ class HeteroFLParams(StatisticsParams):
     dynamic: bool = Field(
         False, description="Whether every device draws its width anew each round among those it can afford"
     )
+    masked_loss: bool = Field(
+        True,
+        description="Whether devices minimize the masked cross-entropy; false: the task's own loss, also where labels "
+        "are not one class per example",
+    )
 
 
 class HeteroFL(SubModelMethod):
@@ -134,8 +139,9 @@ class HeteroFL(SubModelMethod):
         return affordable[int(self.rng(2, device).integers(len(affordable)))]
 
     def local(self, order: Order) -> Local:
-        """Masked cross-entropy."""
-        return MaskedTraining(weighting="uniform")
+        """Masked cross-entropy, or the task's own loss."""
+        masked = not isinstance(self.params, HeteroFLParams) or self.params.masked_loss
+        return (MaskedTraining if masked else Training)(weighting="uniform")
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every coordinate becomes the mean over its owners; then distillation, where it is asked for."""

@@ -185,9 +185,14 @@ class InclusiveFL(CandidateMethod):
                 for name in self.layers[architecture].head:
                     del weights[name]
         self.means = {a: self.running_mean(weights) for a, weights in self.weights.items()}
-        self.m = {a: {n: torch.zeros_like(v) for n, v in weights.items()} for a, weights in self.weights.items()}
+        # Of what the server's Adam steps: nothing without it, and nothing that is frozen.
+        stepped: dict[Architecture, Weights] = {
+            a: {n: v for n, v in weights.items() if params.server == "adam" and not family.is_frozen(n)}
+            for a, weights in self.weights.items()
+        }
+        self.m = {a: {n: torch.zeros_like(v) for n, v in weights.items()} for a, weights in stepped.items()}
         self.v = {
-            a: {n: torch.full_like(v, params.tau**2) for n, v in weights.items()} for a, weights in self.weights.items()
+            a: {n: torch.full_like(v, params.tau**2) for n, v in weights.items()} for a, weights in stepped.items()
         }
         # What a type hands down to the next smaller one, by the names behind a layer's own.
         self.momentum: dict[Architecture, Weights] = {
@@ -259,11 +264,10 @@ class InclusiveFL(CandidateMethod):
                 update[name] = beta * momentum[suffix] + (1 - beta) * averaged[name]
         m, v = self.m[architecture], self.v[architecture]
         if self.params.server == "adam":
-            self.weights[architecture] = {
-                name: adam_step(self.params, name, weights[name], update[name], m, v) for name in weights
-            }
+            moved = {name: adam_step(self.params, name, weights[name], update[name], m, v) for name in m}
         else:
-            self.weights[architecture] = {name: weights[name] + update[name] for name in weights}
+            moved = {name: weights[name] + update[name] for name in weights}
+        self.weights[architecture] = weights | moved
         if smaller is not None:
             first = len(self.layers[smaller].blocks) - 1  # the layer that is the smaller type's last
             span = self.layers[architecture].blocks[first:]

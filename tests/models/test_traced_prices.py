@@ -52,3 +52,18 @@ def test_an_encoder_holds_what_pytorch_allocates(kind, optimizer):
     predicted = cost(family, arch, batch_size=8, optimizer=optimizer).peak_training_memory_bytes
     allocated = allocated_peak_bytes(family, arch, 8, optimizer)
     assert predicted == pytest.approx(allocated, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_module_may_convert_its_own_parameters(dtype):
+    """What is converted takes the place of what was there; what needs no conversion stays the same tensor."""
+    step = follow(lambda: torch.nn.Sequential(torch.nn.Linear(4, 3)).to(dtype), 2, (4,), dtype, 3)
+    assert (step.parameters, step.state_bytes) == (15, 15 * dtype.itemsize)
+
+
+def test_a_network_may_answer_for_every_token():
+    spec = {"name": "encoder", "vocabulary": 40, "hidden": 16, "heads": 2, "depth": 1, "mlp": 16, "positions": 16}
+    family = make_family(spec | {"input_shape": [12], "classes": 5, "labels": "tokens"})
+    assert cost(family, family.full(), batch_size=2, optimizer="sgd").parameters > 40 * 16
+    with pytest.raises(ValueError, match=r"returns \(2, 5, 12\) .* must return one tensor of \(batch, 12\)"):
+        follow(lambda: family.build(family.full()), 2, (12,), torch.int64, 12)

@@ -17,6 +17,7 @@ from tests.small_run import simulated_grid, small_config, started
 from tests.tasks.text_files import VOCABULARY, make_tokenizer, write_lines
 
 SOURCES = 6
+SMALL = "hidden = 16, heads = 2, mlp = 16, depth = 2, positions = 16"
 WORDS = ("good", "bad", "great", "poor", "film", "book")
 
 
@@ -91,6 +92,28 @@ def test_few_devices_with_all_classes_have_their_scores_in_the_journal_too(folde
     last = read_rounds(run_dir)[-1]
     assert last.personal_score_by_device is not None
     assert fmean(last.personal_score_by_device.values()) == pytest.approx(last.personal_score)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"strategy": "heterofl", "heterofl.masked-loss": False, "widths": "1, 0.5"},
+        {"strategy": "inclusivefl", "inclusivefl.head": "own", "family_arguments": f"{SMALL}, depths = [1, 2]"},
+    ],
+    ids=lambda method: method["strategy"],
+)
+def test_devices_of_several_sizes_learn_tags(method: dict[str, Any], folder: Path) -> None:
+    rows = [
+        {"text": ["we", "saw", word], "label": ["O", "O", f"B-{number % 2}"], "who": f"source {number % SOURCES}"}
+        for number, word in enumerate(WORDS * 12)
+    ]
+    write_lines(folder / "train.jsonl", *rows)
+    arguments = f"tokenizer = '{folder / 'words'}', source = 'who', labels = 'tags', own_labels = true"
+    settings = {"family": "encoder", "family_arguments": SMALL, "below_smallest": "smallest"}
+    run_dir = run(simulated_grid(), config(folder, task_arguments=arguments, **settings | method))
+    last = read_rounds(run_dir)[-1]
+    assert last.devices_replied == last.devices_sampled
+    assert (last.metric, last.personal_failed) == ("entity_f1", 0)
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,16 @@ def test_what_is_frozen_keeps_its_bits(tmp_path):
     assert not any(name.startswith(("embedding.", "block0_mlp.")) for name in changed)
 
 
+@pytest.mark.parametrize(
+    ("server", "parts"), [("adam", {"weights", "m", "v", "momentum"}), ("mean", {"weights", "momentum"})]
+)
+def test_adams_moments_are_kept_of_what_it_steps_alone(server, parts):
+    state = inclusive(replace(VIT, freeze=("embedding",)), server=server).state().tensors
+    assert {name.split("/")[0] for name in state} == parts
+    frozen = {name.split("/")[0] for name in state if name.split("/")[-1].startswith("embedding.")}
+    assert frozen == {"weights"}
+
+
 def test_families_that_share_no_layers_are_refused():
     with pytest.raises(ValueError, match="one stack of layers"):
         inclusive(LeNet5(input_shape=(1, 8, 8)))

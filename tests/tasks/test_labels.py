@@ -232,6 +232,7 @@ ALLOWED = {
     "fedprox": {"strategy": "fedprox", "fedprox.mu": 0.1},
     "fedadam": {"strategy": "fedadam"},
     "local": {"strategy": "local"},
+    "heterofl": {"strategy": "heterofl", "heterofl.masked-loss": False},
     "fjord": {"strategy": "fjord", "fjord.distillation": False},
     "scalefl": {"strategy": "scalefl", "scalefl.gamma": 0.0} | EXITS,
     "hypemefed": {"strategy": "hypemefed", "hypemefed.epochs": 1, "hypemefed.hidden": 8} | EXITS,
@@ -252,7 +253,8 @@ def test_methods_that_need_classes_say_so_before_the_first_round(
         ConfigError, match=r"it needs one class per example, and the labels of 'brightness' are numbers: .*'fedavg'$"
     ) as caught:
         build(_config(tmp_path, **REFUSED[name]))
-    assert ("model-search.masked-loss = false" in str(caught.value)) is (name == "model-search")
+    offered = f"{REFUSED[name]['strategy']}.masked-loss = false" in str(caught.value)
+    assert offered is (name in ("heterofl", "model-search"))
     build(_config(tmp_path, **REFUSED[name] | {"task": "digits"}))
 
 

@@ -1,0 +1,36 @@
+"""A BERT with LoRA's adapters, by the package `peft`, as a family of levels: what travel.py compares with.
+
+The project has no adapters of its own. This is a function of one's own, as docs/your-model.md has them: its base is
+frozen by the run's key `freeze`, so that it travels to a device once, and adapters and head are what devices train.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from models.family import make_family
+
+RANK, TARGETS = 8, ("query", "value")  # LoRA's usual targets; alpha is twice the rank
+
+
+def adapted(layers: int, classes: int, input_shape: list[int], rank: int = RANK) -> nn.Module:
+    """The first layers of a network of MiniLM-L6's sizes, with adapters at the queries and values of attention."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    spec: dict[str, Any] = {"name": "encoder", "input_shape": input_shape, "classes": classes, "depth": layers}
+    family = make_family(spec)
+    network = family.build(family.full())
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(TARGETS))
+    inject_adapter_in_model(config, network)
+    # `peft` freezes all but its adapters; what is trained is said by `freeze`, which leaves the head out.
+    network.requires_grad_(True)
+    return network
+
+
+def base(layers: int) -> tuple[str, ...]:
+    """All but adapters and head, by the beginnings of names."""
+    parts = ("attention.self.key", "attention.output", "intermediate", "output")
+    parts += tuple(f"attention.self.{target}.base_layer" for target in TARGETS)
+    return ("embeddings", *(f"encoder.layer.{number}.{part}" for number in range(layers) for part in parts))
