@@ -1,6 +1,7 @@
 """Public data for the runs on Fashion-MNIST, and what a server may learn from them beforehand.
 
-They are scikit-learn's handwritten digits, 8x8, resized to 28x28: another data set than the devices', and other classes.
+They are scikit-learn's handwritten digits, 8x8, resized to 28x28: another data set than the devices', with other
+classes.
 """
 
 from __future__ import annotations
