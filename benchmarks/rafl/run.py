@@ -122,8 +122,8 @@ def bytes_to(rows: list[list[float]], target: float) -> float | None:
 
 
 def table(results: dict[str, Figures]) -> str:
-    """Per alpha and method: accuracy early and at the end, bytes in all and to the target, simulated minutes, use of links,
-    and what devices' own models score on their own test examples.
+    """Per alpha and method: accuracy early and at the end, bytes in all and to the target, simulated minutes, use of
+    links, and what devices' own models score on their own test examples.
     """
     heads = ["alpha", "method", "seeds", "accuracy after round 5", "accuracy, mean of the last fifth", "MB in all"]
     heads += [f"MB to {TARGET:.0%}", "simulated minutes", "link budget used", "personal accuracy"]
