@@ -34,7 +34,7 @@ from tasks.task import TaskSpec, load_data_set, load_task
 
 SIDE = 28
 # Of the supernet's training on the digits; the learning rate falls to 0.
-STEPS = 400
+STEPS = 200
 TRAINING = LocalTraining(batch_size=64, learning_rate=0.05, momentum=0.9)
 
 
