@@ -50,7 +50,7 @@ from strategies.method import (
 )
 from strategies.params import Count, Params, Rate, Shares
 from strategies.search import ExactSearch, PoolSearch
-from strategies.submodel import CandidateMethod, initial_weights
+from strategies.submodel import CandidateMethod, first_weights, initial_weights
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -238,8 +238,12 @@ class RaFL(CandidateMethod):
     params_type: ClassVar[type[Params]] = RaFLParams
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
+    takes_initial_weights: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: RaFLParams) -> None:
+        if setup.family.freeze:
+            frozen = ", ".join(setup.family.freeze)
+            raise ValueError(f"freeze = {frozen!r}: rafl trains all of both networks, so leave it empty")
         self.params = params
         try:
             self.space = Space.of(setup.family, sorted(params.shares), None, params.min_blocks)
@@ -248,7 +252,7 @@ class RaFL(CandidateMethod):
                 f"rafl.shares = {list(params.shares)}, rafl.min-blocks = {params.min_blocks}: {error}"
             ) from None
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
-        self.supernet = initial_weights(setup.family, setup.settings.seed)
+        self.supernet = first_weights(setup)
         self.own_family = _own_family(setup.family, params)
         self.knowledge_family = self.own_family or setup.family
         self.knowledge_architecture = self._knowledge_architecture()
@@ -507,7 +511,7 @@ class RaFL(CandidateMethod):
     # State
 
     def state(self) -> State:
-        """The knowledge network, and who has which personal models; the supernet follows from the seed."""
+        """The knowledge network, and who has which personal models; the supernet is as the run began."""
         devices = [[d, [a.to_json() for a in kept]] for d, kept in sorted(self.personal_models.items())]
         values: dict[str, Any] = {"personal_models": devices, "lost_models": self.lost_models}
         if isinstance(self.searcher, PoolSearch):

@@ -1,8 +1,8 @@
 """RaFL against methods with one uniform model on label-skewed images; resumable, one run after the other.
 
-python -m benchmarks.rafl.run                            # runs what results.json lacks
-python -m benchmarks.rafl.run --only "rafl a" --seeds 1  # some of it
-python -m benchmarks.rafl.run --table                    # the table alone
+python -m benchmarks.rafl.run                                         # runs what results.json lacks
+python -m benchmarks.rafl.run --only "rafl a" --alphas 0.5 --seeds 1  # some of it
+python -m benchmarks.rafl.run --table                                 # the table in README.md alone
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import Any
 import torch
 
 import server_app.app
+from benchmarks.rafl.public import pretrained, write_digits
+from benchmarks.tables import markdown, write_between
 from client_app.app import app as client
 from server_app.config import RunConfig
 from tests.grid import InProcessGrid
 
-RESULTS = Path(__file__).with_name("results.json")
+RESULTS, README = (Path(__file__).with_name(name) for name in ("results.json", "README.md"))
+RUNS = Path(__file__).parents[2] / "runs" / "rafl"  # where the pretrained supernets lie
 SEEDS = (1, 2, 3)
 ALPHAS = (0.5, 0.1)
 TARGET = 0.7  # accuracy whose price in bytes is compared
@@ -46,12 +49,19 @@ COMMON: dict[str, Any] = {
     "transfer-seconds": 1.0,
     "test-fraction": 0.1,
 }
-PUBLIC: dict[str, Any] = {"public-task": "mnist", "public-examples": 10_000, "ensemble.steps": 100}
+# The public data are digits (public.py), which the server holds without labels.
+PUBLIC: dict[str, Any] = {"public-task": "npz", "ensemble.steps": 100, "ensemble.batch-size": 32}
+# A supernet that was trained on the digits, with their labels; its classifier is drawn anew.
+PRETRAINED: dict[str, Any] = {"initial-names": "'head.classifier' = false"}
+# As RaFL makes it: its supernet and the network of the others have the same tensors.
+SUPERNET: dict[str, Any] = {"name": "resnet18", "first_channels": 8, "norm": "batch", "scaler": False}
 # Methods with one uniform model train it on every device, whatever its budget.
 METHODS: dict[str, dict[str, Any]] = {
     "rafl a": {"strategy": "rafl"},
     "rafl b": {"strategy": "rafl", "rafl.fusion": "ensemble"} | PUBLIC,
+    "rafl c": {"strategy": "rafl"} | PRETRAINED,
     "fedavg": {"strategy": "fedavg"},
+    "fedavg, pretrained": {"strategy": "fedavg"} | PRETRAINED,
     "fedprox": {"strategy": "fedprox", "fedprox.mu": 0.01},
     "fednova": {"strategy": "fednova"},
     "scaffold": {"strategy": "scaffold"},
@@ -79,13 +89,18 @@ def run(method: str, alpha: float, seed: int) -> Figures:
     """One run: accuracy, bytes and simulated hours up to every evaluation, the mean use of budgets, and the last scores
     of what devices hold.
     """
+    settings = COMMON | METHODS[method]
+    digits: dict[str, float] | None = None
     with tempfile.TemporaryDirectory() as folder:
         fleet = Path(folder) / "fleet.toml"
         fleet.write_text(FLEET)
         own = {"fleet": str(fleet), "alpha": alpha, "seed": seed, "output-dir": folder, "run-name": "run"}
-        run_dir = server_app.app.run(
-            InProcessGrid(client, 1), RunConfig.from_run_config(COMMON | METHODS[method] | own)
-        )
+        if "public-task" in settings:
+            own["public-data-dir"] = str(write_digits(Path(folder) / "digits"))
+        if "initial-names" in settings:
+            file, digits = pretrained(RUNS, SUPERNET, seed)
+            own["initial-weights"] = str(file)
+        run_dir = server_app.app.run(InProcessGrid(client, 1), RunConfig.from_run_config(settings | own))
         records = [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
     bytes_so_far, rows = 0, []
     for record in records:
@@ -97,6 +112,7 @@ def run(method: str, alpha: float, seed: int) -> Figures:
         "rounds": rows,
         "bandwidth_utilisation": mean(used) if used else None,
         "personal_score": records[-1]["personal_score"],
+        **({"accuracy_on_digits": digits} if digits else {}),
     }
 
 
@@ -106,14 +122,12 @@ def bytes_to(rows: list[list[float]], target: float) -> float | None:
 
 
 def table(results: dict[str, Figures]) -> str:
-    """Per alpha and method: accuracy at the end, bytes in all and to the target, simulated hours, use of links, and
-    what devices' own models score on their own test examples.
+    """Per alpha and method: accuracy early and at the end, bytes in all and to the target, simulated minutes, use of
+    links, and what devices' own models score on their own test examples.
     """
-    lines = [
-        f"| alpha | method | seeds | accuracy, mean of the last fifth | MB in all | MB to {TARGET:.0%} "
-        "| simulated minutes | link budget used | personal accuracy |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    heads = ["alpha", "method", "seeds", "accuracy after round 5", "accuracy, mean of the last fifth", "MB in all"]
+    heads += [f"MB to {TARGET:.0%}", "simulated minutes", "link budget used", "personal accuracy"]
+    rows = []
     for alpha in ALPHAS:
         for method in METHODS:
             runs = [results[key] for seed in SEEDS if (key := f"{method} {alpha} {seed}") in results]
@@ -125,32 +139,31 @@ def table(results: dict[str, Figures]) -> str:
             price = f"{mean(reached) / 1e6:.0f}" if len(reached) == len(runs) else f"{len(reached)} of {len(runs)}"
             used = [r["bandwidth_utilisation"] for r in runs if r["bandwidth_utilisation"]]
             own = [r["personal_score"] for r in runs if r["personal_score"] is not None]
-            megabytes = mean(r["rounds"][-1][2] for r in runs) / 1e6
-            lines.append(
-                f"| {alpha} | {method} | {len(runs)} | {100 * last:.1f} | {megabytes:.0f} "
-                f"| {price} | {60 * mean(r['rounds'][-1][3] for r in runs):.1f} "
-                f"| {f'{mean(used):.0%}' if used else ''} | {f'{100 * mean(own):.1f}' if own else ''} |"
-            )
-    return "\n".join(lines)
+            cells = [str(alpha), method, str(len(runs)), f"{100 * mean(r['rounds'][0][1] for r in runs):.1f}"]
+            cells += [f"{100 * last:.1f}", f"{mean(r['rounds'][-1][2] for r in runs) / 1e6:.0f}", price]
+            cells += [f"{60 * mean(r['rounds'][-1][3] for r in runs):.1f}", f"{mean(used):.0%}" if used else ""]
+            rows.append([*cells, f"{100 * mean(own):.1f}" if own else ""])
+    return markdown(heads, rows)
 
 
 def main() -> None:
-    """Do the runs that are missing, and print the table."""
+    """Do the runs that are missing, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--only", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--alphas", nargs="+", type=float, default=ALPHAS, choices=ALPHAS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Figures] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for seed in () if arguments.table else arguments.seeds:
-        for alpha in ALPHAS:
+        for alpha in arguments.alphas:
             for method in arguments.only:
                 key = f"{method} {alpha} {seed}"
                 if key not in results:
                     results[key] = run(method, alpha, seed)
                     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
+    print(write_between(README, "rafl", table(results)))
 
 
 if __name__ == "__main__":

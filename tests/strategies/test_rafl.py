@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from devices.budget import Budget
 from messages.orders import LocalTraining
 from models.cost import cost
+from models.lenet import LeNet5
 from strategies.ensemble import Ensemble
 from strategies.method import Order, parcel_bytes
 from strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
@@ -128,6 +129,21 @@ def test_the_knowledge_network_is_cut_out_of_the_supernet():
     wanted = FAMILY.place(FAMILY.width(0.25)).gather(method.supernet)
     assert method.scored_architecture == FAMILY.width(0.25)
     assert all((method.knowledge[name] == wanted[name]).all() for name in wanted)
+
+
+def test_both_networks_begin_with_the_weights_that_the_run_is_given():
+    """The first layer's are ones, the others are drawn as without any."""
+    given = {"block1.conv.weight": torch.ones(FAMILY.tensors(FAMILY.full())["block1.conv.weight"].shape)}
+    drawn, method = rafl(), rafl(initial=given)
+    assert method.takes_initial_weights
+    assert (method.supernet["block1.conv.weight"] == 1).all()
+    assert (method.knowledge["block1.conv.weight"] == 1).all()
+    assert all((method.supernet[name] == value).all() for name, value in drawn.supernet.items() if name not in given)
+
+
+def test_nothing_is_frozen():
+    with pytest.raises(ValueError, match="freeze = 'block1': rafl trains all of both networks"):
+        rafl(family=LeNet5(input_shape=(1, 8, 8), freeze=("block1",)))
 
 
 def test_it_may_be_of_a_family_of_its_own():

@@ -1,0 +1,90 @@
+"""Public data for the runs on Fashion-MNIST, and what a server may learn from them beforehand.
+
+They are scikit-learn's handwritten digits, 8x8, resized to 28x28: another data set than the devices', with other
+classes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from messages.orders import LocalTraining
+from models.family import make_family
+from models.space import Space
+from models.supernet import Supernet
+from strategies.rafl import RaFLParams
+from strategies.supernet import (
+    CALIBRATION_BATCHES,
+    SCORED_TOGETHER,
+    SupernetParams,
+    SupernetTraining,
+    accuracy,
+    batches_of,
+    calibrated,
+)
+from tasks.task import TaskSpec, load_data_set, load_task
+
+SIDE = 28
+# Of the supernet's training on the digits; the learning rate falls to 0.
+STEPS = 200
+TRAINING = LocalTraining(batch_size=64, learning_rate=0.05, momentum=0.9)
+
+
+def write_digits(folder: Path) -> Path:
+    """The digits as the task `npz` reads them, 1,438 to train on and 359 to test on; returns their folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = load_data_set("digits", "", None)
+    for name, part in (("train", data.train), ("test", data.test)):
+        np.savez(folder / f"{name}.npz", inputs=resized(part.inputs).numpy(), labels=part.labels.numpy())
+    return folder
+
+
+def resized(images: Tensor) -> Tensor:
+    """Images of values 0 to 16 as bytes of 28x28, bilinear."""
+    large = F.interpolate(images.float() * (255 / 16), (SIDE, SIDE), mode="bilinear", antialias=False)
+    return large.round().clamp(0, 255).to(torch.uint8)
+
+
+def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STEPS) -> tuple[Path, dict[str, float]]:
+    """The weights of a supernet trained on the digits, which are made where the folder lacks them.
+
+    Its space is that of RaFL's personal models, and its batch norms have the statistics of the largest one.
+
+    Args:
+        family: name and arguments of the supernet's family.
+        seed: of its first weights and its training.
+
+    Returns:
+        The file, and the accuracies of the largest and the smallest network on the digits' test set.
+    """
+    file, facts = folder / f"supernet-{seed}.safetensors", folder / f"supernet-{seed}.json"
+    if not file.exists():
+        task = load_task(TaskSpec("npz", devices=1, data_dir=str(write_digits(folder / "digits")), seed=seed))
+        shape = {"input_shape": list(task.input_shape), "classes": task.classes}
+        space = Space.of(make_family(family | shape), RaFLParams().shares, None, RaFLParams().min_blocks)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            supernet = Supernet(space)
+        examples = torch.arange(len(task.train))
+        training = SupernetTraining(supernet, task, examples, TRAINING, SupernetParams(steps=steps), seed)
+        while training.step < steps:
+            training.advance()
+        batches = list(batches_of(task, task.train, examples, TRAINING.batch_size, CALIBRATION_BATCHES))
+        networks = {
+            name: calibrated(supernet.extract(architecture), batches)
+            for name, architecture in (("largest", space.largest()), ("smallest", space.smallest()))
+        }
+        test = list(batches_of(task, task.test, torch.arange(len(task.test)), SCORED_TOGETHER))
+        scores = {name: accuracy(network, test) for name, network in networks.items()}
+        facts.write_text(json.dumps(scores) + "\n")
+        weights = {name: value.detach().contiguous() for name, value in networks["largest"].state_dict().items()}
+        safetensors.torch.save_file(weights, file)
+    return file, json.loads(facts.read_text())
