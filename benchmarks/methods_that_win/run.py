@@ -1,6 +1,6 @@
 """Which method delivers most to boards, phones and workstations that share one global model.
 
-python -m benchmarks.methods_that_win.run cnn3|resnet6|vit [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
+python -m benchmarks.methods_that_win.run cnn3|resnet6|vit|bert [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
-TWINS = ("cnn3", "resnet6", "vit")
+TWINS = ("cnn3", "resnet6", "vit", "bert")
 
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],
