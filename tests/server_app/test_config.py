@@ -259,7 +259,7 @@ def test_what_a_key_is_called_elsewhere_is_understood(key, meant):
     [
         ("zzz", "'wildflower config' lists all 99"),
         ("zzz.zzz", "'wildflower config' lists all 99"),
-        ("heterofl.zzz", "heterofl has heterofl.statistics-devices, heterofl.dynamic"),
+        ("heterofl.zzz", "heterofl has heterofl.statistics-devices, heterofl.dynamic, heterofl.masked-loss"),
     ],
 )
 def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
