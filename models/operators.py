@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from models.layers import Network
+from models.trace import replaced_by_conversions
 
 INPUT, OUTPUT = "input", "output"
 # Functions whose result holds what their first argument does, in another place, order or type.
@@ -53,7 +54,8 @@ def operators(build: Callable[[], nn.Module], input_shape: tuple[int, ...], dtyp
     """
     with FakeTensorMode():
         try:
-            model = build().train()
+            with replaced_by_conversions():
+                model = build().train()
             inputs = torch.zeros(2, *input_shape, dtype=dtype)
             recorder = _Recorder(model, inputs)
             with torch.no_grad(), recorder:
@@ -92,6 +94,7 @@ class _Recorder(TorchFunctionMode):
         read = _tensors((args, kwargs or {}))
         made = _tensors(result)
         in_place = called == "__setitem__" or (called.endswith("_") and not called.endswith("__"))
+        in_place = in_place or (kwargs or {}).get("inplace") is True
         if in_place:
             made = read[:1]
         self._note(called.strip("_"), read, made, in_place=in_place)

@@ -96,7 +96,7 @@ def follow(
     # Batch norm refuses a single example over a 1x1 map; training never meets one either.
     examples = max(2, batch_size)
     with FakeTensorMode():
-        with _replaced_by_conversions():
+        with replaced_by_conversions():
             model = build().train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
         storages = _Storages([*model.parameters(), *model.buffers()])
@@ -138,7 +138,7 @@ def follow(
 
 
 @contextmanager
-def _replaced_by_conversions() -> Iterator[None]:
+def replaced_by_conversions() -> Iterator[None]:
     """Let modules convert their own parameters as they are made, such as by `.to(torch.float32)`.
 
     PyTorch swaps a fake parameter for its converted one, and cannot. Here the converted one takes its place.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -163,7 +164,8 @@ class InclusiveFL(CandidateMethod):
         family = setup.family
         super().__init__(setup, params, types_of(family, setup.widths))
         self.params = params
-        if params.rates and (len(params.rates) != len(self.candidates) or min(params.rates) <= 0):
+        possible = all(0 < rate < math.inf for rate in params.rates)
+        if params.rates and (len(params.rates) != len(self.candidates) or not possible):
             raise ValueError(
                 f"inclusivefl.rates = {list(params.rates)}: give a number above 0 for each of the "
                 f"{len(self.candidates)} types of models, smallest first"
@@ -171,7 +173,7 @@ class InclusiveFL(CandidateMethod):
         rates = params.rates or (1.0,) * len(self.candidates)
         self.rates = dict(zip(reversed(self.candidates), rates, strict=True))
         self.layers = {a: layers_of(family, a) for a in self.candidates}
-        _check_alike(family, self.layers, heads=params.share == "all")
+        _check_alike(family, self.layers, heads=params.share == "all" and params.head == "type")
         whole = first_weights(setup)
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
@@ -353,6 +355,11 @@ def _check_alike(family: Family, layers: Mapping[Architecture, Layers], *, heads
                     f"inclusivefl shares whole layers, but {name} of {family.name} has shape {spec.shape} in one type "
                     f"and {shapes[name]} in another: cut it in depth only"
                 )
+    if heads and len({frozenset(found.head) for found in layers.values()}) > 1:
+        raise ValueError(
+            f"inclusivefl.share = 'all' shares heads, but those of {family.name}'s types have tensors of other names: "
+            "take 'layers'"
+        )
     for architecture, found in layers.items():
         if any(block.keys() != found.blocks[0].keys() for block in found.blocks):
             raise ValueError(f"inclusivefl needs layers of the same tensors; those of {architecture} differ")

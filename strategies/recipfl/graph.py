@@ -270,7 +270,7 @@ def _scale(operator: Operator, first: Mapping[str, torch.Tensor]) -> float:
     Two digits of it, so that it is the same on every machine.
     """
     for name in operator.tensors:
-        if name in first and first[name].dim() > 1:
+        if name in first and first[name].dim() > 1 and first[name].numel() > 1:
             spread = float(first[name].std()) * math.sqrt(first[name][0].numel() / 2)
             return float(f"{spread:.2g}") or 1.0
     return 1.0

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -115,3 +117,21 @@ def test_a_call_of_a_library_is_one_operator():
         (0,),
         tuple(f"inside.{name}" for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")),
     )
+
+
+def after_a_linear_layer(layer, inplace):
+    return nn.Sequential(nn.Linear(4, 4), layer(inplace=inplace))
+
+
+def test_layers_that_write_in_place_are_operators():
+    for layer in (nn.ReLU, nn.Hardswish, nn.Dropout):
+        kept, written = (found(partial(after_a_linear_layer, layer, inplace)) for inplace in (False, True))
+        assert len(kept) == 4
+        assert written == kept
+
+
+def test_a_module_that_converts_its_own_parameters_is_followed():
+    def module():
+        return nn.Sequential(nn.Linear(4, 4).to(torch.float64).to(torch.float32), nn.ReLU())
+
+    assert [name for name, _, _ in found(module)] == ["input", "linear", "relu", "output"]

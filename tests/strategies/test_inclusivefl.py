@@ -12,7 +12,7 @@ from messages.sums import WeightedSum, device_weight, flatten
 from models.encoder import Encoder
 from models.lenet import LeNet5
 from models.vit import VitTiny
-from strategies.inclusivefl import InclusiveFL, InclusiveFLLocal, InclusiveFLParams, layers_of, types_of
+from strategies.inclusivefl import InclusiveFL, InclusiveFLLocal, InclusiveFLParams, _check_alike, layers_of, types_of
 from strategies.method import Contribution, Group, Order, Setup, Trained
 from strategies.settings import RoundSettings
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
@@ -138,6 +138,19 @@ def test_last_layers_and_heads_may_be_shared_too():
     a_round(method, [[1.0], [2.0], [3.0, 5.0]])
     third = round(10 / 3, 3)
     assert values(method) == [[2.75, 2.75, 2.75], [2.75, 2.75, third, 2.75], [2.75, 2.75, third, 4.0, 2.75]]
+
+
+def test_heads_are_shared_only_where_types_have_the_same():
+    class Uneven(VitTiny):
+        def tensors(self, arch):
+            own = "head" if arch == self.full() else "small_head"
+            return {name.replace("head.", f"{own}."): spec for name, spec in super().tensors(arch).items()}
+
+    family = Uneven(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
+    layers = {a: layers_of(family, a) for a in types_of(family, (1.0,))}
+    _check_alike(family, layers, heads=False)
+    with pytest.raises(ValueError, match="tensors of other names"):
+        _check_alike(family, layers, heads=True)
 
 
 def test_what_nobody_trained_is_kept():
@@ -268,7 +281,7 @@ def test_types_may_have_rates_of_their_own():
     rates = [method.local(Order(0, architecture)).rate for architecture in method.candidates]
     assert rates == [1.0, 1.5, 2.5]  # largest first
     assert {inclusive().local(Order(0, a)).rate for a in method.candidates} == {1.0}
-    for wrong in ((1.0, 2.0), (1.0, 0.0, 1.0)):
+    for wrong in ((1.0, 2.0), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0), (1.0, 1.0, float("inf"))):
         with pytest.raises(ValueError, match="a number above 0 for each of the 3 types of models, smallest first"):
             inclusive(rates=wrong)
 

@@ -7,10 +7,11 @@ from torch import nn
 from models.densenet import DenseNet121
 from models.family import make_family
 from models.lenet import LeNet5
+from models.operators import Operator
 from models.resnet import ResNet18
 from models.vgg import Vgg
 from models.vit import VitTiny
-from strategies.recipfl.graph import Graph, GraphError, Node, graph_of
+from strategies.recipfl.graph import Graph, GraphError, Node, _scale, graph_of
 
 # input -> a -> b -> sum, and a -> sum; the sum goes to the output.
 DIAMOND = Graph(tuple(map(Node, ("input", "a", "b", "sum", "output"))), ((0, 1), (1, 2), (2, 3), (1, 3), (3, 4)))
@@ -169,6 +170,11 @@ def test_values_of_a_module_begin_as_widely_spread_as_it_draws_them():
     assert scales[f"{OUT}.down.weight"] == scales[f"{OUT}.down.bias"] == pytest.approx(0.01 * 192**0.5, rel=0.05)
     assert scales[f"{OUT}.up.weight"] == scales[f"{OUT}.up.bias"] == pytest.approx(0.01 * 16**0.5, rel=0.05)
     assert scales["classifier.out_proj.weight"] == pytest.approx(0.02 * 192**0.5, rel=0.1)
+
+
+def test_the_spread_of_a_single_weight_is_1():
+    weights = {"one.weight": torch.ones(1, 1), "zero.weight": torch.zeros(3, 2)}
+    assert [_scale(Operator("linear", (0,), (name,)), weights) for name in weights] == [1.0, 1.0]
 
 
 def test_layers_that_are_not_known_are_followed_by_the_functions_that_they_call():
