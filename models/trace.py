@@ -141,18 +141,23 @@ def follow(
 def replaced_by_conversions() -> Iterator[None]:
     """Let modules convert their own parameters as they are made, such as by `.to(torch.float32)`.
 
-    PyTorch swaps a fake parameter for its converted one, and cannot. Here the converted one takes its place.
+    PyTorch swaps a fake parameter for its converted one, and cannot. Here the converted one takes its place, and is one
+    where several modules share a parameter.
     """
+
+    converted: dict[nn.Parameter, nn.Parameter] = {}
 
     def convert(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         for child in module.children() if recurse else ():
             child._apply(function)
         for name, parameter in module._parameters.items():
-            if parameter is not None:
-                with torch.no_grad():
-                    found = function(parameter)
-                if found is not parameter:
-                    module._parameters[name] = nn.Parameter(found, parameter.requires_grad)
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                found = function(parameter)
+            if found is not parameter:
+                new = nn.Parameter(found, parameter.requires_grad)
+                module._parameters[name] = converted.setdefault(parameter, new)
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = function(buffer)

@@ -61,6 +61,17 @@ def test_a_module_may_convert_its_own_parameters(dtype):
     assert (step.parameters, step.state_bytes) == (15, 15 * dtype.itemsize)
 
 
+def test_a_parameter_that_two_layers_share_is_still_one_when_it_is_converted():
+    """4 x 4 weights once, and two biases of 4."""
+
+    def module():
+        first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        second.weight = first.weight
+        return torch.nn.Sequential(first, second).to(torch.float64)
+
+    assert follow(module, 2, (4,), torch.float64, 4).parameters == 24
+
+
 def test_a_network_may_answer_for_every_token():
     spec = {"name": "encoder", "vocabulary": 40, "hidden": 16, "heads": 2, "depth": 1, "mlp": 16, "positions": 16}
     family = make_family(spec | {"input_shape": [12], "classes": 5, "labels": "tokens"})
