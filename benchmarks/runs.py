@@ -1,5 +1,6 @@
 """What a run left behind, for studies that look into it."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ def trained_method(run: Path) -> tuple[SubModelMethod, Engine, RunConfig]:
     engine.load(saved.state)
     method.round = saved.round
     return method, engine, config
+
+
+def digest_of(settings: Any) -> str:
+    """What tells settings that JSON can hold from others, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def rounds_of(run: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ results.json.
 """
 
 import argparse
-import hashlib
 import json
 import platform
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.runs import devices_of, rounds_of, summary_of
+from benchmarks.runs import devices_of, digest_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
 from server_app.journal import todays_names
 from wildflower.flower import stop_signals_interrupt
@@ -97,7 +96,7 @@ class Study:
         for setting in self.methods[method]:
             key, _, value = setting.partition("=")
             settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+        return digest_of(settings)
 
     def lacking(self, methods: Sequence[str], seeds: Sequence[int]) -> list[Row]:
         """What is to be run: the methods with the seeds of which results.json has no figures.

@@ -75,13 +75,13 @@ class Family(ABC):
         """Whether a tensor of this name is not trained."""
         if name.endswith(STATISTICS):
             return False
-        return any(name == part or name.startswith(f"{part}.") for part in self.freeze)
+        return any(lies_in(name, part) for part in self.freeze)
 
     def check_parts(self, parts: Iterable[str]) -> None:
         """Raise ValueError where a part, the beginning of tensors' names in front of a dot, names nothing."""
         names = list(self.tensors(self.full()))
         for part in parts:
-            if not any(name == part or name.startswith(f"{part}.") for name in names):
+            if not any(lies_in(name, part) for name in names):
                 known = dict.fromkeys(name[:position] for name in names for position in _ends(name))
                 raise ValueError(f"{self.name} has no part {part!r}; {nearest(part, known)}")
 
@@ -601,6 +601,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return "did you mean " + " or ".join(map(repr, close)) + "?"
     return "it has " + (", ".join(map(repr, known)) or "none")
+
+
+def lies_in(name: str, part: str) -> bool:
+    """Say whether a tensor is a part of a model, or lies in it: a part's name ends in front of a dot."""
+    return name == part or name.startswith(f"{part}.")
 
 
 def is_count(value: object) -> bool:

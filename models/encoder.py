@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.architecture import Architecture
-from models.base import is_count, nearest
+from models.base import is_count, lies_in, nearest
 from models.layers import Network, TensorSpec
 from models.module import ModuleFamily
 from models.placement import Coordinates
@@ -40,12 +40,8 @@ KINDS: Mapping[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
         ("attention.out_lin",),
     ),
 }
-# The linear layers behind which adapters go: the last of attention, and the last of the MLP.
-ADAPTED: Mapping[str, tuple[str, str]] = {
-    "bert": ("attention.output.dense", "output.dense"),
-    "roberta": ("attention.output.dense", "output.dense"),
-    "distilbert": ("attention.out_lin", "ffn.lin2"),
-}
+# The last linear layer of the MLP, behind which an adapter goes, as behind the last of attention, which `KINDS` has.
+MLP_END: Mapping[str, str] = {"bert": "output.dense", "roberta": "output.dense", "distilbert": "ffn.lin2"}
 # What a folder's configuration says, by the names of transformers' own common attributes.
 _READ = {
     "vocabulary": "vocab_size",
@@ -241,7 +237,7 @@ class Encoder(ModuleFamily):
     def is_frozen(self, name: str) -> bool:
         """Whether a tensor is not trained; an adapter is, unless it is named itself, and not what it lies in."""
         if ".adapter." in name:
-            return any(".adapter" in part and f"{name}.".startswith(f"{part}.") for part in self.freeze)
+            return any(".adapter" in part and lies_in(name, part) for part in self.freeze)
         return super().is_frozen(name)
 
     def network(self, arch: Architecture) -> Network:
@@ -275,7 +271,7 @@ class EncoderNetwork(Network):
         super().__init__([])
         import transformers  # not at a client's start: it takes seconds
 
-        name, self.where, _, _ = KINDS[family.kind]
+        name, self.where, _, attention_end = KINDS[family.kind]
         common = {
             "vocab_size": family.vocabulary,
             "hidden_size": hidden,
@@ -311,7 +307,7 @@ class EncoderNetwork(Network):
         self.add_module(self.where, getattr(body, self.where))
         if family.adapter:
             for layer in self.get_submodule(f"{self.where}.layer").children():
-                for path in ADAPTED[family.kind]:
+                for path in (*attention_end, MLP_END[family.kind]):
                     linear = layer.get_submodule(path)
                     assert isinstance(linear, nn.Linear)
                     layer.set_submodule(path, Adapted(linear, family.adapter))

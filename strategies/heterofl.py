@@ -111,6 +111,8 @@ class HeteroFL(SubModelMethod):
     def __init__(self, setup: Setup, params: Any, candidates: list[Architecture] | None = None) -> None:
         super().__init__(setup, params, candidates)
         self.params = params
+        # A method that is built on this one has settings of its own, and does otherwise as HeteroFL does by default.
+        self.own = params if isinstance(params, HeteroFLParams) else HeteroFLParams()
         self.distillation = setup.shared.get("distillation")  # a method that is built on this one may do without
         self.scored_family = setup.family.with_statistics
 
@@ -133,15 +135,14 @@ class HeteroFL(SubModelMethod):
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The widest candidate that fits, or in dynamic mode any of those that fit."""
         widest = super().assign(device, budget)
-        if widest is None or not (isinstance(self.params, HeteroFLParams) and self.params.dynamic):
+        if widest is None or not self.own.dynamic:
             return widest
         affordable = self.candidates[self.candidates.index(widest) :]
         return affordable[int(self.rng(2, device).integers(len(affordable)))]
 
     def local(self, order: Order) -> Local:
         """Masked cross-entropy, or the task's own loss."""
-        masked = not isinstance(self.params, HeteroFLParams) or self.params.masked_loss
-        return (MaskedTraining if masked else Training)(weighting="uniform")
+        return (MaskedTraining if self.own.masked_loss else Training)(weighting="uniform")
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every coordinate becomes the mean over its owners; then distillation, where it is asked for."""

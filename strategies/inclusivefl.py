@@ -173,7 +173,8 @@ class InclusiveFL(CandidateMethod):
         rates = params.rates or (1.0,) * len(self.candidates)
         self.rates = dict(zip(reversed(self.candidates), rates, strict=True))
         self.layers = {a: layers_of(family, a) for a in self.candidates}
-        _check_alike(family, self.layers, heads=params.share == "all" and params.head == "type")
+        self.shares_heads = params.share == "all" and params.head == "type"
+        _check_alike(family, self.layers, heads=self.shares_heads)
         whole = first_weights(setup)
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
@@ -290,7 +291,7 @@ class InclusiveFL(CandidateMethod):
             owners = [a for a in depths if depths[a] > number or (everything and depths[a] == number)]
             self._to_mean(owners, block.values(), users)
         self._to_mean(self.candidates, deepest.embeddings, users)
-        if everything and self.params.head == "type":
+        if self.shares_heads:
             self._to_mean(self.candidates, deepest.head, users)
 
     def _to_mean(self, owners: Sequence[Architecture], names: Iterable[str], users: Mapping[Architecture, int]) -> None:

