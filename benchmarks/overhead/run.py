@@ -70,11 +70,11 @@ def make_data(folder: Path) -> None:
 
 
 def environment(cache: Path) -> dict[str, str]:
-    """One thread per process for all, and a cache of their own."""
+    """One thread per process for all, a cache of their own, and compiled modules kept, as those of a package are."""
     paths = [str(HERE.parents[1]), str(HERE / "flower_app")]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {
-        **os.environ,
+        **{key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"},
         **threads,
         "PYTHONPATH": os.pathsep.join(paths),
         "WILDFLOWER_CACHE": str(cache),

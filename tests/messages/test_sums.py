@@ -1,8 +1,9 @@
 import itertools
+from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from messages.orders import Merge
@@ -36,6 +37,26 @@ def test_what_is_smaller_than_the_unit_is_rounded_to_even():
     total = WeightedSum.zeros(Layout.of({"w": torch.zeros(4)}))
     total.add(torch.tensor([0.5, 1.5, -0.75, 2.25], dtype=torch.float64) / SCALE, 1)
     assert total.total.tolist() == [0, 2, -1, 2]
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8),
+    st.sampled_from([1, 3, 600, UNIT, 2**29, 2**29 + 1, 2**31 + 1]),
+)
+@example([2.0**23, -(2.0**23), 1e-30], 1)  # 2^51 units, where shifting ends
+@example([0.5 / SCALE, 1.5 / SCALE, -0.5 / SCALE, -2.5 / SCALE], 1)
+def test_values_are_rounded_as_whole_fractions_are(values, weight):
+    exact = [round(Fraction(value) * weight * SCALE) for value in values]  # Python rounds halves to even
+    total = WeightedSum(torch.zeros(len(values), dtype=torch.int64))
+    if max(map(abs, exact)) >= 2**62:
+        with pytest.raises(MessageError):
+            total.add(torch.tensor(values), weight)
+        return
+    total.add(torch.tensor(values), weight)
+    if weight <= 2**29:  # of larger ones the product with 24 bits is not exact in float64
+        assert total.total.tolist() == exact
+    else:
+        assert total.total.tolist() == pytest.approx(exact, rel=2**-52)
 
 
 @given(UPDATES, st.randoms())
