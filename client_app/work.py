@@ -49,7 +49,7 @@ from messages.orders import (
 )
 from messages.packing import int64_bytes, pack
 from messages.parcels import Parcel, Weights
-from messages.sums import MASKED, WeightedSum, device_weight, flatten, joined, new_bound
+from messages.sums import MASKED, WeightedSum, device_weight, joined, new_bound, vectors
 from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from models.family import Family, make_family
 from models.layers import Network
@@ -185,7 +185,7 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     adds_up = (batch.shared_process and not batch.each_by_itself) or bool(order.masked_with)
     merged = {name for name, parcel in bench.returned.items() if parcel.merge is not None and adds_up}
     far = False
-    added: dict[str, Tensor] = {}
+    added: dict[str, list[Tensor]] = {}
     for name in merged:
         contents = bench.restored(name, done.encoded[name]) if done.encoded else done.answer.parcels[name]
         added[name], moved = _bounded(batch, bench, name, contents)
@@ -237,7 +237,9 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     )
 
 
-def _masked(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Tensor]) -> bytes:
+def _masked(
+    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, list[Tensor]]
+) -> bytes:
     """A device's parcels as the server may see them: weighted, in one vector, under masks.
 
     Raises MessageError where a value is too large for the sum of all, or this device has no masks for it.
@@ -250,16 +252,20 @@ def _masked(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parc
     return secure.masked(joined(sums), order.device, order.masked_with, bench.state_folder, batch.round)
 
 
-def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[Tensor, bool]:
-    """A parcel as it is added up, within the bounds. Before that only the node can bound it; else the server does."""
+def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[list[Tensor], bool]:
+    """A parcel as it is added up, in vectors and within the bounds, and whether it was beyond them.
+
+    Before a sum only the node can bound it; else the server does.
+    """
     layout = bench.returned[name].layout
     if batch.clip:
-        return bounded_change(contents, bench.sent_again(name), layout, batch.clip)
+        change, moved = bounded_change(contents, bench.sent_again(name), layout, batch.clip)
+        return [change], moved
     if not batch.norm_bound:
-        return flatten(contents, layout), False
+        return vectors(contents, layout), False
     tensors = {entry.name: contents[entry.name].detach() for entry in layout.entries}
     within, moved = bounded(tensors, bench.sent_again(name), batch.norm_bound)
-    return flatten(within, layout), moved
+    return vectors(within, layout), moved
 
 
 def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
@@ -273,11 +279,11 @@ def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
 
 
 def _add(
-    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, Tensor], sums: _Sums
+    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, list[Tensor]], sums: _Sums
 ) -> None:
     """Add a device's parcels to the sums of its group: all of them or, where one is too large, none."""
     ready = []
-    for name, flat in parcels.items():
+    for name, values in parcels.items():
         parcel = bench.returned[name]
         assert parcel.merge is not None
         if (order.group, name) not in sums:
@@ -286,10 +292,10 @@ def _add(
         into = sums[order.group, name]
         weight = device_weight(parcel.merge, done.examples, alike=batch.clip > 0)
         if len(parcels) > 1:
-            into.total.check(flat, weight)
-        ready.append((into, flat, weight, bench.class_counts > 0 if parcel.merge.present_classes else None))
-    for into, flat, weight, present in ready:
-        into.total.add(flat, weight, present, into.parcel.class_spans)
+            into.total.check(values, weight)
+        ready.append((into, values, weight, bench.class_counts > 0 if parcel.merge.present_classes else None))
+    for into, values, weight, present in ready:
+        into.total.add(values, weight, present, into.parcel.class_spans)
         into.orders.append(order.order)
 
 

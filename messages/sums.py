@@ -8,8 +8,9 @@ first and however many workers share a round, so that a resumed run ends with th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -21,10 +22,11 @@ SCALE = 2**28
 UNIT = 1024  # the weight of one device where all devices count alike
 _BOUND = 2.0**62  # half the range of a 64-bit integer
 _PIECE = 2**16
-# The sum of this and a number of at most 2^51 in size lies between 2^52 and 2^53, where float64 holds whole numbers alone:
-# the addition rounds to the nearest one, halves to even as `round` does. The bits of such a sum, read as an integer, are
-# those of the shift plus the rounded number. So one addition does the work of a rounding and a conversion, which takes
-# longer. It gives the same bits as those where the product before it is exact: a float32 of 24 bits times a weight.
+_SMALL = 2**14  # elements, below which a tensor is added together with others
+# The sum of this and a number of at most 2^51 in size lies between 2^52 and 2^53, where float64 holds whole numbers
+# alone: the addition rounds to the nearest one, halves to even as `round` does. The bits of such a sum, read as an
+# integer, are those of the shift plus the rounded number. So one addition does the work of a rounding and a conversion,
+# which takes longer. It gives the same bits where the product before it is exact: a float32 of 24 bits times a weight.
 _SHIFT = torch.tensor(1.5 * 2.0**52, dtype=torch.float64)
 _SHIFT_BITS = int(_SHIFT.view(torch.int64))
 _MAX_SHIFTED = 2.0**51
@@ -55,43 +57,50 @@ class WeightedSum:
         return cls(torch.zeros(layout.numel, dtype=torch.int64), 0, class_weight)
 
     def add(
-        self, flat: Tensor, weight: int, present: Tensor | None = None, class_spans: tuple[tuple[int, int], ...] = ()
+        self,
+        values: Tensor | Sequence[Tensor],
+        weight: int,
+        present: Tensor | None = None,
+        class_spans: tuple[tuple[int, int], ...] = (),
     ) -> None:
         """Add one device's weights.
 
         Args:
-            flat: its tensors in one vector (`flatten`), any float dtype.
+            values: its tensors in one vector (`flatten`) or one vector after the other (`vectors`), any float dtype.
             weight: its weight, a positive integer.
             present: the classes it holds (bool, one per class); the others' rows do not count for this device.
-            class_spans: (start, stop) of the elements in `flat` of each tensor whose first dimension is the classes.
+            class_spans: (start, stop) of the elements in `values` of each tensor whose first dimension is the classes.
 
         Raises:
             MessageError: a value is not finite, or too large to be added exactly.
         """
-        factor, bound = float(weight) * SCALE, self.check(flat, weight)
-        exact = flat.dtype == torch.float32 and weight <= _MAX_EXACT_WEIGHT and bound - self.largest < _MAX_SHIFTED
+        parts = [values] if isinstance(values, Tensor) else list(values)
+        factor, bound = float(weight) * SCALE, self.check(parts, weight)
+        small = weight <= _MAX_EXACT_WEIGHT and bound - self.largest < _MAX_SHIFTED
         if present is not None and self.class_weight is not None:
-            flat = flat.clone()
-            for start, stop in class_spans:
-                flat[start:stop].view(len(present), -1)[~present] = 0.0
+            parts = _without_absent(parts, present, class_spans)
             self.class_weight += weight * present.to(torch.int64)
         # Piece by piece, because the values in between then stay in the processor's cache.
-        for total, values in zip(self.total.split(_PIECE), flat.split(_PIECE), strict=True):
-            wide = values.to(torch.float64)
-            if exact:
-                shifted = torch.add(_SHIFT, wide, alpha=factor, out=wide)
-                total += shifted.view(torch.int64).sub_(_SHIFT_BITS)
-            else:
-                total += wide.mul_(factor).round_().to(torch.int64)
+        between = torch.empty(min(_PIECE, self.total.numel()), dtype=torch.float64)
+        for into, part in zip(self.total.split([part.numel() for part in parts]), parts, strict=True):
+            for total, piece in zip(into.split(_PIECE), part.split(_PIECE), strict=True):
+                wide = between[: piece.numel()].copy_(piece)
+                if small and part.dtype == torch.float32:
+                    torch.add(_SHIFT, wide, alpha=factor, out=wide)
+                    total += wide.view(torch.int64).sub_(_SHIFT_BITS)
+                else:
+                    total += wide.mul_(factor).round_().to(torch.int64)
         self.weight += weight
         self.largest = bound
 
-    def check(self, flat: Tensor, weight: int) -> float:
+    def check(self, values: Tensor | Sequence[Tensor], weight: int) -> float:
         """The bound of the sum after `add`. Raises MessageError as `add` does, and changes nothing."""
         if weight < 1:
             raise MessageError(f"the weight of an update is a positive integer, got {weight}")
-        lowest, highest = torch.aminmax(flat) if flat.numel() else (torch.zeros(()), torch.zeros(()))  # NaN stays NaN
-        return new_bound(self.largest, max(-float(lowest), float(highest)) * float(weight) * SCALE, weight)
+        # NaN stays NaN.
+        ends = [torch.aminmax(part) for part in ([values] if isinstance(values, Tensor) else values) if part.numel()]
+        largest = torch.stack([end for pair in ends for end in pair]).abs().max() if ends else 0.0
+        return new_bound(self.largest, float(largest) * float(weight) * SCALE, weight)
 
     def include(self, other: WeightedSum) -> None:
         """Add another sum over the same tensors. Raises MessageError, and changes nothing, where it is too large."""
@@ -110,11 +119,38 @@ def new_bound(bound: float, largest: float, weight: int) -> float:
     return bound + largest
 
 
-def flatten(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
-    """All floating-point tensors of `layout` in one vector (float32, or float64 where one of them is)."""
+def _without_absent(parts: list[Tensor], present: Tensor, class_spans: tuple[tuple[int, int], ...]) -> list[Tensor]:
+    """The vectors with zeros in the rows of classes that are not `present`."""
+    found, offset = [], 0
+    for part in parts:
+        inside = [span for span in class_spans if offset <= span[0] < offset + part.numel()]
+        if inside:
+            part = part.clone()
+            for start, stop in inside:
+                part[start - offset : stop - offset].view(len(present), -1)[~present] = 0.0
+        found.append(part)
+        offset += part.numel()
+    return found
+
+
+def vectors(state: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
+    """All floating-point tensors of `layout`, one after the other (float32, or float64 where one of them is).
+
+    Large tensors are vectors of their own, and views where that is possible. Small ones that follow each other are one.
+    """
     wide = any(entry.dtype == torch.float64 for entry in layout.entries)
     dtype = torch.float64 if wide else torch.float32
-    return torch.cat([state[e.name].detach().reshape(-1).to("cpu", dtype) for e in layout.entries])
+    tensors = [state[e.name].detach().reshape(-1).to("cpu", dtype) for e in layout.entries]
+    found: list[Tensor] = []
+    for small, run in groupby(tensors, key=lambda tensor: tensor.numel() < _SMALL):
+        together = list(run)
+        found += [torch.cat(together)] if small else together
+    return found
+
+
+def flatten(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
+    """`vectors` in one."""
+    return torch.cat(vectors(state, layout))
 
 
 def split(flat: Tensor, layout: Layout) -> dict[str, Tensor]:

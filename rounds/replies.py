@@ -232,7 +232,8 @@ def _sums(
                 raise MessageError(f"{who}: class weights {shown(counts)} do not fit {work.family.classes} classes")
             class_weight = torch.tensor(counts, dtype=torch.int64)
         total = int64_vector(pick(arrays, header.payload, who), parcel.layout.numel, who)
-        largest = max(float(total.max()), -float(total.min())) if total.numel() else 0.0
+        lowest, highest = torch.aminmax(total) if total.numel() else (torch.zeros(()), torch.zeros(()))
+        largest = max(float(highest), -float(lowest))
         added = WeightedSum(total, weight, class_weight, largest)
         key = header.group, tuple(header.orders)
         if key not in result:

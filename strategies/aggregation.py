@@ -17,6 +17,7 @@ from models.placement import Placement
 Kind = Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"]
 MIN_OWNERS = 3  # of a coordinate, for a majority of right ones
 _PIECE = 2**18  # coordinates that are sorted at once
+_CACHED = 2**16  # coordinates whose sums, weights and means fit into a processor's cache
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,12 @@ class CoordinateMean:
         result: dict[str, Tensor] = {}
         for name, old in previous.items():
             total, count = self._totals[name], self._counts[name]
-            mean = (total.to(torch.float64) / (count.clamp(min=1).to(torch.float64) * SCALE)).to(old.dtype)
-            result[name] = torch.where(count > 0, mean, old)
+            result[name] = torch.empty_like(old, memory_format=torch.contiguous_format)
+            # Piece by piece, because the values in between then stay in the processor's cache.
+            flat = (tensor.reshape(-1).split(_CACHED) for tensor in (result[name], total, count, old))
+            for into, added, weight, before in zip(*flat, strict=True):
+                mean = added.to(torch.float64) / (weight.clamp(min=1).to(torch.float64) * SCALE)
+                torch.where(weight > 0, mean.to(old.dtype), before, out=into)
             total.zero_()
             count.zero_()
         self._bound = 0.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from messages.orders import Merge
 from messages.packing import Layout, MessageError
-from messages.sums import SCALE, UNIT, WeightedSum, device_weight, flatten, present_mask, split
+from messages.sums import SCALE, UNIT, WeightedSum, device_weight, flatten, present_mask, split, vectors
 
 LAYOUT = Layout.of({"w": torch.zeros(2, 2), "b": torch.zeros(2)})
 # Magnitudes seven decades apart: a sum of float32 or float64 numbers depends on the order of these.
@@ -152,6 +152,28 @@ def test_flatten_and_split_are_inverse(dtype):
     assert flat.tolist() == [0, 1, 2, 3, 0.5, -1.5]
     back = split(flat, layout)
     assert all(torch.equal(back[name].double(), state[name].double()) for name in state)
+
+
+def test_large_tensors_are_added_where_they_lie_and_small_ones_together():
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"small": (3,), "smaller": (2, 2), "large": (5, 2**14), "bias": (5,)}
+    state = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    layout = Layout.of(state)
+    found = vectors(state, layout)
+    assert [len(vector) for vector in found] == [7, 5 * 2**14, 5]
+    assert found[1].data_ptr() == state["large"].data_ptr()
+    assert torch.equal(torch.cat(found), flatten(state, layout))
+
+    # The classes are the five rows of the large one and the five of the bias.
+    large, bias = (layout.numel - 5 - 5 * 2**14, layout.numel - 5), (layout.numel - 5, layout.numel)
+    present = torch.tensor([True, False, True, True, False])
+    by_vectors, by_one = (WeightedSum.zeros(layout, classes=5) for _ in range(2))
+    by_vectors.add(found, 3, present, (large, bias))
+    by_one.add(flatten(state, layout), 3, present, (large, bias))
+    assert torch.equal(by_vectors.total, by_one.total)
+    assert by_vectors.largest == by_one.largest
+    assert not split(by_vectors.total, layout)["large"][1].any()
+    assert state["large"][1].all()  # what the device trained is as it was
 
 
 def test_present_classes_are_a_mask():
