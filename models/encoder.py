@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,6 +77,8 @@ class Encoder(ModuleFamily):
     Attributes:
         kind: "bert", "roberta" or "distilbert".
         depths: numbers of layers that devices may get, ascending; () where the run's widths say what they get.
+        early_exits: whether there is a head of its own behind each of `depths` (DepthFL), "exit2" behind the second
+            layer. A device then has all heads up to its depth; else every depth ends with the same "classifier".
         cut: what a width cuts, the "channels" of every head as HeteroFL does, or whole "heads".
         cut_mlp: whether it cuts the MLPs inside too.
         labels: "sequence", one per text, or "tokens", one per token: (batch, classes, sequence).
@@ -106,6 +109,7 @@ class Encoder(ModuleFamily):
     norm_eps: float = 1e-12
     activation: str = "gelu"
     depths: tuple[int, ...] = ()
+    early_exits: bool = False
     cut: str = "channels"
     cut_mlp: bool = True
     labels: str = "sequence"
@@ -170,6 +174,11 @@ class Encoder(ModuleFamily):
             raise ValueError(f"encoder: depths must be numbers of layers such as [2, 4], not {depths!r}")
         if list(depths) != sorted(set(depths)) or (depths and depths[-1] > self.depth):
             raise ValueError(f"encoder: depths must ascend and end at most at depth = {self.depth}, not {list(depths)}")
+        if type(self.early_exits) is not bool or (self.early_exits and len(depths) < 2):
+            raise ValueError(
+                f"encoder: early_exits = {self.early_exits!r} with depths = {list(depths)}: it is true or false, and "
+                "where it is true depths must name two numbers of layers or more, such as [2, 4, 6]"
+            )
 
     @property
     def head_channels(self) -> int:
@@ -187,6 +196,21 @@ class Encoder(ModuleFamily):
         width = {"head_channels": self.head_channels} if self.cut == "channels" else {"heads": self.heads}
         return width | ({"mlp": self.mlp} if self.cut_mlp else {}) | {"layers": self.deepest}
 
+    @cached_property
+    def heads_behind(self) -> Mapping[int, str]:
+        """Numbers of layers -> the head behind so many of them."""
+        early = self.depths[:-1] if self.early_exits else ()
+        return {depth: f"exit{depth}" for depth in early} | {self.deepest: "classifier"}
+
+    @cached_property
+    def segments(self) -> Mapping[str, tuple[str, ...]]:
+        """The heads; what an architecture chooses is the same for all of them."""
+        return {head: tuple(self.groups) for head in self.heads_behind.values()}
+
+    def exit_of(self, arch: Architecture) -> int:
+        """Return the number of the exit behind the architecture's last layer."""
+        return 1 + list(self.heads_behind).index(arch.widths[-1]) if self.early_exits else 1
+
     @property
     def stacks(self) -> dict[str, tuple[str, ...]]:
         """All layers are one stack."""
@@ -202,16 +226,19 @@ class Encoder(ModuleFamily):
         return self._at(self.depths[0]) if self.depths else Architecture((1,) * len(self.groups))
 
     def up_to(self, exit: int, rate: float = 1.0, rounding: Callable[[float], int] = math.ceil) -> Architecture:
-        """Return the whole depth at a rate of the width; of `depths`, the first with that share of the layers."""
-        if exit != 1:
-            raise ValueError(f"encoder: exit must be 1, not {exit}")
+        """Return the whole depth at a rate of the width; of `depths`, the first with that share of the layers.
+
+        With `early_exits` it is the depth of the exit, at that rate of the width.
+        """
+        if not 1 <= exit <= len(self.segments):
+            raise ValueError(f"encoder: exit must be 1 to {len(self.segments)}, not {exit}")
         if not 0 < rate <= 1:
             raise ValueError(f"a width rate lies in (0, 1], not {rate!r}")
-        if self.depths:
+        if self.depths and not self.early_exits:
             wanted = rounding(round(rate * self.depths[-1], 9))
             return self._at(next(depth for depth in self.depths if depth >= wanted))
         cut = {group: max(1, rounding(round(rate * full, 9))) for group, full in self.groups.items()}
-        return Architecture(tuple((cut | {"layers": self.deepest}).values()))
+        return Architecture(tuple((cut | {"layers": list(self.heads_behind)[exit - 1]}).values()))
 
     def candidates(self, widths: Iterable[float]) -> list[Architecture]:
         """Return the cuts of these width rates, or of `depths` where there are some, largest first."""
@@ -233,6 +260,8 @@ class Encoder(ModuleFamily):
         for (group, full), kept in zip(self.groups.items(), arch.widths, strict=True):
             if not 1 <= kept <= full:
                 raise ValueError(f"encoder: {group} must be 1 to {full}, not {kept}")
+        if self.early_exits and arch.widths[-1] not in self.depths:
+            raise ValueError(f"encoder: layers must be one of {list(self.depths)}, not {arch.widths[-1]}")
 
     def is_frozen(self, name: str) -> bool:
         """Whether a tensor is not trained; an adapter is, unless it is named itself, and not what it lies in."""
@@ -311,32 +340,50 @@ class EncoderNetwork(Network):
                     linear = layer.get_submodule(path)
                     assert isinstance(linear, nn.Linear)
                     layer.set_submodule(path, Adapted(linear, family.adapter))
-        self.classifier = Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense")
+        # The heads, by the number of layers in front; without early exits the one behind the last layer that is here.
+        early = {depth: head for depth, head in family.heads_behind.items() if family.early_exits and depth <= layers}
+        self.heads = early or {layers: "classifier"}
+        for head in self.heads.values():
+            self.add_module(head, Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense"))
         self.pad_id, self.positions_from_tokens = family.pad_id, family.kind == "roberta"
         self.has_types = family.kind != "distilbert"
         self.pooling = "none" if family.labels == "tokens" else family.pooling
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence) of int64 tokens -> (batch, classes), or (batch, classes, sequence) of every token."""
+        """(batch, sequence) of int64 tokens -> (batch, classes), or (batch, classes, sequence) of every token.
+
+        Only the deepest head is computed.
+        """
+        return self._said(x, list(self.heads)[-1:])[0]
+
+    def exits(self, x: Tensor) -> list[Tensor]:
+        """What every head says, from the shallowest to the deepest; each as in `forward`."""
+        return self._said(x, list(self.heads))
+
+    def _said(self, x: Tensor, depths: list[int]) -> list[Tensor]:
+        """What the heads behind these numbers of layers say."""
         real = x != self.pad_id
         positions = None  # which RoBERTa's embeddings count by themselves
         if not self.positions_from_tokens:
             positions = torch.arange(x.shape[1], device=x.device).expand_as(x)
         types = {"token_type_ids": torch.zeros_like(x)} if self.has_types else {}
         hidden = self.embeddings(input_ids=x, position_ids=positions, **types)
-        layers = self.get_submodule(self.where)
-        hidden = layers(hidden, attention_mask=real[:, None, None, :]).last_hidden_state
+        found = []
+        for number, layer in enumerate(self.get_submodule(f"{self.where}.layer").children(), start=1):
+            hidden = layer(hidden, real[:, None, None, :])
+            if number in depths:
+                found.append(self._read(self.get_submodule(self.heads[number]), hidden, real))
+        return found
+
+    def _read(self, head: nn.Module, hidden: Tensor, real: Tensor) -> Tensor:
+        """What a head says of (batch, sequence, hidden), where `real` tokens are no padding."""
         if self.pooling == "cls":
             hidden = hidden[:, 0]
         elif self.pooling == "mean":
             weight = real.unsqueeze(2).to(hidden.dtype)
             hidden = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
-        result: Tensor = self.classifier(hidden)
+        result: Tensor = head(hidden)
         return result.transpose(1, 2) if self.pooling == "none" else result
-
-    def exits(self, x: Tensor) -> list[Tensor]:
-        """The one exit."""
-        return [self(x)]
 
 
 class Adapted(nn.Linear):

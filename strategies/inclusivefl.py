@@ -133,8 +133,13 @@ def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
     """The types' architectures, largest first.
 
     They are the family's candidates where those differ in depth, and otherwise thirds of its depth, as the paper's 12,
-    8 and 4. Raises ValueError where the family is not cut in depth.
+    8 and 4. Raises ValueError where the family is not cut in depth, or has several exits.
     """
+    if len(family.segments) > 1:
+        raise ValueError(
+            f"inclusivefl gives every type one head, and {family.name} has several exits: leave out exits or "
+            "early_exits"
+        )
     candidates = family.candidates(widths)
     if len({len(layers_of(family, architecture).blocks) for architecture in candidates}) > 1:
         return candidates

@@ -71,6 +71,13 @@ CLASSES = {
 """The coarse classes of the fine ones. The package has three kinds of `other` in one, which is a class of its own here,
 and two of `desc`, of which six sevenths are DESC's."""
 LAYERS = "depths = [2, 4, 6]"
+# Heads behind two and four layers too, which learn as fast as the last one; T of DepthFL's ramp is the run's rounds.
+EXITS: dict[str, Any] = {
+    "strategy": "depthfl",
+    "depthfl.ramp-rounds": COMMON["rounds"],
+    "family-arguments": f"{LAYERS}, early_exits = true",
+    "learning-rates": "exit2 = 10, exit4 = 10, classifier = 10",
+}
 # The server's Adam with a rate at which all-large learns best, of 0.003 and 0.01 (seed 0, 16 rounds).
 ADAM = {"inclusivefl.eta": 0.01}
 PLAIN = {"strategy": "inclusivefl", "inclusivefl.server": "mean"}
@@ -81,6 +88,8 @@ MEANS: dict[str, dict[str, Any]] = {
     "all-small": {"strategy": "fedavg", "fedavg.use": "all-small"},
     "heterofl": {"strategy": "heterofl"},
     "flexifed, max": {"strategy": "flexifed", "flexifed.sharing": "max"},
+    "depthfl": EXITS,
+    "depthfl, no FedDyn": EXITS | {"depthfl.alpha": 0.0},
     "inclusivefl, no momentum": PLAIN | NO_MOMENTUM,
     "inclusivefl": PLAIN,
     # With the rates at which models of two, four and six layers learn best by themselves, as the paper has it.

@@ -146,6 +146,53 @@ def test_depths_are_what_devices_get():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_early_exits_are_heads_behind_the_depths(kind):
+    torch.manual_seed(0)
+    family = small(kind=kind, depths=[1, 2, 3], early_exits=True, pooling="cls")
+    assert list(family.segments) == ["exit1", "exit2", "classifier"]
+    assert make_family(json.loads(json.dumps(family.spec()))) == family
+    weights = family.initial()
+    tokens = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 1, 1]])
+    network = with_weights(family, family.full(), weights).eval()
+    said = network.exits(tokens)
+    assert len(said) == 3
+    assert torch.equal(network(tokens), said[2])
+    for exit in (1, 2, 3):
+        cut = family.up_to(exit)
+        assert cut == Architecture((4, 20, exit))
+        assert family.exit_of(cut) == exit
+        heads = {name.partition(".")[0] for name in family.tensors(cut)} & set(family.segments)
+        assert heads == set(list(family.segments)[:exit])
+        shorter = with_weights(family, cut, family.place(cut).gather(weights)).eval()
+        assert [torch.equal(*pair) for pair in zip(shorter.exits(tokens), said, strict=False)] == [True] * exit
+        # The same layers with one head alone, which is the one behind them.
+        alone = small(kind=kind, depths=[exit], pooling="cls")
+        head = list(family.segments)[exit - 1]
+        kept = {name: weights[name.replace("classifier.", f"{head}.")] for name in alone.tensors(alone.full())}
+        assert torch.equal(with_weights(alone, alone.full(), kept).eval()(tokens), said[exit - 1])
+    assert family.up_to(2, 0.5) == Architecture((2, 10, 2))
+
+
+def test_the_cost_of_early_exits_is_that_of_training_all_heads():
+    one, several = small(depths=[1, 2]), small(depths=[1, 2], early_exits=True)
+    assert parameters(several, several.full()) - parameters(one, one.full()) == 16 * 3 + 3
+    flops = [cost(family, family.full(), batch_size=2, optimizer="sgd").training_flops for family in (one, several)]
+    assert flops[1] - flops[0] == 3 * 2 * 16 * 3  # one more linear layer, forward and for both of its gradients
+
+
+@pytest.mark.parametrize("depths", [[], [2]])
+def test_early_exits_need_two_depths(depths):
+    with pytest.raises(ValueError, match="two numbers of layers or more"):
+        small(depths=depths, early_exits=True)
+
+
+def test_with_early_exits_a_network_ends_at_one():
+    family = small(depths=[1, 3], early_exits=True)
+    with pytest.raises(ValueError, match=r"layers must be one of \[1, 3\], not 2"):
+        family.first_layers(2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_adapters_lie_behind_attention_and_mlp_and_are_trained_where_the_rest_is_frozen(kind):
     torch.manual_seed(0)
     where = "transformer" if kind == "distilbert" else "encoder"

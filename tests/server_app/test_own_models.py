@@ -104,7 +104,12 @@ SMALL = "vocabulary = 40, hidden = 16, heads = 4, depth = 3, mlp = 20, positions
 
 @pytest.mark.parametrize(
     ("strategy", "arguments"),
-    [("heterofl", SMALL + ", depths = [1, 2, 3]"), ("fjord", SMALL)],
+    [
+        ("heterofl", SMALL + ", depths = [1, 2, 3]"),
+        ("fjord", SMALL),
+        ("depthfl", SMALL + ", depths = [1, 2, 3], early_exits = true"),
+        ("scalefl", SMALL + ", depths = [1, 2, 3], early_exits = true"),
+    ],
 )
 def test_encoders_train_on_tokens(beside, tmp_path, strategy, arguments):
     config = small_config(

@@ -8,6 +8,7 @@ from client_app.state import DeviceState
 from devices.budget import Budget
 from messages.orders import LocalTraining
 from models.cnn import Cnn3
+from models.encoder import Encoder
 from models.layers import MeanOfExits
 from models.vgg import Vgg
 from strategies.depthfl import DepthFL, DepthFLParams, MutualLearningOfExits, ramp
@@ -20,13 +21,29 @@ from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
 
 
-def after_a_round(folder, params=DepthFLParams(alpha=0.0), silent=()):
+# Layers of a transformer, with a head behind each.
+ENCODER = Encoder(
+    input_shape=(6,),
+    classes=3,
+    vocabulary=20,
+    hidden=8,
+    depth=3,
+    heads=2,
+    mlp=12,
+    positions=8,
+    dropout=0.0,
+    depths=(1, 2, 3),
+    early_exits=True,
+)
+
+
+def after_a_round(folder, params=DepthFLParams(alpha=0.0), silent=(), family=VGG):
     """Devices 0, 1 and 2 have exits 3, 2 and 1 and answer 1, 4 and 10; they hold 1, 2 and 3 examples."""
-    strategy = DepthFL(setup(folder, VGG), params)
+    strategy = DepthFL(setup(folder, family), params)
     strategy.weights = filled(strategy.weights, -7.0)
     strategy.assign = lambda device, budget: None if device in silent else strategy.candidates[device]
     values = {0: 1.0, 1: 4.0, 2: 10.0}
-    devices = Devices(VGG, lambda order, w: filled(w, values[order.device]), examples={0: 1, 1: 2, 2: 3})
+    devices = Devices(family, lambda order, w: filled(w, values[order.device]), examples={0: 1, 1: 2, 2: 3})
     engine_of(strategy, folder).run_round(devices.grid, 1, no_scores)
     return {name: value.unique().tolist() for name, value in strategy.weights.items()}, devices
 
@@ -43,6 +60,17 @@ def test_every_layer_is_the_mean_over_the_devices_that_have_it_whatever_they_hol
         1: "exit1.classifier.weight",
         2: "exit0.classifier.weight",
     }
+
+
+def test_layers_of_an_encoder_are_averaged_with_the_heads_behind_them(tmp_path):
+    weights, devices = after_a_round(tmp_path, family=ENCODER)
+    assert weights["embeddings.word_embeddings.weight"] == weights["encoder.layer.0.output.dense.weight"] == [5.0]
+    assert weights["exit1.out_proj.weight"] == [5.0]
+    assert weights["encoder.layer.1.attention.self.key.bias"] == weights["exit2.out_proj.bias"] == [2.5]
+    assert weights["encoder.layer.2.output.dense.weight"] == weights["classifier.out_proj.weight"] == [1.0]
+    heads = {device: {name.partition(".")[0] for name in w} for device, w in devices.received.items()}
+    assert heads[2] == {"embeddings", "encoder", "exit1"}
+    assert heads[0] - heads[2] == {"exit2", "classifier"}
 
 
 def test_what_nobody_has_keeps_its_value(tmp_path):

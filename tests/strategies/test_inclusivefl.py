@@ -227,6 +227,8 @@ def test_adams_moments_are_kept_of_what_it_steps_alone(server, parts):
 def test_families_that_share_no_layers_are_refused():
     with pytest.raises(ValueError, match="one stack of layers"):
         inclusive(LeNet5(input_shape=(1, 8, 8)))
+    with pytest.raises(ValueError, match="several exits: leave out exits or early_exits"):
+        inclusive(Encoder(input_shape=(8,), depth=3, depths=(1, 3), early_exits=True))
     method = inclusive()
     frozen = replace(VIT, freeze=("head",))
     with pytest.raises(ValueError, match=r"freeze names head\.classifier\.bias: leave the head out"):
