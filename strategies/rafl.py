@@ -66,13 +66,15 @@ class MutualLearning(Local):
     Attributes:
         knowledge_family: JSON of the knowledge network's family; "" is the personal models' own.
         knowledge: JSON of its architecture.
-        first: the personal model's first weights are sent.
+        first: the device has no such personal model yet.
+        drawn: it draws the first weights of its personal model itself, and is not sent them.
         merged: knowledge networks may be added up on the way.
     """
 
     knowledge_family: str
     knowledge: str
     first: bool
+    drawn: bool
     merged: bool
 
     @property
@@ -90,8 +92,8 @@ class MutualLearning(Local):
         return {"weights": Parcel.of(own.tensors(architecture), merge)}
 
     def sent(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
-        """The knowledge network, and at first the personal model."""
-        personal = {"personal": Parcel.of(family.tensors(architecture))} if self.first else {}
+        """The knowledge network, and at first the personal model, where the device does not draw that."""
+        personal = {"personal": Parcel.of(family.tensors(architecture))} if self.first and not self.drawn else {}
         return self._weights(family, None) | personal
 
     def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
@@ -110,6 +112,10 @@ class MutualLearning(Local):
     def _personal(self, bench: Bench) -> Weights | None:
         """What the device keeps, which is newer than what may have been sent once more; None where it has lost it."""
         kept = bench.kept("personal")
+        if kept is None and self.first and self.drawn:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(bench.chance.getrandbits(63))
+                return dict(bench.build().state_dict())
         return bench.received.get("personal") if kept is None else kept
 
     def model(self, bench: Bench) -> Network:
@@ -203,6 +209,11 @@ class RaFLParams(Params):
         description="Times the parameters of its personal model that a device's budget must allow for it to get a "
         "larger one; 0: never",
     )
+    first: Literal["sent", "drawn"] = Field(
+        "sent",
+        description="First weights of a personal model: the supernet's, which are sent, or weights that the device "
+        "draws, so that the model never travels",
+    )
     knowledge_width: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="Width of the knowledge network; 0 is the smallest personal model that devices may get"
     )
@@ -230,7 +241,8 @@ class RaFL(CandidateMethod):
     With ensemble distillation theta^k goes on from there to what the devices' networks say together (Eqs. 8 and 9).
 
     At its first contact a device is sent the largest architecture of the supernet that fits its budget, with the
-    supernet's weights (Eq. 2). It stays there. The supernet itself is not trained by the rounds.
+    supernet's weights (Eq. 2). It stays there. The supernet itself is not trained by the rounds. Where it is not
+    trained before them either, its weights are random, and with `first` of "drawn" devices draw their own.
 
     The device half is `MutualLearning`.
     """
@@ -244,6 +256,11 @@ class RaFL(CandidateMethod):
         if setup.family.freeze:
             frozen = ", ".join(setup.family.freeze)
             raise ValueError(f"freeze = {frozen!r}: rafl trains all of both networks, so leave it empty")
+        if params.first == "drawn" and setup.initial:
+            raise ValueError(
+                "rafl.first = 'drawn' and initial-weights: devices that draw their first weights do not begin with "
+                "given ones; set rafl.first = 'sent', or leave initial-weights out"
+            )
         self.params = params
         try:
             self.space = Space.of(setup.family, sorted(params.shares), None, params.min_blocks)
@@ -346,7 +363,8 @@ class RaFL(CandidateMethod):
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
         memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
         link_bytes = None if budget.payload_bytes is None else budget.payload_bytes - knowledge.payload_bytes
-        if memory_bytes <= 0 or (link_bytes is not None and link_bytes <= 0):
+        drawn = self.params.first == "drawn"
+        if memory_bytes <= 0 or (link_bytes is not None and link_bytes < (0 if drawn else 1)):
             return None
         seconds = budget.round_seconds
         if seconds is not None:
@@ -354,6 +372,8 @@ class RaFL(CandidateMethod):
             if seconds <= 0:
                 return None
         left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes, round_seconds=seconds)
+        if drawn:  # no personal model travels
+            left = replace(left, payload_bytes=None, seconds_per_byte=0.0)
         if isinstance(self.searcher, PoolSearch) and not grows:
             return self.searcher.largest(left)
         return self.searcher.find(left, self.settings.rng(0, 8, device))
@@ -371,6 +391,7 @@ class RaFL(CandidateMethod):
             knowledge_family=self._own_family_json,
             knowledge=self._knowledge_json,
             first=first,
+            drawn=self.params.first == "drawn",
             merged=self.params.fusion == "average",
         )
 
@@ -474,7 +495,7 @@ class RaFL(CandidateMethod):
     # What it costs
 
     def cost(self, architecture: Architecture) -> Cost:
-        """Of a first contact, at which the personal model travels too."""
+        """Of a first contact, at which the personal model travels too, unless the device draws it."""
         return self._price(architecture, first=True)
 
     def order_cost(self, order: Order) -> Cost:

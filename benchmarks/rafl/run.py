@@ -58,6 +58,8 @@ SUPERNET: dict[str, Any] = {"name": "resnet18", "first_channels": 8, "norm": "ba
 # Methods with one uniform model train it on every device, whatever its budget.
 METHODS: dict[str, dict[str, Any]] = {
     "rafl a": {"strategy": "rafl"},
+    # Ours: devices draw the first weights of their models, which are random in any case, and never receive any.
+    "rafl a, drawn": {"strategy": "rafl", "rafl.first": "drawn"},
     "rafl b": {"strategy": "rafl", "rafl.fusion": "ensemble"} | PUBLIC,
     "rafl c": {"strategy": "rafl"} | PRETRAINED,
     "fedavg": {"strategy": "fedavg"},

@@ -223,6 +223,18 @@ def test_the_first_transfer_fits_the_link():
     assert method.assign(0, budget(roomy.peak_training_memory_bytes, link)) == FAMILY.full()
 
 
+def test_a_model_that_the_device_draws_is_bounded_by_memory_alone():
+    method = rafl(SHARES.model_copy(update={"first": "drawn"}))
+    roomy, small = method.cost(FAMILY.full()), plain(FAMILY.width(0.25)).payload_bytes
+    assert roomy.payload_bytes == small
+    # A link over which the knowledge network takes 90 of 100 seconds, both ways together.
+    slow = Budget(roomy.peak_training_memory_bytes, small, None, round_seconds=100.0, seconds_per_byte=90 / small)
+    assert method.assign(0, slow) == FAMILY.full()
+    assert method.assign(0, replace(slow, payload_bytes=small - 1)) is None
+    with pytest.raises(ValueError, match=r"set rafl\.first = 'sent', or leave initial-weights out"):
+        rafl(SHARES.model_copy(update={"first": "drawn"}), initial=FAMILY.initial())
+
+
 def test_a_device_keeps_its_model_while_it_fits_and_gets_a_smaller_one_where_it_does_not():
     method = rafl()
     owner_of(method, 0, FAMILY.width(0.5))
@@ -297,6 +309,30 @@ def test_a_device_that_lost_its_model_helps_without_it_and_is_sent_the_supernets
     assert third["bytes_down"] > second["bytes_down"]
     assert engine.method.lost_models == 1
     assert 2 in engine.method.personal_models
+
+
+def test_devices_that_draw_their_models_are_sent_the_knowledge_network_alone(tmp_path):
+    keys = METHODS["rafl"] | {"devices-per-round": 6, "evaluate-every": 9, "rafl.first": "drawn"}
+    drawn = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        engine, scorer = started(small_config(tmp_path / name, **keys))
+        grid = simulated_grid()
+        records = run(engine, scorer, (1, 2), grid)
+        small = sum(4 * value.numel() for value in engine.method.knowledge.values())
+        assert [(r["bytes_down"], r["bytes_up"]) for r in records] == [(6 * small, 6 * small)] * 2
+        assert len(engine.method.personal_models) == 6
+        files = sorted((tmp_path / name / "runs").rglob("personal-*"))
+        drawn.append([file.read_bytes() for file in files])
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == len(drawn[0]) >= 6
+
+    [folder] = (tmp_path / "second" / "runs").rglob("device-2")
+    shutil.rmtree(folder)
+    third, fourth = run(engine, scorer, (3, 4), grid)
+    assert third["metrics"]["personal_models_lost"] == 1
+    assert fourth["metrics"]["personal_models_lost"] == 0
+    assert 2 in engine.method.personal_models  # and it was drawn anew
 
 
 def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tmp_path):
