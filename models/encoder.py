@@ -205,7 +205,8 @@ class Encoder(ModuleFamily):
     @cached_property
     def segments(self) -> Mapping[str, tuple[str, ...]]:
         """The heads; what an architecture chooses is the same for all of them."""
-        return {head: tuple(self.groups) for head in self.heads_behind.values()}
+        heads = self.heads_behind.values() if self.early_exits else ("head",)
+        return {head: tuple(self.groups) for head in heads}
 
     def exit_of(self, arch: Architecture) -> int:
         """Return the number of the exit behind the architecture's last layer."""

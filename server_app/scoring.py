@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from models.base import with_weights
-from models.layers import fold_norms
+from models.layers import fold_norms, pool_first
 from rounds.engine import Scorer, Scores
 from server_app.labels import class_names
 from strategies.method import Model
 from tasks.scoring import Scored, TestPart, add_up, score, score_exits, test_part
 from tasks.task import Task
 
-SCORED_TOGETHER = 256  # examples of the test set; devices score as many as they train
+SCORED_TOGETHER = 64  # examples of the test set: more leave the processor's cache; devices score as many as they train
 
 
 def scorer(task: Task, *, held_out: bool = False) -> Scorer:
@@ -25,6 +25,7 @@ def scorer(task: Task, *, held_out: bool = False) -> Scorer:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         module = with_weights(model.family, model.architecture, model.weights)
         fold_norms(module)
+        pool_first(module)
         inputs, labels = test_part(task, part)
         if has_exits(model):
             return score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)

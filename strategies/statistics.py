@@ -15,7 +15,7 @@ from messages.orders import Merge
 from messages.parcels import STATISTICS, Parcel
 from models.architecture import Architecture
 from models.base import Family
-from models.layers import MeanOfExits, Network
+from models.layers import MeanOfExits, Network, pool_first
 from strategies.method import Answer, Bench, Local
 from tasks.task import laid_out_for
 
@@ -60,8 +60,12 @@ class ScoreModel(Local):
 
 
 def take_statistics(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """One pass in training mode without gradients; batch norm's statistics become the mean over the batches."""
+    """One pass in training mode without gradients; batch norm's statistics become the mean over the batches.
+
+    The model is not to be trained after it.
+    """
     model.train()
+    pool_first(model)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     with torch.no_grad():
         for number, (inputs, _) in enumerate(batches, start=1):

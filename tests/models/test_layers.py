@@ -5,7 +5,7 @@ import torch
 
 from models.cnn import Cnn3, Cnn10
 from models.family import make_family
-from models.layers import BatchNorm, Scaler, fold_norms
+from models.layers import BatchNorm, MaxOfFour, Scaler, fold_norms, pool_first
 from models.lenet import LeNet5
 from models.mobilenet import MobileNetV2
 
@@ -47,6 +47,36 @@ def test_folding_norms_keeps_what_a_network_says(family):
         fold_norms(network)
         for heads, now in zip(before, network.exits(x), strict=True):
             assert torch.allclose(heads, now, rtol=1e-4, atol=1e-4 * float(heads.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("family", "pools"),
+    [
+        (Cnn3(input_shape=SHAPE, norm="static"), 3),
+        (Cnn3(input_shape=(2, 31, 13)), 3),  # with a rest at the border
+        (make_family({"name": "vgg", "block_channels": [4, 8], "input_shape": (3, 32, 32), "exits": [0, 1]}), 2),
+        (make_family({"name": "pfl-cnn", "input_shape": (3, 32, 32)}), 1),
+        (make_family({"name": "vgg", "block_channels": [4, 8], "input_shape": [6, 128], "classes": 6}), 0),  # signals
+        (make_family({"name": "ofa-resnet50", "input_shape": (3, 64, 64)}), 0),
+    ],
+    ids=["cnn3", "odd sides", "vgg", "pfl-cnn", "signals", "overlapping windows"],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_pooling_first_keeps_every_bit(family, pools, training):
+    network = trained(family, family.full()).train(training)
+    for dropout in (m for m in network.modules() if isinstance(m, torch.nn.Dropout)):
+        dropout.p = 0.0
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    x = torch.randn(4, *family.input_shape)
+    with torch.no_grad():
+        before = network.exits(x)
+        statistics = {name: value.clone() for name, value in network.state_dict().items()}
+        network.load_state_dict(state)
+        pool_first(network)
+        now = network.exits(x)
+    assert sum(isinstance(m, MaxOfFour) for m in network.modules()) == pools
+    assert [torch.equal(*pair) for pair in zip(before, now, strict=True)] == [True] * len(before)
+    assert all(torch.equal(value, statistics[name]) for name, value in network.state_dict().items())
 
 
 def test_norms_and_scalers_behind_convolutions_go():

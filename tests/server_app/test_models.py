@@ -68,7 +68,8 @@ def test_heterofls_statistics_are_in_the_file(tmp_path):
     record, task = read_rounds(run_dir)[-1], task_of(config)
     inputs, labels = task.test.inputs, task.test.labels
     [correct], loss, n, _ = score(model, task, inputs, labels, batch_size=SCORED_TOGETHER, device=torch.device("cpu"))
-    assert (correct / n, loss / n) == (record.score, record.loss)
+    assert correct / n == record.score
+    assert loss / n == pytest.approx(record.loss, rel=1e-6)  # the server folds norms into convolutions
     assert record.score > 0.5  # it has learned, so that there is something to get wrong
 
 
