@@ -27,7 +27,7 @@ from client_app import work, worker
 from devices.validation import one_line
 from models.architecture import Architecture
 from models.base import with_weights
-from models.layers import fold_norms, pool_first
+from models.layers import lighten
 from tasks.scoring import TestPart, score_batches, score_exit_batches, test_part
 from tasks.task import TaskSpec, load_task
 
@@ -143,8 +143,7 @@ def score(text: str, arrays: list[bytes]) -> str:
     task, family = load_task(TaskSpec.from_json(asked.task)), work.family_of(json.dumps(asked.family))
     weights = safetensors.torch.load(arrays[0])
     module = with_weights(family, Architecture.from_json(asked.architecture), weights)
-    fold_norms(module)
-    pool_first(module)
+    lighten(module)
     inputs, labels = (tensor[asked.first : asked.last] for tensor in test_part(task, asked.part))
     scored = score_exit_batches if asked.exits else score_batches
     return BatchScores(

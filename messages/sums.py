@@ -21,12 +21,13 @@ from messages.packing import Layout, MessageError
 SCALE = 2**28
 UNIT = 1024  # the weight of one device where all devices count alike
 _BOUND = 2.0**62  # half the range of a 64-bit integer
-_PIECE = 2**16
+CACHED = 2**16  # elements whose values in between stay in a processor's cache
 _SMALL = 2**14  # elements, below which a tensor is added together with others
-# The sum of this and a number of at most 2^51 in size lies between 2^52 and 2^53, where float64 holds whole numbers
-# alone: the addition rounds to the nearest one, halves to even as `round` does. The bits of such a sum, read as an
-# integer, are those of the shift plus the rounded number. So one addition does the work of a rounding and a conversion,
-# which takes longer. It gives the same bits where the product before it is exact: a float32 of 24 bits times a weight.
+# A way to round many numbers to integers at once. The shift plus a number of at most 2^51 in size lies between 2^52
+# and 2^53. There float64 holds whole numbers only, so that the addition rounds to the nearest one, halves to even as
+# `round` does. Read as an integer, the bits of that sum are the bits of the shift plus the rounded number. This is
+# faster than `round` and a conversion, and gives the same result where the product before it is exact: float32 has 24
+# bits, and a weight at most 29.
 _SHIFT = torch.tensor(1.5 * 2.0**52, dtype=torch.float64)
 _SHIFT_BITS = int(_SHIFT.view(torch.int64))
 _MAX_SHIFTED = 2.0**51
@@ -74,16 +75,15 @@ class WeightedSum:
         Raises:
             MessageError: a value is not finite, or too large to be added exactly.
         """
-        parts = [values] if isinstance(values, Tensor) else list(values)
+        parts = _parts(values)
         factor, bound = float(weight) * SCALE, self.check(parts, weight)
         small = weight <= _MAX_EXACT_WEIGHT and bound - self.largest < _MAX_SHIFTED
         if present is not None and self.class_weight is not None:
             parts = _without_absent(parts, present, class_spans)
             self.class_weight += weight * present.to(torch.int64)
-        # Piece by piece, because the values in between then stay in the processor's cache.
-        between = torch.empty(min(_PIECE, self.total.numel()), dtype=torch.float64)
+        between = torch.empty(min(CACHED, self.total.numel()), dtype=torch.float64)
         for into, part in zip(self.total.split([part.numel() for part in parts]), parts, strict=True):
-            for total, piece in zip(into.split(_PIECE), part.split(_PIECE), strict=True):
+            for total, piece in zip(into.split(CACHED), part.split(CACHED), strict=True):
                 wide = between[: piece.numel()].copy_(piece)
                 if small and part.dtype == torch.float32:
                     torch.add(_SHIFT, wide, alpha=factor, out=wide)
@@ -97,10 +97,9 @@ class WeightedSum:
         """The bound of the sum after `add`. Raises MessageError as `add` does, and changes nothing."""
         if weight < 1:
             raise MessageError(f"the weight of an update is a positive integer, got {weight}")
-        # NaN stays NaN.
-        ends = [torch.aminmax(part) for part in ([values] if isinstance(values, Tensor) else values) if part.numel()]
-        largest = torch.stack([end for pair in ends for end in pair]).abs().max() if ends else 0.0
-        return new_bound(self.largest, float(largest) * float(weight) * SCALE, weight)
+        factor = float(weight) * SCALE
+        bounds = (new_bound(self.largest, magnitude(part) * factor, weight) for part in _parts(values))
+        return max(bounds, default=self.largest)
 
     def include(self, other: WeightedSum) -> None:
         """Add another sum over the same tensors. Raises MessageError, and changes nothing, where it is too large."""
@@ -114,12 +113,25 @@ class WeightedSum:
 def new_bound(bound: float, largest: float, weight: int) -> float:
     """The bound of a sum after an addition of at most `largest`; MessageError where the sum could overflow."""
     if not bound + largest < _BOUND:  # false for NaN too
-        magnitude = largest / weight / SCALE
-        raise MessageError(f"weights must be finite and small enough to add exactly, got a magnitude of {magnitude:g}")
+        value = largest / weight / SCALE
+        raise MessageError(f"weights must be finite and small enough to add exactly, got a magnitude of {value:g}")
     return bound + largest
 
 
-def _without_absent(parts: list[Tensor], present: Tensor, class_spans: tuple[tuple[int, int], ...]) -> list[Tensor]:
+def magnitude(values: Tensor) -> float:
+    """The largest absolute value of a tensor, found in one pass; NaN where one value is, and 0 of an empty tensor."""
+    if not values.numel():
+        return 0.0
+    # PyTorch finds no extremes of floats of 8 bits.
+    lowest, highest = torch.aminmax(values.float() if values.dtype.itemsize == 1 else values)
+    return max(-float(lowest), float(highest))
+
+
+def _parts(values: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    return [values] if isinstance(values, Tensor) else values
+
+
+def _without_absent(parts: Sequence[Tensor], present: Tensor, class_spans: tuple[tuple[int, int], ...]) -> list[Tensor]:
     """The vectors with zeros in the rows of classes that are not `present`."""
     found, offset = [], 0
     for part in parts:
@@ -138,19 +150,22 @@ def vectors(state: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
 
     Large tensors are vectors of their own, and views where that is possible. Small ones that follow each other are one.
     """
-    wide = any(entry.dtype == torch.float64 for entry in layout.entries)
-    dtype = torch.float64 if wide else torch.float32
-    tensors = [state[e.name].detach().reshape(-1).to("cpu", dtype) for e in layout.entries]
     found: list[Tensor] = []
-    for small, run in groupby(tensors, key=lambda tensor: tensor.numel() < _SMALL):
+    for small, run in groupby(_each(state, layout), key=lambda tensor: tensor.numel() < _SMALL):
         together = list(run)
         found += [torch.cat(together)] if small else together
     return found
 
 
 def flatten(state: Mapping[str, Tensor], layout: Layout) -> Tensor:
-    """`vectors` in one."""
-    return torch.cat(vectors(state, layout))
+    """All floating-point tensors of `layout` in one vector, of the type that `vectors` has."""
+    return torch.cat(_each(state, layout))
+
+
+def _each(state: Mapping[str, Tensor], layout: Layout) -> list[Tensor]:
+    wide = any(entry.dtype == torch.float64 for entry in layout.entries)
+    dtype = torch.float64 if wide else torch.float32
+    return [state[e.name].detach().reshape(-1).to("cpu", dtype) for e in layout.entries]
 
 
 def split(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
@@ -215,6 +230,5 @@ def disjoined(vector: Tensor, like: Mapping[str, WeightedSum], weights: Mapping[
             start += counts.numel()
             if not 0 <= int(class_weight.min()) <= int(class_weight.max()) <= weights[name]:
                 raise MessageError(f"the sum of {name!r}: weights of classes are not within 0 and {weights[name]}")
-        largest = max(float(values.max()), -float(values.min())) if values.numel() else 0.0
-        found[name] = WeightedSum(values, weights[name], class_weight, largest)
+        found[name] = WeightedSum(values, weights[name], class_weight, magnitude(values))
     return found

@@ -342,8 +342,8 @@ class EncoderNetwork(Network):
                     assert isinstance(linear, nn.Linear)
                     layer.set_submodule(path, Adapted(linear, family.adapter))
         # The heads, by the number of layers in front; without early exits the one behind the last layer that is here.
-        early = {depth: head for depth, head in family.heads_behind.items() if family.early_exits and depth <= layers}
-        self.heads = early or {layers: "classifier"}
+        behind = family.heads_behind if family.early_exits else {layers: "classifier"}
+        self.heads = {depth: head for depth, head in behind.items() if depth <= layers}
         for head in self.heads.values():
             self.add_module(head, Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense"))
         self.pad_id, self.positions_from_tokens = family.pad_id, family.kind == "roberta"

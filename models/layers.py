@@ -509,12 +509,25 @@ def pool_first(network: nn.Module) -> None:
             continue
         layers = {name: block.get_submodule(name) for name in block.order}
         for place, (name, layer) in enumerate(layers.items()):
-            if not isinstance(layer, nn.MaxPool2d) or repr(layer) != repr(nn.MaxPool2d(2)):
+            if not _halves(layer):
                 continue
             block.add_module(name, MaxOfFour())
             before = block.order[place - 1] if place else name
             if isinstance(layers[before], nn.ReLU):
                 block.order[place - 1], block.order[place] = name, before
+
+
+def _halves(layer: nn.Module) -> bool:
+    """Whether a layer is `nn.MaxPool2d(2)`."""
+    return isinstance(layer, nn.MaxPool2d) and (
+        (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode) == (2, 2, 0, 1, False)
+    )
+
+
+def lighten(network: nn.Module) -> None:
+    """Make the passes of a network shorter that is scored and then dropped: `fold_norms` and `pool_first`."""
+    fold_norms(network)
+    pool_first(network)
 
 
 def fold_norms(network: nn.Module) -> None:

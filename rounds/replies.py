@@ -23,7 +23,7 @@ from messages.encoding import decode, restored
 from messages.orders import Reply, Update
 from messages.packing import MessageError, int64_vector, pick
 from messages.parcels import Parcels, Weights
-from messages.sums import MASKED, WeightedSum, device_weight, flatten, joined, present_mask
+from messages.sums import MASKED, WeightedSum, device_weight, flatten, joined, magnitude, present_mask
 from messages.wire import from_records, reply_limits
 from models.base import VARIANCE
 from models.family import Family
@@ -232,9 +232,7 @@ def _sums(
                 raise MessageError(f"{who}: class weights {shown(counts)} do not fit {work.family.classes} classes")
             class_weight = torch.tensor(counts, dtype=torch.int64)
         total = int64_vector(pick(arrays, header.payload, who), parcel.layout.numel, who)
-        lowest, highest = torch.aminmax(total) if total.numel() else (torch.zeros(()), torch.zeros(()))
-        largest = max(float(highest), -float(lowest))
-        added = WeightedSum(total, weight, class_weight, largest)
+        added = WeightedSum(total, weight, class_weight, magnitude(total))
         key = header.group, tuple(header.orders)
         if key not in result:
             examples = sum(answered[number].examples for number in header.orders)

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from flwr.common import log
 from torch import Tensor
 
 from devices.validation import one_line
+from messages.sums import magnitude
 from server_app.folders import newest_whole, written_whole
 from strategies.method import State
 
@@ -173,10 +173,5 @@ def _sha256(path: Path) -> str:
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> str:
     """The first tensor that holds a value that is not finite; "" where there is none."""
-
-    def ends(value: Tensor) -> Tensor:  # NaN where one value is, and in one pass
-        wide = value.float() if value.dtype.itemsize == 1 else value
-        return torch.stack(torch.aminmax(wide)) if value.numel() else torch.zeros(2)
-
     floats = ((name, value) for name, value in tensors.items() if value.is_floating_point())
-    return next((name for name, value in floats if not torch.isfinite(ends(value)).all()), "")
+    return next((name for name, value in floats if not math.isfinite(magnitude(value))), "")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from models.base import with_weights
-from models.layers import fold_norms, pool_first
+from models.layers import lighten
 from rounds.engine import Scorer, Scores
 from server_app.labels import class_names
 from strategies.method import Model
@@ -24,8 +24,7 @@ def scorer(task: Task, *, held_out: bool = False) -> Scorer:
         # Not before: a process that has used CUDA cannot fork workers that do.
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         module = with_weights(model.family, model.architecture, model.weights)
-        fold_norms(module)
-        pool_first(module)
+        lighten(module)
         inputs, labels = test_part(task, part)
         if has_exits(model):
             return score_exits(module, task, inputs, labels, batch_size=SCORED_TOGETHER, device=device)

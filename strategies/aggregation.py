@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from messages.packing import Layout
-from messages.sums import SCALE, WeightedSum, new_bound, split
+from messages.sums import CACHED, SCALE, WeightedSum, new_bound, split
 from models.placement import Placement
 
 Kind = Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"]
 MIN_OWNERS = 3  # of a coordinate, for a majority of right ones
 _PIECE = 2**18  # coordinates that are sorted at once
-_CACHED = 2**16  # coordinates whose sums, weights and means fit into a processor's cache
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,7 @@ class CoordinateMean:
         for name, old in previous.items():
             total, count = self._totals[name], self._counts[name]
             result[name] = torch.empty_like(old, memory_format=torch.contiguous_format)
-            # Piece by piece, because the values in between then stay in the processor's cache.
-            flat = (tensor.reshape(-1).split(_CACHED) for tensor in (result[name], total, count, old))
+            flat = (tensor.reshape(-1).split(CACHED) for tensor in (result[name], total, count, old))
             for into, added, weight, before in zip(*flat, strict=True):
                 mean = added.to(torch.float64) / (weight.clamp(min=1).to(torch.float64) * SCALE)
                 torch.where(weight > 0, mean.to(old.dtype), before, out=into)

@@ -35,7 +35,7 @@ from strategies.method import (
     parcel_bytes,
 )
 from strategies.params import Params
-from strategies.submodel import CandidateMethod, by_depth, first_weights
+from strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
 
 # The device half ------------------------------------------------------------------------------------------------------
 
@@ -263,11 +263,7 @@ def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
     Where none do, since they are cut in width, they are thirds of the depth. Raises ValueError where the family is not
     cut in depth either, or has several exits.
     """
-    if len(family.segments) > 1:
-        raise ValueError(
-            f"flexifed trains one head, and {family.name} has several exits: leave out exits, and take a choice "
-            "of networks of different depth"
-        )
+    require_one_exit("flexifed", family)
     candidates = family.candidates(widths)
     firsts = [list(signatures_of(family, architecture).values()) for architecture in candidates]
     if any(common_length(pair) for pair in combinations(firsts, 2)):

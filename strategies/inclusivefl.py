@@ -19,7 +19,7 @@ from models.layers import Network, TensorSpec
 from strategies.fedadam import AdamParams, adam_step
 from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
 from strategies.params import Fraction, Numbers
-from strategies.submodel import CandidateMethod, by_depth, first_weights
+from strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
 
 
 class InclusiveFLParams(AdamParams):
@@ -135,11 +135,7 @@ def types_of(family: Family, widths: Sequence[float]) -> list[Architecture]:
     They are the family's candidates where those differ in depth, and otherwise thirds of its depth, as the paper's 12,
     8 and 4. Raises ValueError where the family is not cut in depth, or has several exits.
     """
-    if len(family.segments) > 1:
-        raise ValueError(
-            f"inclusivefl gives every type one head, and {family.name} has several exits: leave out exits or "
-            "early_exits"
-        )
+    require_one_exit("inclusivefl", family)
     candidates = family.candidates(widths)
     if len({len(layers_of(family, architecture).blocks) for architecture in candidates}) > 1:
         return candidates

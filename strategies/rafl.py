@@ -364,7 +364,8 @@ class RaFL(CandidateMethod):
         memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
         link_bytes = None if budget.payload_bytes is None else budget.payload_bytes - knowledge.payload_bytes
         drawn = self.params.first == "drawn"
-        if memory_bytes <= 0 or (link_bytes is not None and link_bytes < (0 if drawn else 1)):
+        least_link_bytes = 0 if drawn else 1  # a model that the device draws does not travel
+        if memory_bytes <= 0 or (link_bytes is not None and link_bytes < least_link_bytes):
             return None
         seconds = budget.round_seconds
         if seconds is not None:
@@ -372,7 +373,7 @@ class RaFL(CandidateMethod):
             if seconds <= 0:
                 return None
         left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes, round_seconds=seconds)
-        if drawn:  # no personal model travels
+        if drawn:
             left = replace(left, payload_bytes=None, seconds_per_byte=0.0)
         if isinstance(self.searcher, PoolSearch) and not grows:
             return self.searcher.largest(left)

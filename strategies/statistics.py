@@ -33,6 +33,7 @@ class TakeStatistics(Local):
     def train(self, bench: Bench) -> Answer:
         """Take them."""
         model = self.model(bench)
+        pool_first(model)
         take_statistics(model, bench.batches(model, once=True))
         return Answer(model, {"statistics": dict(model.state_dict())})
 
@@ -60,12 +61,8 @@ class ScoreModel(Local):
 
 
 def take_statistics(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """One pass in training mode without gradients; batch norm's statistics become the mean over the batches.
-
-    The model is not to be trained after it.
-    """
+    """One pass in training mode without gradients; batch norm's statistics become the mean over the batches."""
     model.train()
-    pool_first(model)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     with torch.no_grad():
         for number, (inputs, _) in enumerate(batches, start=1):

@@ -183,6 +183,15 @@ def require_exits(method: str, family: Family) -> None:
         )
 
 
+def require_one_exit(method: str, family: Family) -> None:
+    """Raise ValueError where a method whose types of models have one head each is given a family with several exits."""
+    if len(family.segments) > 1:
+        raise ValueError(
+            f"{method} gives every type of model one head, and {family.name} has several exits: leave out exits or "
+            "early_exits; types are the depths of a family, or the networks of a choice"
+        )
+
+
 def first_weights(setup: Setup) -> Weights:
     """The global model's first weights: those that the run was given, and all others drawn."""
     return {**initial_weights(setup.family, setup.settings.seed), **setup.initial}

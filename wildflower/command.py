@@ -32,8 +32,8 @@ def main() -> None:
     try:
         app()
     finally:
-        # Python looks for garbage once more as it ends. With torch loaded that takes a quarter of a second, and the
-        # system frees the memory anyway.
+        # Python collects garbage once more as it ends. With torch loaded that takes a quarter of a second or more, and
+        # the system frees the memory anyway.
         gc.freeze()
 
 

@@ -1,4 +1,5 @@
 import itertools
+import math
 from fractions import Fraction
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from messages.orders import Merge
 from messages.packing import Layout, MessageError
-from messages.sums import SCALE, UNIT, WeightedSum, device_weight, flatten, present_mask, split, vectors
+from messages.sums import SCALE, UNIT, WeightedSum, device_weight, flatten, magnitude, present_mask, split, vectors
 
 LAYOUT = Layout.of({"w": torch.zeros(2, 2), "b": torch.zeros(2)})
 # Magnitudes seven decades apart: a sum of float32 or float64 numbers depends on the order of these.
@@ -174,6 +175,18 @@ def test_large_tensors_are_added_where_they_lie_and_small_ones_together():
     assert by_vectors.largest == by_one.largest
     assert not split(by_vectors.total, layout)["large"][1].any()
     assert state["large"][1].all()  # what the device trained is as it was
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float8_e5m2], ids=str)
+def test_the_magnitude_is_the_largest_absolute_value(dtype):
+    assert magnitude(torch.tensor([0.5, -4.0, 2.0]).to(dtype)) == 4.0
+    assert math.isinf(magnitude(torch.tensor([-math.inf, 2.0]).to(dtype)))
+    assert math.isnan(magnitude(torch.tensor([8.0, math.nan, -1.0]).to(dtype)))
+    assert magnitude(torch.zeros(0, 3).to(dtype)) == 0.0
+
+
+def test_the_magnitude_of_the_least_whole_number_is_positive():
+    assert magnitude(torch.tensor([-(2**63), 5])) == 2.0**63
 
 
 def test_present_classes_are_a_mask():

@@ -8,6 +8,7 @@ from models.family import make_family
 from models.layers import BatchNorm, MaxOfFour, Scaler, fold_norms, pool_first
 from models.lenet import LeNet5
 from models.mobilenet import MobileNetV2
+from strategies.supernet import calibrated
 
 SHAPE = (1, 28, 28)
 
@@ -77,6 +78,14 @@ def test_pooling_first_keeps_every_bit(family, pools, training):
     assert sum(isinstance(m, MaxOfFour) for m in network.modules()) == pools
     assert [torch.equal(*pair) for pair in zip(before, now, strict=True)] == [True] * len(before)
     assert all(torch.equal(value, statistics[name]) for name, value in network.state_dict().items())
+
+
+def test_calibrating_a_network_leaves_its_layers():
+    """It may be trained afterwards, and the maxima of slices share the gradient of a tie."""
+    network = Cnn3(input_shape=SHAPE).build(Cnn3(input_shape=SHAPE).width(0.5))
+    before = repr(network)
+    calibrated(network, [(torch.randn(8, *SHAPE), torch.zeros(8))])
+    assert repr(network) == before
 
 
 def test_norms_and_scalers_behind_convolutions_go():
