@@ -4,12 +4,15 @@ import fcntl
 import json
 import os
 import platform
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -277,9 +280,7 @@ class Journal:
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
         it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
         """
-        # A missing tensorboard should stop the run here, not after its first round.
-        import torch.utils.tensorboard  # noqa: F401
-
+        _load_writers()
         check_folder(run_dir, resume)
         run_dir.mkdir(parents=True, exist_ok=True)
         journal = cls(run_dir, last_round=0)
@@ -381,6 +382,25 @@ class Journal:
         self._writer.flush()
         if self._tracker is not None:
             self._tracker.write(record.round, finite(scalars))
+
+
+def _load_writers() -> None:
+    """Begin to load, beside the first round, what writes to TensorBoard and what every report contains.
+
+    Raises ModuleNotFoundError where there is no TensorBoard: that should stop a run before its first round.
+    """
+    if find_spec("tensorboard") is None:
+        raise ModuleNotFoundError("No module named 'tensorboard': install the extra 'server'", name="tensorboard")
+
+    def load() -> None:
+        import torch.utils.tensorboard  # noqa: F401
+
+        from server_app.pages import library
+
+        library()
+
+    if "torch.utils.tensorboard" not in sys.modules:
+        Thread(target=load, name="writers", daemon=True).start()
 
 
 def scalars_of(record: RoundRecord) -> dict[str, float | None]:

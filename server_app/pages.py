@@ -105,7 +105,7 @@ def page(title: str, name: str, blocks: Sequence[Block], badge: str = "") -> str
         script=SCRIPT,
         figures=figures,
         number_of=lambda chart: number_of[id(chart)],
-        library=_library() if figures else "",
+        library=library() if figures else "",
     )
 
 
@@ -115,7 +115,7 @@ def table_html(table: Table) -> str:
 
 
 @cache
-def _library() -> str:
+def library() -> str:
     """Plotly's script, compressed, in letters."""
     from plotly.offline import get_plotlyjs
 
