@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from devices.budget import Budget
 from messages.orders import Merge
-from messages.parcels import Parcel
+from messages.parcels import STATISTICS, Parcel
 from models.architecture import Architecture
 from models.base import BlockFamily, Family, trained_parameters
 from models.cost import FLOAT_BYTES, Cost
@@ -30,9 +30,9 @@ from models.layers import Network
 from models.space import Space
 from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
 from strategies.losses import Loss
-from strategies.method import Bench, Local, Means, Order, Setup, State, in_floats
+from strategies.method import Bench, Local, Means, Order, Setup, State, Trained, in_floats
 from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
-from strategies.params import CountOrZero, Numbers, Params, possible_shares
+from strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from strategies.search import ExactSearch, find_priced, fleet_options
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -142,6 +142,9 @@ class WildflowerParams(StatisticsParams):
         description="Whether devices minimize HeteroFL's masked cross-entropy; false: the task's own loss, also where "
         "labels are not one class per example",
     )
+    momentum: Decay = Field(
+        0.0, description="Share of its last step that the server adds to the next one, at coordinates that were trained"
+    )
 
     @field_validator("shares")
     @classmethod
@@ -150,7 +153,9 @@ class WildflowerParams(StatisticsParams):
 
 
 class Wildflower(HeteroFL):
-    """W_j <- mean over the devices that trained coordinate j, unweighted; untouched coordinates are kept.
+    """v_j <- beta v_j + (mean over the devices that trained coordinate j, unweighted - W_j);  W_j <- W_j + v_j.
+
+    Untouched coordinates keep W_j and v_j. beta is `momentum`; with beta = 0 every coordinate becomes the mean.
 
     Batch norm is HeteroFL's: devices normalize by their batch, each level by its own, and statistics are taken for
     every level that is scored.
@@ -163,6 +168,8 @@ class Wildflower(HeteroFL):
         super().__init__(setup, params)
         self.params: WildflowerParams = params
         self.widths = setup.widths
+        learned = [name for name in self.weights if not name.endswith(STATISTICS)]
+        self.velocity = {name: torch.zeros_like(self.weights[name]) for name in learned if params.momentum}
 
     @classmethod
     def family_defaults(cls, params: Any) -> dict[str, Any]:
@@ -239,9 +246,20 @@ class Wildflower(HeteroFL):
         batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
         return level_cost(self.family, architecture, lower, batch_size, optimizer)
 
+    def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
+        """The mean where somebody trained, and what is kept of the steps of earlier rounds there."""
+        old, owned = self.weights, self.mean.weight() if self.velocity else {}
+        metrics = super().finish_round(trained)
+        for name, velocity in self.velocity.items():
+            step = self.params.momentum * velocity + (self.weights[name] - old[name])
+            self.velocity[name] = torch.where(owned[name] > 0, step, velocity)
+            self.weights[name] = torch.where(owned[name] > 0, old[name] + step, old[name])
+        return metrics
+
     def state(self) -> State:
-        """HeteroFL's, and the levels."""
+        """HeteroFL's, the levels, and the velocity."""
         state = super().state()
+        state.tensors |= {f"velocity/{name}": value for name, value in self.velocity.items()}
         state.values["levels"] = [level.to_json() for level in self.candidates]
         return state
 
@@ -253,6 +271,7 @@ class Wildflower(HeteroFL):
             self.family.validate(level)
         if not levels:
             raise ValueError("the checkpoint holds no levels")
+        self.velocity = {name: state.tensors[f"velocity/{name}"] for name in self.velocity}
         self.candidates = levels
 
 

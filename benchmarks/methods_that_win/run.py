@@ -13,6 +13,8 @@ TWINS = ("cnn3", "resnet6", "vit", "bert")
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
+    # With as much momentum on the server as wildflower has in the row below.
+    "all-large-momentum": ["strategy=fedavgm", "fedavgm.beta=0.5"],
     "heterofl": ["strategy=heterofl"],
     "fedrolex": ["strategy=fedrolex"],
     "fjord": ["strategy=fjord", "fjord.distillation=true"],
@@ -24,15 +26,17 @@ METHODS = {
         "model-search.sandwich=labels",
     ],
     "wildflower": ["strategy=wildflower"],
+    "wildflower-momentum": ["strategy=wildflower", "wildflower.momentum=0.5"],
     # Levels are cuts of one width everywhere and of the depth; there is no search layer by layer.
     "wildflower-one-width": ["strategy=wildflower", "wildflower.shares="],
     # The levels are those of the methods of uniform widths: what is left is the way in which they are trained.
     "wildflower-given-widths": ["strategy=wildflower", "wildflower.levels=0"],
 }
 # The size of a step is not the same in all methods: wildflower's gradient is a mean over levels, the sandwich's a sum.
-# On the twins that are trained by SGD these methods run with larger learning rates as well.
-RATED = ("all-large", "all-small", "heterofl", "search-four-nested", "wildflower")
-RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2)}  # beside 0.05
+# On three of the twins these methods run with larger learning rates as well.
+RATED = ("all-large", "all-small", "all-large-momentum", "heterofl", "search-four-nested")
+RATED += ("wildflower", "wildflower-momentum")
+RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "vit": (0.002,)}  # beside 0.05, and 0.001 of the ViT
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:

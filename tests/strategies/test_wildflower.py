@@ -189,6 +189,32 @@ def test_every_coordinate_is_the_mean_over_its_owners_who_count_alike(tmp_path):
     assert strategy.weights[FC].flatten().tolist() == [5.5, 3, -7, -7]
 
 
+def test_the_server_keeps_a_share_of_its_steps_where_somebody_trained(tmp_path):
+    """The same devices, of which the first is silent in the second of three rounds; half of a step is kept."""
+    strategy = Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(levels=0, momentum=0.5))
+    strategy.weights = filled(strategy.weights, -7.0)
+    silent: set[int] = set()
+    strategy.assign = lambda device, budget: None if device in silent else strategy.candidates[device]
+    values = {0: 1.0, 1: 3.0, 2: 8.0}
+    devices = Devices(OneHidden(), lambda order, w: filled(w, values[order.device]), examples={0: 1, 1: 1, 2: 2})
+    engine = engine_of(strategy, tmp_path)
+    engine.run_round(devices.grid, 1, no_scores)
+    # The first steps are 11, 9 and twice 8.
+    assert strategy.weights[FC].flatten().tolist() == [4, 2, 1, 1]
+    silent.add(0)
+    engine.run_round(devices.grid, 2, no_scores)
+    # The means are 5.5 and 3: steps of 11/2 + 1.5 and 9/2 + 1. Nobody has the other channels, which do not move.
+    assert strategy.weights[FC].flatten().tolist() == [11, 7.5, 1, 1]
+    resumed = Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(levels=0, momentum=0.5))
+    resumed.load(strategy.state())
+    silent.clear()
+    for method in (strategy, resumed):
+        method.assign = strategy.assign
+        engine_of(method, tmp_path).run_round(devices.grid, 3, no_scores)
+        # The means are 4, 2 and 1: steps of 7/2 - 7, 5.5/2 - 5.5 and 8/2 + 0.
+        assert method.weights[FC].flatten().tolist() == [7.5, 4.75, 5, 5]
+
+
 def test_a_device_is_told_of_all_levels_below_its_own(tmp_path):
     strategy, devices = after_a_round(tmp_path)
     _, half, quarter = strategy.candidates
