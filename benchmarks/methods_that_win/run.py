@@ -36,7 +36,7 @@ METHODS = {
 # On three of the twins these methods run with larger learning rates as well.
 RATED = ("all-large", "all-small", "all-large-momentum", "heterofl", "search-four-nested")
 RATED += ("wildflower", "wildflower-momentum")
-RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "vit": (0.002,)}  # beside 0.05, and 0.001 of the ViT
+RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "vit": (0.003,)}  # beside 0.05, and 0.001 of the ViT
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
