@@ -471,7 +471,7 @@ def do_order(bench: DeviceBench) -> Done:
             )
     if not bench.examples:
         raise Refusal("the device holds no training examples")
-    _seed(order.seed, bench.device)
+    seed_draws(order.seed, bench.device)
     try:
         with out_of_memory_refused(order, bench.place.available_bytes, bench.meter):
             answer = local.train(bench)
@@ -490,8 +490,8 @@ def do_order(bench: DeviceBench) -> Done:
     )
 
 
-def _seed(seed: int, device: torch.device) -> None:
-    """Seed dropout, and the first weights of a device's own model."""
+def seed_draws(seed: int, device: torch.device) -> None:
+    """Seed dropout, and the first weights of what a device holds itself."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also goes round all kinds of GPUs: 2 ms
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from client_app.bench import DeviceBench, Workplace, batches_of, do_order, out_of_memory_refused
+from client_app.bench import DeviceBench, Workplace, batches_of, do_order, out_of_memory_refused, seed_draws
 from client_app.memory import memory_limit
 from client_app.state import DeviceState
 from messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining, Score
@@ -50,7 +50,11 @@ def score_order(
         out_of_memory_refused(order, place.available_bytes, bench.meter),
         memory_limit(limit_bytes, place.device, alike, alike),
     ):
-        model = local.model(bench) if batch.training is None else do_order(bench).answer.model
+        if batch.training is None:
+            seed_draws(order.seed, bench.device)  # a device that has not trained yet may lack layers of its own
+            model: Network | None = local.model(bench)
+        else:
+            model = do_order(bench).answer.model
         if model is None:
             raise MessageError(f"device {order.device}: {order.local.name} trained no model that could be scored")
         if order.data == "shard" and family.with_statistics != family:

@@ -102,6 +102,25 @@ def test_masked_logits_of_absent_classes_are_zero():
     assert model(torch.zeros(2, 3)).tolist() == [[0.0, 0.0, 1.0, 0.0]] * 2
 
 
+class DrawnThere(Training):
+    """Devices that have not trained yet draw their models, which never travel."""
+
+    def sent(self, family, architecture):
+        return {}
+
+    def model(self, bench):
+        return bench.build()
+
+
+@pytest.mark.parametrize("data", ["test set", "shard"])
+def test_what_an_untrained_device_draws_depends_on_the_order_alone(data):
+    found = []
+    for before, seed in ((1, 5), (2, 5), (1, 6)):
+        torch.manual_seed(before)
+        found.append(scored(local=DrawnThere(), data=data, seed=seed).loss_sum)
+    assert found[0] == found[1] != found[2]
+
+
 EXITS = Cnn3(input_shape=(1, 8, 8), exits=(1, 2, 3))
 TOGETHER = MutualLearningOfExits(weight=1.0, alpha=0.0, ensemble=True)
 
