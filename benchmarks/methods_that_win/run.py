@@ -1,6 +1,6 @@
 """Which method delivers most to boards, phones and workstations that share one global model.
 
-python -m benchmarks.methods_that_win.run cnn3|resnet6|vit|bert [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
+python -m benchmarks.methods_that_win.run cnn3|resnet6|vit|bert|hapt [--jobs 1] [--seeds 1 2 3] [--methods NAME ...]
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
-TWINS = ("cnn3", "resnet6", "vit", "bert")
+TWINS = ("cnn3", "resnet6", "vit", "bert", "hapt")
 
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],
@@ -33,10 +33,10 @@ METHODS = {
     "wildflower-given-widths": ["strategy=wildflower", "wildflower.levels=0"],
 }
 # The size of a step is not the same in all methods: wildflower's gradient is a mean over levels, the sandwich's a sum.
-# On three of the twins these methods run with larger learning rates as well.
+# On four of the twins these methods run with larger learning rates as well.
 RATED = ("all-large", "all-small", "all-large-momentum", "heterofl", "search-four-nested")
 RATED += ("wildflower", "wildflower-momentum")
-RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "vit": (0.003,)}  # beside 0.05, and 0.001 of the ViT
+RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,)}  # beside 0.05, and 0.001 of the ViT
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
