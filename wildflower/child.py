@@ -10,9 +10,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import psutil
+
+from wildflower.ending import run_and_leave
 
 GRACE_SECONDS = 20.0  # in which a run ends by itself once it is interrupted
 
@@ -68,7 +70,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
             process.wait(timeout=max(0.0, end - time.monotonic()))
 
 
-def _main(parent: int, experiment: Path, overrides: Sequence[str]) -> int:
+def _main(parent: int, experiment: Path, overrides: Sequence[str]) -> NoReturn:
     from client_app.worker import end_with
 
     end_with(parent, signal.SIGTERM)  # which the command takes as Ctrl-C
@@ -77,8 +79,8 @@ def _main(parent: int, experiment: Path, overrides: Sequence[str]) -> int:
 
     from wildflower.experiment import run_experiment
 
-    return run_experiment(experiment, overrides, None, Console())
+    sys.exit(run_experiment(experiment, overrides, None, Console()))
 
 
 if __name__ == "__main__":
-    sys.exit(_main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+    run_and_leave(lambda: _main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

@@ -1,15 +1,14 @@
 """The command `wildflower`. Everything heavy is imported by the subcommand that needs it, so that --help is quick."""
 
-import atexit
 import gc
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from wildflower.ending import run_and_leave
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,30 +31,7 @@ Overrides = Annotated[
 
 def main() -> None:
     """Run the command."""
-    # Functions are called in the reverse order, so that this one comes after those of all that is imported later.
-    ended: list[int] = []
-    atexit.register(_leave, ended)
-    try:
-        app()
-    except SystemExit as ending:
-        if isinstance(ending.code, int | None):  # a text is still to be printed
-            ended.append(ending.code or 0)
-        raise
-
-
-def _leave(ended: Sequence[int]) -> None:
-    """End this process with its exit code, if there is one, in place of freeing every object first.
-
-    With torch loaded that takes Python half a second, and the system frees the memory anyway.
-    """
-    if not ended:
-        return
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):  # whoever read the output has gone, which Python itself tells
-        return
-    os._exit(ended[0])
+    run_and_leave(app)
 
 
 def _print_versions(wanted: bool) -> None:
