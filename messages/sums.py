@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,14 +83,20 @@ class WeightedSum:
             parts = _without_absent(parts, present, class_spans)
             self.class_weight += weight * present.to(torch.int64)
         between = torch.empty(min(CACHED, self.total.numel()), dtype=torch.float64)
-        for into, part in zip(self.total.split([part.numel() for part in parts]), parts, strict=True):
-            for total, piece in zip(into.split(CACHED), part.split(CACHED), strict=True):
-                wide = between[: piece.numel()].copy_(piece)
+        bits, start, totals = between.view(torch.int64).numpy(), 0, self.total.numpy()
+        for part in parts:
+            for piece in part.split(CACHED):
+                count = piece.numel()
+                wide, whole = between[:count].copy_(piece), bits[:count]
                 if small and part.dtype == torch.float32:
                     torch.add(_SHIFT, wide, alpha=factor, out=wide)
-                    total += wide.view(torch.int64).sub_(_SHIFT_BITS)
+                    np.subtract(whole, _SHIFT_BITS, out=whole)
                 else:
-                    total += wide.mul_(factor).round_().to(torch.int64)
+                    whole = wide.mul_(factor).round_().to(torch.int64).numpy()
+                # NumPy, because PyTorch multiplies integers by one before it adds them, which takes longer.
+                total = totals[start : start + count]
+                np.add(total, whole, out=total)
+                start += count
         self.weight += weight
         self.largest = bound
 
