@@ -78,6 +78,8 @@ class WeightedSum:
         """
         parts = _parts(values)
         factor, bound = float(weight) * SCALE, self.check(parts, weight)
+        if sum(part.numel() for part in parts) != self.total.numel():
+            raise ValueError(f"the values are not {self.total.numel()}, as many as the sum has")
         small = weight <= _MAX_EXACT_WEIGHT and bound - self.largest < _MAX_SHIFTED
         if present is not None and self.class_weight is not None:
             parts = _without_absent(parts, present, class_spans)

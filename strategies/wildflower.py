@@ -176,6 +176,11 @@ class Wildflower(HeteroFL):
         """No scaler."""
         return {}
 
+    @classmethod
+    def tells_means_only(cls, params: Any) -> bool:
+        """Not with momentum, which looks at who owns a coordinate."""
+        return super().tells_means_only(params) and not params.momentum
+
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose the levels for what the devices of the fleet may spend now."""
         if not self.params.levels:

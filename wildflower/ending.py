@@ -29,8 +29,9 @@ def _leave(ended: Sequence[int]) -> None:
     if not ended:
         return
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # it was closed before this process began
+                stream.flush()
     except (OSError, ValueError):  # whoever read the output has gone, which Python itself tells
         return
     os._exit(ended[0])

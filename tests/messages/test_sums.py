@@ -197,3 +197,12 @@ def test_present_classes_are_a_mask():
 def test_classes_that_do_not_exist_are_refused(present):
     with pytest.raises(MessageError, match="device 1"):
         present_mask(present, 4, "device 1")
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_values_of_another_length_are_refused_and_change_nothing(count):
+    found = WeightedSum(torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(ValueError, match="the values are not 5"):
+        found.add(torch.ones(count), 1)
+    assert not found.total.any()
+    assert found.weight == 0

@@ -442,3 +442,8 @@ def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeyp
     assert not Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(masked_loss=False)).needs_classes
     order = Order(0, OneHidden().full())
     assert engine.method.local(order).weighting == "uniform"
+
+
+def test_momentum_looks_at_who_owns_a_coordinate_which_privacy_forbids():
+    assert Wildflower.tells_means_only(WildflowerParams())
+    assert not Wildflower.tells_means_only(WildflowerParams(momentum=0.5))
