@@ -75,11 +75,12 @@ class WeightedSum:
 
         Raises:
             MessageError: a value is not finite, or too large to be added exactly.
+            ValueError: there are more or fewer values than the sum has; nothing is added then.
         """
         parts = _parts(values)
         factor, bound = float(weight) * SCALE, self.check(parts, weight)
         if sum(part.numel() for part in parts) != self.total.numel():
-            raise ValueError(f"the values are not {self.total.numel()}, as many as the sum has")
+            raise ValueError(f"the values are not {self.total.numel()}, which is how many the sum has")
         small = weight <= _MAX_EXACT_WEIGHT and bound - self.largest < _MAX_SHIFTED
         if present is not None and self.class_weight is not None:
             parts = _without_absent(parts, present, class_spans)
@@ -95,7 +96,7 @@ class WeightedSum:
                     np.subtract(whole, _SHIFT_BITS, out=whole)
                 else:
                     whole = wide.mul_(factor).round_().to(torch.int64).numpy()
-                # NumPy, because PyTorch multiplies integers by one before it adds them, which takes longer.
+                # NumPy, which was measured to add integers faster than PyTorch does.
                 total = totals[start : start + count]
                 np.add(total, whole, out=total)
                 start += count

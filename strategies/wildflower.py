@@ -253,12 +253,12 @@ class Wildflower(HeteroFL):
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """The mean where somebody trained, and what is kept of the steps of earlier rounds there."""
-        old, owned = self.weights, self.mean.weight() if self.velocity else {}
+        old, weight = self.weights, self.mean.weight() if self.velocity else {}
         metrics = super().finish_round(trained)
         for name, velocity in self.velocity.items():
-            step = self.params.momentum * velocity + (self.weights[name] - old[name])
-            self.velocity[name] = torch.where(owned[name] > 0, step, velocity)
-            self.weights[name] = torch.where(owned[name] > 0, old[name] + step, old[name])
+            somebody, step = weight[name] > 0, self.params.momentum * velocity + (self.weights[name] - old[name])
+            self.velocity[name] = torch.where(somebody, step, velocity)
+            self.weights[name] = torch.where(somebody, old[name] + step, old[name])
         return metrics
 
     def state(self) -> State:

@@ -34,8 +34,15 @@ METHODS = {
 }
 # The size of a step is not the same in all methods: wildflower's gradient is a mean over levels, the sandwich's a sum.
 # On four of the twins these methods run with larger learning rates as well.
-RATED = ("all-large", "all-small", "all-large-momentum", "heterofl", "search-four-nested")
-RATED += ("wildflower", "wildflower-momentum")
+RATED = (
+    "all-large",
+    "all-small",
+    "all-large-momentum",
+    "heterofl",
+    "search-four-nested",
+    "wildflower",
+    "wildflower-momentum",
+)
 RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,)}  # beside 0.05, and 0.001 of the ViT
 
 

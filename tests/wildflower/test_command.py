@@ -80,13 +80,21 @@ def test_help_starts_without_anything_heavy():
 
 @pytest.mark.parametrize(("argument", "code", "stream"), [("--help", 0, "stdout"), ("--no-such", 2, "stderr")])
 def test_the_command_ends_with_its_code_after_everything_that_is_to_be_done_at_exit(argument, code, stream):
-    end = "import atexit, os, sys, wildflower.command\n"
-    end += f"sys.argv, leave = ['wildflower', '{argument}'], os._exit\n"
-    end += "os._exit = lambda code: (os.write(1, b'no object is freed'), leave(code))\n"
     # What a subcommand's modules register is called first.
-    end += "started = wildflower.command.app\n"
-    end += "def app():\n    atexit.register(print, 'at exit')\n    started()\n"
-    end += "wildflower.command.app = app\nwildflower.command.main()\n"
+    end = f"""
+import atexit, os, sys, wildflower.command
+
+leave, started = os._exit, wildflower.command.app
+
+def app():
+    atexit.register(print, "at exit")
+    started()
+
+sys.argv = ["wildflower", "{argument}"]
+os._exit = lambda code: (os.write(1, b"no object is freed"), leave(code))
+wildflower.command.app = app
+wildflower.command.main()
+"""
     done = subprocess.run([sys.executable, "-c", end], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert argument in getattr(done, stream)
