@@ -78,18 +78,18 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
         raise ValueError("the header is not a JSON object with the sizes of the arrays")
     if sum(sizes) > MAX_ARRAYS_BYTES:
         raise ValueError(f"arrays of {sum(sizes)} bytes: at most {MAX_ARRAYS_BYTES}")
-    return header, [bytes(_read(link, size)) for size in sizes]
+    return header, [_read(link, size) for size in sizes]
 
 
-def _read(link: socket.socket, nbytes: int) -> bytearray:
-    data = bytearray(nbytes)
-    view, done = memoryview(data), 0
-    while done < nbytes:
-        count = link.recv_into(view[done:])
-        if count == 0:
-            raise EOFError(f"the connection ended after {done} of {nbytes} bytes")
-        done += count
-    return data
+def _read(link: socket.socket, nbytes: int) -> bytes:
+    # All at once, so that large arrays are not held twice: only a signal makes it come in parts.
+    parts, left = list[bytes](), nbytes
+    while left:
+        parts.append(link.recv(left, socket.MSG_WAITALL))
+        if not parts[-1]:
+            raise EOFError(f"the connection ended after {nbytes - left} of {nbytes} bytes")
+        left -= len(parts[-1])
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 # The messenger -------------------------------------------------------------------------------------------------------

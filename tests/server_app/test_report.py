@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 import pytest
 from fake_runs import CONFIG, a_device, a_round, three_rounds
 from page_figures import charts_of, split
+from plotly.offline import get_plotlyjs
 
 from server_app import report
 from server_app.journal import DeviceRecord, Journal, JournalError, read_devices
@@ -34,6 +35,11 @@ def test_the_page_needs_no_network_and_has_the_figures(tmp_path):
         for trace in figure["traces"]:
             trace.pop("colorscale", None)
         go.Figure({"data": figure["traces"], "layout": figure["layout"]})  # ValueError where Plotly would not take it
+
+
+def test_the_page_brings_plotlys_script_whole(tmp_path):
+    three_rounds(tmp_path).finish("finished")
+    assert split((tmp_path / "report.html").read_text())[2] == get_plotlyjs()
 
 
 def test_what_it_cost_and_which_models_were_trained_over_time(tmp_path):
