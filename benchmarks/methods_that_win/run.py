@@ -46,17 +46,32 @@ RATED = (
 )
 # Beside the experiment file's own rate, which is 0.05, and 0.001 of the ViT.
 RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,), "five-widths": (0.1,)}
+# Of five exact widths: as many levels as there are budgets, and each width by itself, trained by all devices whatever
+# their budgets, which says what a device of that width could hold at best.
+FIVE_WIDTHS = {
+    "wildflower-five-levels": ["strategy=wildflower", "wildflower.momentum=0.5", "wildflower.levels=5"],
+    **{
+        f"all-width-{width}": [
+            "strategy=fedavg",
+            "fedavg.use=all-small",
+            f"widths=1, {width}",
+            "below-smallest=smallest",
+        ]
+        for width in (0.5, 0.25, 0.125)
+    },
+}
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
     """The rows of a twin: name -> settings beside those of its experiment file."""
     fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
+    own = FIVE_WIDTHS if twin == "five-widths" else {}
     rated = {
         f"{name}-rate-{rate}": [*METHODS[name], f"learning-rate={rate}"]
         for rate in RATES.get(twin, ())
         for name in RATED
     }
-    return {name: [fleet, *settings] for name, settings in (METHODS | rated).items()}
+    return {name: [fleet, *settings] for name, settings in (METHODS | own | rated).items()}
 
 
 STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), tiers=False, costs=True) for twin in TWINS]
