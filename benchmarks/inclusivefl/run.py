@@ -34,8 +34,17 @@ RESULTS, README = (Path(__file__).with_name(name) for name in ("results.json", "
 SEEDS = (1, 2, 3)
 TIERS = ("2 layers", "4 layers", "6 layers")
 # How many devices can train two, four and six layers.
-SPLITS = {"40/40/20": (12, 12, 6), "7:2:1": (21, 6, 3), "thirds": (10, 10, 10), "1:2:7": (3, 6, 21)}
-SAME_IN_ALL = ("all-large", "all-small")  # beginnings of names of methods that are run with the first split only
+SPLITS = {
+    "40/40/20": (12, 12, 6),
+    "7:2:1": (21, 6, 3),
+    "thirds": (10, 10, 10),
+    "1:2:7": (3, 6, 21),
+    "40/40/20, skewed": (12, 12, 6),
+}
+# Splits whose devices hold some classes more than others.
+SKEWED: dict[str, dict[str, Any]] = {"40/40/20, skewed": {"partition": "dirichlet", "alpha": 0.5}}
+# Beginnings of names of methods to which it makes no difference which device can train what.
+SAME_IN_ALL = ("all-large", "all-small")
 COMMON: dict[str, Any] = {
     "task": "trec",
     "family": "encoder",
@@ -147,7 +156,8 @@ def settings(task: str, split: str, method: str) -> tuple[dict[str, Any], str]:
         "initial-weights": model,
         "task-arguments": f"tokenizer = '{model}', max_tokens = 40{files}",
     }
-    return COMMON | TASKS[task] | own | METHODS[method], fleet(SPLITS[split], WIDTHS if cut else DEPTHS)
+    config = COMMON | TASKS[task] | own | SKEWED.get(split, {}) | METHODS[method]
+    return config, fleet(SPLITS[split], WIDTHS if cut else DEPTHS)
 
 
 def curves(task: str, split: str, method: str, seed: int) -> dict[str, Any]:
@@ -169,14 +179,14 @@ def curves(task: str, split: str, method: str, seed: int) -> dict[str, Any]:
 
 def digest(task: str, split: str, method: str) -> str:
     """Of what a run is made with: figures of other settings are not taken for those of today's."""
-    common = {**COMMON, **TASKS[task], **METHODS[method]}
+    common = {**COMMON, **TASKS[task], **SKEWED.get(split, {}), **METHODS[method]}
     made_with = {**common, "devices by tier": SPLITS[split], "widths": WIDTHS, "depths": DEPTHS}
     return digest_of(made_with)
 
 
 def split_of(split: str, method: str) -> str:
     """The split that a method's figures are of: the first where the split makes no difference."""
-    return next(iter(SPLITS)) if method.startswith(SAME_IN_ALL) else split
+    return next(iter(SPLITS)) if method.startswith(SAME_IN_ALL) and split not in SKEWED else split
 
 
 def key_of(task: str, split: str, method: str, seed: int) -> str:
