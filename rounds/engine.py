@@ -79,7 +79,7 @@ from strategies.method import (
     nothing_beside,
     parcel_bytes,
 )
-from strategies.statistics import ScoreModel, TakeStatistics
+from strategies.statistics import LEAST_DEVICES, ScoreModel, TakeStatistics
 
 
 class Scores(NamedTuple):
@@ -739,7 +739,7 @@ class Engine:
         if not missing:
             return models
         order = list(models)
-        count = self.method.statistics_devices or self.settings.devices_per_round
+        count = self.method.statistics_devices or max(self.settings.devices_per_round, LEAST_DEVICES)
         devices = self.population.sample(grid, self.method.rng(3), 8 * count)
         # On hardware one model after the other: each has the whole deadline.
         for architectures in [list(missing)] if self.population.simulated else [[a] for a in missing]:

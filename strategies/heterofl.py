@@ -84,7 +84,9 @@ class StatisticsParams(Params):
     """Settings of methods whose devices normalize by their batch alone."""
 
     statistics_devices: CountOrZero = Field(
-        0, description="Devices that take batch norm statistics for an evaluation; 0: as many as devices-per-round"
+        0,
+        description="Devices that take batch norm statistics for an evaluation; 0: as many as devices-per-round, and "
+        "10 at least",
     )
 
 

@@ -95,11 +95,16 @@ def test_dynamic_devices_draw_among_the_widths_they_afford(tmp_path):
     assert seen == {0: {4, 2, 1}, 1: {2, 1}, 2: {1}}
 
 
-def test_a_scored_model_has_the_mean_statistics_of_devices(tmp_path):
-    """The mean is weighted by examples: (1 * 1 + 3 * 5) / 4 = 4 where devices 0 and 1 hold 1 and 3 examples."""
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_scored_model_has_the_mean_statistics_of_devices(count, tmp_path):
+    """The mean is weighted by examples: (1 * 1 + 3 * 5) / 4 = 4 where devices 0 and 1 hold 1 and 3 examples.
+
+    By default all three take part, of which a round has two: (1 * 1 + 3 * 5 + 3 * 5) / 7.
+    """
     family = LeNet5(input_shape=(1, 8, 8), norm="static", scaler=True)
     changes = {"evaluate_every": 1}
-    strategy = HeteroFL(setup(tmp_path, family, devices_per_round=2, **changes), HeteroFLParams())
+    params = HeteroFLParams(statistics_devices=count)
+    strategy = HeteroFL(setup(tmp_path, family, devices_per_round=2, **changes), params)
     strategy.assign = lambda device, budget: family.full() if device < 2 else None
     engine = engine_of(strategy, tmp_path)
     engine.budget = lambda device, wanted, of=engine.budget: of(0, wanted)
@@ -132,7 +137,8 @@ def test_a_scored_model_has_the_mean_statistics_of_devices(tmp_path):
     assert set(model.weights) == set(both.tensors(both.full()))
     statistics = torch.cat([value for name, value in model.weights.items() if "running" in name])
     asked = sorted(d for d, o in devices.orders.items() if o.local == STATISTICS)
-    expected = {(0, 1): 4.0, (0, 2): 4.0, (1, 2): 5.0}[tuple(asked)]
+    assert len(asked) == (count or 3)
+    expected = {(0, 1): 4.0, (0, 2): 4.0, (1, 2): 5.0, (0, 1, 2): 31 / 7}[tuple(asked)]
     assert statistics.unique().tolist() == [pytest.approx(expected, abs=1e-6)]
 
 
