@@ -82,7 +82,7 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _read(link: socket.socket, nbytes: int) -> bytes:
-    # All at once, so that large arrays are not held twice: only a signal makes it come in parts.
+    # One call reads all bytes, so that a large array is not held twice. It may return early, after a signal.
     parts, left = list[bytes](), nbytes
     while left:
         parts.append(link.recv(left, socket.MSG_WAITALL))

@@ -636,7 +636,7 @@ class Method(ABC):
 
     @property
     def statistics_devices(self) -> int:
-        """How many devices take the batch norm statistics of a model without any; 0: as many as a round has, or 10."""
+        """How many devices take the batch norm statistics of a model without any; 0: as a round has, at least 10."""
         return 0
 
     def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]] | None:

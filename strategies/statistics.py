@@ -19,8 +19,8 @@ from models.layers import MeanOfExits, Network, pool_first
 from strategies.method import Answer, Bench, Local
 from tasks.task import laid_out_for
 
-# As many take statistics where a round has fewer devices: by five or six a score hangs on which devices these are
-# (benchmarks/methods_that_win).
+# How many take statistics by default where a round has fewer devices. With six of them a score depends on which devices
+# they are (benchmarks/methods_that_win).
 LEAST_DEVICES = 10
 
 

@@ -52,8 +52,9 @@ ON_HAPT = {
     "hypemefed without hypernetworks": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "fedavg-s": ["strategy=fedavg", "fedavg.use=all-small"],
     "fedavg-l": ["strategy=fedavg", VGG],
-    "heterofl": ["strategy=heterofl", VGG],
-    "fedrolex": ["strategy=fedrolex", VGG],
+    # As many devices take batch norm statistics as a round has, which was the default when these ran.
+    "heterofl": ["strategy=heterofl", "heterofl.statistics-devices=6", VGG],
+    "fedrolex": ["strategy=fedrolex", "fedrolex.statistics-devices=6", VGG],
     # Both as they were before the papers' settings became the defaults.
     "depthfl": ["strategy=depthfl", "depthfl.ramp-rounds=60", "depthfl.alpha=0", "depthfl.scored=deepest"],
     "scalefl": ["strategy=scalefl", "scalefl.gamma=0"],

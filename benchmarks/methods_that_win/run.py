@@ -64,14 +64,15 @@ FIVE_WIDTHS = {
 
 def methods_of(twin: str) -> dict[str, list[str]]:
     """The rows of a twin: name -> settings beside those of its experiment file."""
-    fleet = f"fleet={HERE / f'{twin}-fleet.toml'}"
+    file = HERE / f"{twin}-fleet.toml"
+    fleet = [f"fleet={file}"] if file.exists() else []  # else the experiment names one of the project's fleets
     own = FIVE_WIDTHS if twin == "five-widths" else {}
     rated = {
         f"{name}-rate-{rate}": [*METHODS[name], f"learning-rate={rate}"]
         for rate in RATES.get(twin, ())
         for name in RATED
     }
-    return {name: [fleet, *settings] for name, settings in (METHODS | own | rated).items()}
+    return {name: [*fleet, *settings] for name, settings in (METHODS | own | rated).items()}
 
 
 STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), tiers=False, costs=True) for twin in TWINS]

@@ -113,18 +113,18 @@ BASE: dict[str, Any] = {
     "personal-epochs": 1,
     "personal-from": 1,
 }
-# Every method's own keys.
+# Every method's own keys. As many devices take batch norm statistics as a round has.
 DISTILLATION = {"distillation.steps": 0, "distillation.batch-size": 64, "distillation.learning-rate": 0.001}
 OWN: dict[str, dict[str, Any]] = {
     "fedavg": {"fedavg.use": "all-large"},
     "local": {},
     "fedprox": {"fedprox.mu": 0.1},
     "fedadam": {"fedadam.eta": 0.01, "fedadam.beta-1": 0.9, "fedadam.beta-2": 0.99, "fedadam.tau": 0.001},
-    "heterofl": {"heterofl.dynamic": False, "heterofl.statistics-devices": 0} | DISTILLATION,
-    "fedrolex": {"fedrolex.statistics-devices": 0} | DISTILLATION,
-    "federated-dropout": {"federated-dropout.statistics-devices": 0} | DISTILLATION,
-    "fjord": {"fjord.distillation": False, "fjord.statistics-devices": 0} | DISTILLATION,
-    "anycostfl": {"anycostfl.statistics-devices": 0} | DISTILLATION,
+    "heterofl": {"heterofl.dynamic": False, "heterofl.statistics-devices": 4} | DISTILLATION,
+    "fedrolex": {"fedrolex.statistics-devices": 4} | DISTILLATION,
+    "federated-dropout": {"federated-dropout.statistics-devices": 4} | DISTILLATION,
+    "fjord": {"fjord.distillation": False, "fjord.statistics-devices": 4} | DISTILLATION,
+    "anycostfl": {"anycostfl.statistics-devices": 4} | DISTILLATION,
     "model-search": {
         "model-search.searcher": "exact",
         "model-search.shares": "0.25, 0.5, 1",
@@ -135,7 +135,7 @@ OWN: dict[str, dict[str, Any]] = {
         "model-search.max-draws": 5,
         "model-search.weighting": "uniform",
         "model-search.masked-loss": True,
-        "model-search.statistics-devices": 0,
+        "model-search.statistics-devices": 4,
     }
     | DISTILLATION,
     "hypemefed": {
@@ -318,8 +318,8 @@ VARIANTS: dict[str, Variant] = {
     "connected all-large": connected(LENET_LIMITS, "fedavg"),
     "connected local": connected(LENET_LIMITS, "local"),
     "connected fedprox": connected(LENET_LIMITS, "fedprox"),
-    "connected heterofl": connected(LENET_LIMITS, "heterofl"),
-    "connected heterofl personal": connected(LENET_LIMITS, "heterofl", **of(PERSONAL)),
+    "connected heterofl": connected(LENET_LIMITS, "heterofl", heterofl__statistics_devices=3),
+    "connected heterofl personal": connected(LENET_LIMITS, "heterofl", heterofl__statistics_devices=3, **of(PERSONAL)),
     "connected hypemefed": connected(EXIT_LIMITS, "hypemefed"),
     "connected depthfl corrected": connected(EXIT_LIMITS, "depthfl", depthfl__alpha=0.1),
     "connected recipfl": connected(CHOICE_LIMITS, "recipfl"),
