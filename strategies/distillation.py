@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,11 @@ class Distillation(Params):
     batch_size: Annotated[int, Field(ge=2)] = Field(64, description="Noise inputs per step of distillation")
     learning_rate: PositiveRate = Field(
         1e-3, description="Learning rate of distillation's Adam; it falls as learning-rate does"
+    )
+    students: Literal["random", "with-whole"] = Field(
+        "random",
+        description="Sub-models that learn: the smallest and random ones, or these and the whole model, which stays as "
+        "it is and counts in their mean as one of them",
     )
 
 

@@ -154,12 +154,17 @@ class HeteroFL(SubModelMethod):
             return metrics
         with self.stopwatch.timed("distill"):
             rng = self.rng(5)
-            return distill_in_place(self, self.distillation, self.students(rng), rng)
+            students = self.students(rng, with_whole=self.distillation.students == "with-whole")
+            return distill_in_place(self, self.distillation, students, rng)
 
-    def students(self, rng: np.random.Generator) -> list[Cut]:
-        """The sub-models of one distillation, as many as a round has devices: the smallest, and random ones."""
-        random = (self.subnet(rng) for _ in range(self.settings.devices_per_round - 1))
-        return [self.scored_cut(architecture) for architecture in (self.smallest_architecture, *random)]
+    def students(self, rng: np.random.Generator, *, with_whole: bool) -> list[Cut]:
+        """The sub-models of one distillation: the smallest, perhaps the one that teaches, and random ones.
+
+        They are as many as a round has devices, and at least those that are not random.
+        """
+        fixed = [self.smallest_architecture, *([self.scored_architecture] if with_whole else [])]
+        random = (self.subnet(rng) for _ in range(self.settings.devices_per_round - len(fixed)))
+        return [self.scored_cut(architecture) for architecture in (*fixed, *random)]
 
     def subnet(self, rng: np.random.Generator) -> Architecture:
         """A random candidate, for distillation."""

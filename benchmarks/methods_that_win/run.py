@@ -11,6 +11,7 @@ from benchmarks.studies import Study, main
 HERE = Path(__file__).resolve().parent
 TWINS = ("cnn3", "resnet6", "vit", "bert", "hapt", "five-widths")
 
+DISTILLED = ["distillation.steps=5", "distillation.batch-size=16"]
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -25,6 +26,13 @@ METHODS = {
         "strategy=model-search",
         "model-search.architectures=4",
         "model-search.sandwich=labels",
+    ],
+    # In-place distillation after every round, as benchmarks/model_search has it, and with the whole among the students.
+    "model-search-distilled": ["strategy=model-search", *DISTILLED],
+    "model-search-distilled-with-whole": [
+        "strategy=model-search",
+        *DISTILLED,
+        "distillation.students=with-whole",
     ],
     "wildflower": ["strategy=wildflower"],
     "wildflower-momentum": ["strategy=wildflower", "wildflower.momentum=0.5"],

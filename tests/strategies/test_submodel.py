@@ -16,7 +16,8 @@ DISTILLED = {
 
 @pytest.mark.parametrize("widths", ["1, 0.5, 0.25", "0.5, 0.25"])
 @pytest.mark.parametrize("method", ["heterofl", "model-search", "anycostfl", "fedrolex"])
-def test_what_is_distilled_takes_the_place_of_the_mean(method, widths, tmp_path, monkeypatch):
+@pytest.mark.parametrize("whole_learns", [False, True])
+def test_what_is_distilled_takes_the_place_of_the_mean(whole_learns, method, widths, tmp_path, monkeypatch):
     """As many sub-models as a round has devices, the smallest first; the rate falls with that of local training."""
     asked = []
 
@@ -28,7 +29,8 @@ def test_what_is_distilled_takes_the_place_of_the_mean(method, widths, tmp_path,
             assert all(torch.equal(expected[name], value) for name, value in found.items())
         return Distilled({name: value + 1 for name, value in weights.items()}, 7.0, 0.5)
 
-    engine, scorer = started(small_config(tmp_path, strategy=method, widths=widths, **DISTILLED))
+    of_students = {"distillation.students": "with-whole"} if whole_learns else {}
+    engine, scorer = started(small_config(tmp_path, strategy=method, widths=widths, **DISTILLED, **of_students))
     strategy = engine.method
     monkeypatch.setattr(distillation, "distill", distill)
     grid = simulated_grid()
@@ -39,10 +41,23 @@ def test_what_is_distilled_takes_the_place_of_the_mean(method, widths, tmp_path,
         assert whole == strategy.scored_architecture
         assert len(students) == strategy.settings.devices_per_round
         assert students[0] == strategy.smallest_architecture
+        if whole_learns:
+            assert students[1] == whole
         assert settings.learning_rate == pytest.approx(0.5 if number == 1 else 0.05)
         told = {"distillation_steps_per_second": 7.0, "distillation_mutual_information_nats": 0.5}
         assert record["metrics"].items() >= told.items()
         assert record["server_seconds"]["distill"] > 0
+
+
+def test_one_device_per_round_still_has_the_smallest_and_the_whole_model_among_the_students(tmp_path):
+    config = small_config(tmp_path, strategy="heterofl", **{"devices-per-round": 1})
+    strategy = started(config)[0].method
+    for with_whole, expected in (
+        (False, [strategy.smallest_architecture]),
+        (True, [strategy.smallest_architecture, strategy.scored_architecture]),
+    ):
+        students = strategy.students(strategy.rng(5), with_whole=with_whole)
+        assert [architecture for architecture, _ in students] == expected
 
 
 def test_a_distillation_that_diverges_leaves_the_mean(tmp_path, monkeypatch, caplog):
