@@ -54,6 +54,9 @@ RATED = (
 )
 # Beside the experiment file's own rate, which is 0.05, and 0.001 of the ViT.
 RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,), "five-widths": (0.1,)}
+# The small BERT is not done learning after the 40 rounds of its experiment file. These are three times as many, and the
+# rate falls after the same shares of them.
+LONGER = {"bert": ("120-rounds", ["rounds=120", "decay-rounds=84, 108"])}
 # Of five exact widths: as many levels as there are budgets, and each width by itself, trained by all devices whatever
 # their budgets, which says what a device of that width could hold at best.
 FIVE_WIDTHS = {
@@ -80,7 +83,12 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for rate in RATES.get(twin, ())
         for name in RATED
     }
-    return {name: [*fleet, *settings] for name, settings in (METHODS | own | rated).items()}
+    longer = {}
+    if twin in LONGER:
+        suffix, settings_of_length = LONGER[twin]
+        longer = {f"{name}-{suffix}": [*METHODS[name], *settings_of_length] for name in RATED}
+    rows = METHODS | own | rated | longer
+    return {name: [*fleet, *settings] for name, settings in rows.items()}
 
 
 STUDIES = [Study(HERE / f"{twin}.toml", methods_of(twin), tiers=False, costs=True) for twin in TWINS]
