@@ -27,6 +27,7 @@ from devices.validation import one_line
 from messages.orders import LocalTraining, Score
 from messages.packing import MessageError
 from messages.parcels import STATISTICS, Parcels, Weights, frozen_layout
+from messages.records import release
 from models.architecture import Architecture
 from models.placement import whole
 from rounds.budgets import MESSAGE_COPIES, beside_message, budget_in_round
@@ -544,6 +545,7 @@ class Engine:
             log(WARNING, "Round %s: the reply for devices %s is refused: %s", work.round, devices, why)
             _refuse(work, batch, why)
             return
+        release(reply.content)  # what was read of its arrays is not held beside them while it is merged
         for number, why in checked.wrong.items():
             _note_refused(work, [a for a in batch if a.number == number], why)
         for a in batch:

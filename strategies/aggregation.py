@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Literal
@@ -50,13 +50,14 @@ def running_mean(weights: Mapping[str, Tensor], aggregation: Aggregation = MEAN)
 class CoordinateMean:
     """Mean of every coordinate of the global model over the devices that trained it (HeteroFL, Eq. 4-6).
 
-    Holds one sum and one count per coordinate, whatever the number of devices. Sums and counts are 64-bit integers
-    (`messages.sums`), so the order of additions does not matter.
+    Holds one sum and one count per coordinate of the tensors that were added since the last mean, whatever the number
+    of devices. Sums and counts are 64-bit integers (`messages.sums`), so the order of additions does not matter.
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._totals = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
-        self._counts = {name: torch.zeros(value.shape, dtype=torch.int64) for name, value in weights.items()}
+        self._shapes = {name: value.shape for name, value in weights.items()}
+        self._totals: dict[str, Tensor] = {}
+        self._counts: dict[str, Tensor] = {}
         self._bound = 0.0  # of any total
 
     def add(self, placement: Placement, layout: Layout, added: WeightedSum) -> None:
@@ -66,8 +67,16 @@ class CoordinateMean:
         """
         self._bound = new_bound(self._bound, added.largest, added.weight)
         placement = placement.of(entry.name for entry in layout.entries)
+        for sums in (self._totals, self._counts):
+            self._begin(sums, placement.coordinates)
         placement.add_to(self._totals, split(added.total, layout))
         placement.add_weight(self._counts, added.weight, added.class_weight)
+
+    def _begin(self, sums: dict[str, Tensor], names: Iterable[str]) -> None:
+        """Zeros for the tensors to which nothing was added yet."""
+        for name in names:
+            if name not in sums:
+                sums[name] = torch.zeros(self._shapes[name], dtype=torch.int64)
 
     def check(self, added: WeightedSum) -> None:
         """Raise MessageError where `add` would."""
@@ -80,22 +89,31 @@ class CoordinateMean:
 
     def weight(self) -> dict[str, Tensor]:
         """A copy of the weight that was added at every coordinate so far, 0 where nobody trained."""
-        return {name: count.clone() for name, count in self._counts.items()}
+        counts = {name: count.clone() for name, count in self._counts.items()}
+        self._begin(counts, self._shapes)
+        return counts
 
     def mean(self, previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The mean where somebody trained, the previous value where nobody did; then start over."""
         result: dict[str, Tensor] = {}
         for name, old in previous.items():
-            total, count = self._totals[name], self._counts[name]
+            if name not in self._counts:
+                result[name] = old.clone(memory_format=torch.contiguous_format)
+                continue
+            # Let go of one by one: the sums and counts of a large model and its mean are never held together.
+            total, count = self._totals.pop(name), self._counts.pop(name)
             result[name] = torch.empty_like(old, memory_format=torch.contiguous_format)
             flat = (tensor.reshape(-1).split(CACHED) for tensor in (result[name], total, count, old))
             for into, added, weight, before in zip(*flat, strict=True):
                 mean = added.to(torch.float64) / (weight.clamp(min=1).to(torch.float64) * SCALE)
                 torch.where(weight > 0, mean.to(old.dtype), before, out=into)
-            total.zero_()
-            count.zero_()
-        self._bound = 0.0
+        self._start_over()
         return result
+
+    def _start_over(self) -> None:
+        self._totals.clear()
+        self._counts.clear()
+        self._bound = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +153,7 @@ class RobustMean(CoordinateMean):
         """
         self._bound = new_bound(self._bound, added.largest, added.weight)
         placement = placement.of(entry.name for entry in layout.entries)
+        self._begin(self._counts, placement.coordinates)
         placement.add_weight(self._counts, added.weight, added.class_weight)
         self._own.append(_Own(placement, layout, added))
 
@@ -142,6 +161,7 @@ class RobustMean(CoordinateMean):
         """The aggregate where somebody trained, the previous value where nobody did; then start over."""
         factors = self._factors(previous)
         result: dict[str, Tensor] = {}
+        self._begin(self._counts, previous)
         for name, old in previous.items():
             values, start = self._values(name, old), old.double()
             bounded = [start + factor * (value - start) for value, factor in zip(values, factors, strict=True)]
@@ -151,10 +171,8 @@ class RobustMean(CoordinateMean):
                 middle = torch.cat([self._middle(torch.stack(piece)) for piece in pieces]).reshape(old.shape)
                 found = torch.where(middle.isnan(), found, middle)
             result[name] = torch.where(self._counts[name] > 0, found.to(old.dtype), old)
-        for count in self._counts.values():
-            count.zero_()
         self._own.clear()
-        self._bound = 0.0
+        self._start_over()
         return result
 
     def _values(self, name: str, like: Tensor) -> list[Tensor]:

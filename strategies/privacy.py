@@ -138,16 +138,15 @@ class PrivateMean(CoordinateMean):
         """The previous values and the noisy mean change, except of what is frozen; then start over."""
         generator, deviation = self._generator(), self.privacy.noise_multiplier * self.privacy.clip * UNIT * SCALE
         result = dict(previous)
+        self._begin(self._totals, previous)
         for name, old in previous.items():
-            total = self._totals[name]
             if name not in self._frozen:
+                total = self._totals[name]
                 # Sums are whole numbers: to round the noise is to round the sum with it, which reveals no more.
                 noise = gaussian(total.numel(), generator).mul_(deviation).round_().to(torch.int64)
                 change = (total + noise.view_as(total)).double() / (self.privacy.expected_devices * UNIT * SCALE)
                 result[name] = (old.double() + change).to(old.dtype)
-            total.zero_()
-            self._counts[name].zero_()
-        self._bound = 0.0
+        self._start_over()
         return result
 
 
