@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict
 
 from client_app import work, worker
 from devices.validation import one_line
-from models.allocator import give_back_freed_memory
 from models.architecture import Architecture
 from models.base import with_weights
 from models.layers import lighten
@@ -135,8 +134,6 @@ def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -
         del header, arrays
         with suppress(ConnectionError):  # the server is gone, which the next receive finds
             worker.send(link, answer, out)
-        out.clear()
-        give_back_freed_memory()  # the server needs most as it merges, when this process waits
 
 
 def score(text: str, arrays: list[bytes]) -> str:

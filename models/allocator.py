@@ -30,20 +30,6 @@ def keep_freed_memory() -> bool:
     return _mallopt(M_TRIM_THRESHOLD, 2**30) and _mallopt(M_MMAP_THRESHOLD, MAX_KEPT_BYTES)
 
 
-def give_back_freed_memory() -> bool:
-    """Give what is free of glibc's heap back to the system, once, whatever it was told to keep.
-
-    A process that keeps its freed memory calls this before it waits for others, which need the memory meanwhile. It
-    takes as long as the freed pages take to be mapped anew, which is less than 10 ms for 100 MB. Returns False where
-    the C library cannot do it, or where nothing was free.
-    """
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except AttributeError:
-        return False
-    return bool(trim(0))
-
-
 def _mallopt(setting: int, value: int) -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -22,7 +22,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from client_app import worker
 from client_app.simulation import SCORE, BatchScores, Nursery, ToScore
 from messages.records import make_records, read_records, release
-from models.allocator import give_back_freed_memory
 from rounds.engine import Scorer
 from rounds.exchange import WaitingGrid
 from server_app.scoring import SCORED_TOGETHER, has_exits, scorer_of
@@ -104,7 +103,6 @@ class LocalGrid(WaitingGrid):
     def wait(self, message_ids: Collection[str], seconds: float) -> None:
         """Until a reply to one of these messages has come, but not longer than this."""
         if self._replies.keys().isdisjoint(message_ids):
-            give_back_freed_memory()  # workers need most while this process waits
             self._take_replies(seconds)
 
     def close(self) -> None:
