@@ -91,7 +91,10 @@ class Study:
         return self.experiment.parent / f"{name}.json"
 
     def digest(self, method: str) -> str:
-        """Of a method's settings, with the contents of the files that they name; not of defaults."""
+        """Of a method's settings, with the contents of the TOML files that they name.
+
+        Defaults are not in it, and of what comes with the project, such as a fleet that is set by its name, only names.
+        """
         settings = {"": tomllib.loads(self.experiment.read_text())}
         for setting in self.methods[method]:
             key, _, value = setting.partition("=")

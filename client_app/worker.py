@@ -82,7 +82,8 @@ def receive(link: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _read(link: socket.socket, nbytes: int) -> bytes:
-    # One call reads all bytes, so that a large array is not held twice. It may return early, after a signal.
+    # On a link that blocks, one call reads all bytes, so that a large array is not held twice. After a signal, or on a
+    # link with a timeout, as that of a board's GPU trainer, it returns with what is there.
     parts, left = list[bytes](), nbytes
     while left:
         parts.append(link.recv(left, socket.MSG_WAITALL))

@@ -40,8 +40,8 @@ class Distillation(Params):
     )
     students: Literal["random", "with-whole"] = Field(
         "random",
-        description="Sub-models that learn: the smallest and random ones, or these and the whole model, which stays as "
-        "it is and counts in their mean as one of them",
+        description="Sub-models of which the mean is taken: the smallest and random ones; or with the whole model in "
+        "place of one random one, which counts as it is and does not learn",
     )
 
 

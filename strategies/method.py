@@ -636,7 +636,10 @@ class Method(ABC):
 
     @property
     def statistics_devices(self) -> int:
-        """How many devices take the batch norm statistics of a model without any; 0: as a round has, at least 10."""
+        """How many devices take the batch norm statistics of a model without any.
+
+        0: as many as a round has, and 10 at least.
+        """
         return 0
 
     def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]] | None:

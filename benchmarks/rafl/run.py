@@ -56,8 +56,8 @@ PRETRAINED: dict[str, Any] = {"initial-names": "'head.classifier' = false"}
 # As RaFL makes it: its supernet and the network of the others have the same tensors.
 SUPERNET: dict[str, Any] = {"name": "resnet18", "first_channels": 8, "norm": "batch", "scaler": False}
 # MobileNetV3 with the shortest of its stages and kernels of 3x3, of 2,498,202 parameters. It halves the image five
-# times, as the networks do whose multiplications the paper counts. Parcels are about ten times as large, and may travel
-# ten times as long.
+# times, as the networks do whose multiplications the paper counts. Parcels are about fifteen times as large, and may
+# travel ten times as long.
 MOBILENET: dict[str, Any] = {
     "family": "mobilenet-v3",
     "family-arguments": "kernel_sizes = [3], depths = [2], expand_ratios = [3, 4], halvings = 5",

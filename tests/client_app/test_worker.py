@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +55,18 @@ def test_a_message_arrives_as_it_was_sent():
     here, there = linked()
     send(here, {"kind": "train", "text": "{}"}, [b"", b"abc", bytes(1000)])
     assert receive(there) == ({"kind": "train", "text": "{}"}, [b"", b"abc", bytes(1000)])
+
+
+@pytest.mark.parametrize("timeout_seconds", [None, 60.0])
+def test_a_message_larger_than_what_a_link_holds_arrives_in_order(timeout_seconds):
+    """With a timeout, `recv` returns what is there, which is a part of it."""
+    here, there = linked()
+    there.settimeout(timeout_seconds)
+    array = bytes(range(256)) * 20_000
+    sender = threading.Thread(target=send, args=(here, {"kind": "train"}, [array, b"end"]))
+    sender.start()
+    assert receive(there) == ({"kind": "train"}, [array, b"end"])
+    sender.join()
 
 
 @pytest.mark.parametrize(

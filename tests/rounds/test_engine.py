@@ -232,3 +232,31 @@ def test_the_time_and_the_figures_of_distillation_are_its_own(steps, tmp_path):
     measured = {"distillation_steps_per_second", "distillation_mutual_information_nats"} if steps else set()
     assert record["metrics"].keys() == measured
     assert None not in record["metrics"].values()
+
+
+@pytest.mark.parametrize(("per_round", "asked"), [(2, 10), (12, 12)])
+def test_batch_norm_statistics_are_of_ten_devices_or_of_as_many_as_a_round_has(per_round, asked, tmp_path, monkeypatch):
+    config = small_config(
+        tmp_path,
+        strategy="heterofl",
+        fleet="five-widths",
+        devices=15,
+        devices_per_round=per_round,
+        evaluate_every=1,
+        evaluate_tiers=False,
+        rounds=1,
+        widths="0.0625",
+        examples_per_device=4,
+        family="cnn3",
+    )
+    engine, scorer = started(config)
+    found = []
+
+    def seen(*arguments, of=engine._statistics):
+        work, statistics = of(*arguments)
+        found.append(len({a.device for a in work.assignments}))
+        return work, statistics
+
+    monkeypatch.setattr(engine, "_statistics", seen)
+    engine.run_round(simulated_grid(), 1, scorer)
+    assert found == [asked]
