@@ -40,9 +40,13 @@ SPLITS = {
     "thirds": (10, 10, 10),
     "1:2:7": (3, 6, 21),
     "40/40/20, skewed": (12, 12, 6),
+    "40/40/20 of 100": (40, 40, 20),
 }
-# Splits whose devices hold some classes more than others.
-SKEWED: dict[str, dict[str, Any]] = {"40/40/20, skewed": {"partition": "dirichlet", "alpha": 0.5}}
+# Splits with settings of their own: devices that hold some classes more than others, and many with few questions each.
+OWN: dict[str, dict[str, Any]] = {
+    "40/40/20, skewed": {"partition": "dirichlet", "alpha": 0.5},
+    "40/40/20 of 100": {"devices": 100, "examples-per-device": 54},
+}
 # Beginnings of names of methods to which it makes no difference which device can train what.
 SAME_IN_ALL = ("all-large", "all-small")
 COMMON: dict[str, Any] = {
@@ -156,7 +160,7 @@ def settings(task: str, split: str, method: str) -> tuple[dict[str, Any], str]:
         "initial-weights": model,
         "task-arguments": f"tokenizer = '{model}', max_tokens = 40{files}",
     }
-    config = COMMON | TASKS[task] | own | SKEWED.get(split, {}) | METHODS[method]
+    config = COMMON | TASKS[task] | own | OWN.get(split, {}) | METHODS[method]
     return config, fleet(SPLITS[split], WIDTHS if cut else DEPTHS)
 
 
@@ -179,14 +183,14 @@ def curves(task: str, split: str, method: str, seed: int) -> dict[str, Any]:
 
 def digest(task: str, split: str, method: str) -> str:
     """Of what a run is made with: figures of other settings are not taken for those of today's."""
-    common = {**COMMON, **TASKS[task], **SKEWED.get(split, {}), **METHODS[method]}
+    common = {**COMMON, **TASKS[task], **OWN.get(split, {}), **METHODS[method]}
     made_with = {**common, "devices by tier": SPLITS[split], "widths": WIDTHS, "depths": DEPTHS}
     return digest_of(made_with)
 
 
 def split_of(split: str, method: str) -> str:
     """The split that a method's figures are of: the first where the split makes no difference."""
-    return next(iter(SPLITS)) if method.startswith(SAME_IN_ALL) and split not in SKEWED else split
+    return next(iter(SPLITS)) if method.startswith(SAME_IN_ALL) and split not in OWN else split
 
 
 def key_of(task: str, split: str, method: str, seed: int) -> str:
