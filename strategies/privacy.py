@@ -138,10 +138,11 @@ class PrivateMean(CoordinateMean):
         """The previous values and the noisy mean change, except of what is frozen; then start over."""
         generator, deviation = self._generator(), self.privacy.noise_multiplier * self.privacy.clip * UNIT * SCALE
         result = dict(previous)
-        self._begin(self._totals, previous)
         for name, old in previous.items():
             if name not in self._frozen:
-                total = self._totals[name]
+                total = self._totals.pop(name, None)
+                if total is None:  # nobody came, which the noise must not tell
+                    total = torch.zeros(old.shape, dtype=torch.int64)
                 # Sums are whole numbers: to round the noise is to round the sum with it, which reveals no more.
                 noise = gaussian(total.numel(), generator).mul_(deviation).round_().to(torch.int64)
                 change = (total + noise.view_as(total)).double() / (self.privacy.expected_devices * UNIT * SCALE)

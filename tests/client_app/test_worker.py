@@ -63,10 +63,8 @@ def test_a_message_larger_than_what_a_link_holds_arrives_in_order(timeout_second
     here, there = linked()
     there.settimeout(timeout_seconds)
     array = bytes(range(256)) * 20_000
-    sender = threading.Thread(target=send, args=(here, {"kind": "train"}, [array, b"end"]))
-    sender.start()
+    threading.Thread(target=send, args=(here, {"kind": "train"}, [array, b"end"]), daemon=True).start()
     assert receive(there) == ({"kind": "train"}, [array, b"end"])
-    sender.join()
 
 
 @pytest.mark.parametrize(

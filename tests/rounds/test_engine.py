@@ -260,3 +260,20 @@ def test_batch_norm_statistics_are_of_ten_devices_or_of_as_many_as_a_round_has(p
     monkeypatch.setattr(engine, "_statistics", seen)
     engine.run_round(simulated_grid(), 1, scorer)
     assert found == [asked]
+
+
+def test_a_reply_lets_go_of_its_arrays_before_it_is_merged(tmp_path, monkeypatch):
+    """So that a server does not hold what came and what was read of it while it adds that up."""
+    engine, scorer = started(small_config(tmp_path, strategy="heterofl"))
+    grid, replies, held = simulated_grid(1), [], []
+    grid.tamper = lambda message: replies.append(message) or message
+
+    def merged(contribution, absorb=engine.method.absorb):
+        held.append([reply.metadata.message_type for reply in replies if reply.content.array_records])
+        absorb(contribution)
+
+    monkeypatch.setattr(engine.method, "absorb", merged)
+    engine.run_round(grid, 1, scorer)
+    assert [reply for reply in replies if reply.metadata.message_type == "train"]
+    assert held
+    assert not any(held)

@@ -53,6 +53,41 @@ def test_one_coordinate(kind, values, expected):
         assert aggregated(kind, order, previous=1.0) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["mean", *ROBUST])
+def test_rounds_may_train_different_tensors(kind):
+    """Of a tensor that nobody trained the weight is 0 and the value stays, as a copy; and every round starts over."""
+    previous = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
+    mean = running_mean(previous, Aggregation(kind))
+    for name, other, values in (("a", "b", [5.0, 6.0]), ("b", "a", [7.0])):
+        assert mean.empty
+        assert {name: count.tolist() for name, count in mean.weight().items()} == {"a": [0, 0], "b": [0]}
+        tensors = {name: torch.tensor(values)}
+        mean.add(whole(tensors), *of_device(tensors))
+        assert not mean.empty
+        assert mean.weight()[name].tolist() == [UNIT] * len(values)
+        assert not mean.weight()[other].any()
+        found = mean.mean(previous)
+        assert found[name].tolist() == values
+        assert torch.equal(found[other], previous[other])
+        assert found[other].data_ptr() != previous[other].data_ptr()
+
+
+def test_sums_are_held_from_the_first_addition_to_the_mean():
+    """They take four times the memory of the model in 32 bits, which workers need while the server waits."""
+    previous = {"a": torch.zeros(2), "b": torch.zeros(1)}
+    mean = running_mean(previous)
+
+    def held():
+        return {name for sums in (mean._totals, mean._counts) for name in sums}
+
+    assert held() == set()
+    tensors = {"a": torch.ones(2)}
+    mean.add(whole(tensors), *of_device(tensors))
+    assert held() == {"a"}
+    mean.mean(previous)
+    assert held() == set()
+
+
 def test_nobody_changes_nothing():
     for kind in ("mean", *ROBUST):
         assert aggregated(kind, [], previous=5.0) == 5.0

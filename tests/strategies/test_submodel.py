@@ -16,8 +16,8 @@ DISTILLED = {
 
 @pytest.mark.parametrize("widths", ["1, 0.5, 0.25", "0.5, 0.25"])
 @pytest.mark.parametrize("method", ["heterofl", "model-search", "anycostfl", "fedrolex"])
-@pytest.mark.parametrize("whole_learns", [False, True])
-def test_what_is_distilled_takes_the_place_of_the_mean(whole_learns, method, widths, tmp_path, monkeypatch):
+@pytest.mark.parametrize("with_whole", [False, True])
+def test_what_is_distilled_takes_the_place_of_the_mean(with_whole, method, widths, tmp_path, monkeypatch):
     """As many sub-models as a round has devices, the smallest first; the rate falls with that of local training."""
     asked = []
 
@@ -29,7 +29,7 @@ def test_what_is_distilled_takes_the_place_of_the_mean(whole_learns, method, wid
             assert all(torch.equal(expected[name], value) for name, value in found.items())
         return Distilled({name: value + 1 for name, value in weights.items()}, 7.0, 0.5)
 
-    of_students = {"distillation.students": "with-whole"} if whole_learns else {}
+    of_students = {"distillation.students": "with-whole"} if with_whole else {}
     engine, scorer = started(small_config(tmp_path, strategy=method, widths=widths, **DISTILLED, **of_students))
     strategy = engine.method
     monkeypatch.setattr(distillation, "distill", distill)
@@ -41,7 +41,7 @@ def test_what_is_distilled_takes_the_place_of_the_mean(whole_learns, method, wid
         assert whole == strategy.scored_architecture
         assert len(students) == strategy.settings.devices_per_round
         assert students[0] == strategy.smallest_architecture
-        if whole_learns:
+        if with_whole:
             assert students[1] == whole
         assert settings.learning_rate == pytest.approx(0.5 if number == 1 else 0.05)
         told = {"distillation_steps_per_second": 7.0, "distillation_mutual_information_nats": 0.5}
