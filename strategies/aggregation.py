@@ -100,7 +100,7 @@ class CoordinateMean:
             if name not in self._counts:
                 result[name] = old.clone(memory_format=torch.contiguous_format)
                 continue
-            # Let go of one by one: the sums and counts of a large model and its mean are never held together.
+            # Each tensor's sum and count go as its mean is made, so that the whole mean is not held beside all of them.
             total, count = self._totals.pop(name), self._counts.pop(name)
             result[name] = torch.empty_like(old, memory_format=torch.contiguous_format)
             flat = (tensor.reshape(-1).split(CACHED) for tensor in (result[name], total, count, old))

@@ -140,9 +140,8 @@ class PrivateMean(CoordinateMean):
         result = dict(previous)
         for name, old in previous.items():
             if name not in self._frozen:
-                total = self._totals.pop(name, None)
-                if total is None:  # nobody came, which the noise must not tell
-                    total = torch.zeros(old.shape, dtype=torch.int64)
+                self._begin(self._totals, [name])  # where nobody came, which nobody is to tell
+                total = self._totals.pop(name)
                 # Sums are whole numbers: to round the noise is to round the sum with it, which reveals no more.
                 noise = gaussian(total.numel(), generator).mul_(deviation).round_().to(torch.int64)
                 change = (total + noise.view_as(total)).double() / (self.privacy.expected_devices * UNIT * SCALE)

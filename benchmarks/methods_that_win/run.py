@@ -6,12 +6,12 @@ python -m benchmarks.methods_that_win.run cnn3|resnet6|vit|bert|hapt|five-widths
 
 from pathlib import Path
 
+from benchmarks.model_search.run import DISTILLED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 TWINS = ("cnn3", "resnet6", "vit", "bert", "hapt", "five-widths")
 
-DISTILLED = ["distillation.steps=5", "distillation.batch-size=16"]
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -56,7 +56,7 @@ RATED = (
 RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,), "five-widths": (0.1,)}
 # The small BERT is not done learning after the 40 rounds of its experiment file. These are three times as many, and the
 # rate falls after the same shares of them.
-LONGER = {"bert": ("120-rounds", ["rounds=120", "decay-rounds=84, 108"])}
+LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
 # Of five exact widths: as many levels as there are budgets, and each width by itself, trained by all devices whatever
 # their budgets, which says what a device of that width could hold at best.
 FIVE_WIDTHS = {
@@ -83,10 +83,11 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for rate in RATES.get(twin, ())
         for name in RATED
     }
-    longer = {}
-    if twin in LONGER:
-        suffix, settings_of_length = LONGER[twin]
-        longer = {f"{name}-{suffix}": [*METHODS[name], *settings_of_length] for name in RATED}
+    longer = {
+        f"{name}-{length}": [*METHODS[name], *settings]
+        for length, settings in LONGER.get(twin, {}).items()
+        for name in RATED
+    }
     rows = METHODS | own | rated | longer
     return {name: [*fleet, *settings] for name, settings in rows.items()}
 

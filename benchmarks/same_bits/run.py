@@ -114,7 +114,12 @@ BASE: dict[str, Any] = {
     "personal-from": 1,
 }
 # Every method's own keys. As many devices take batch norm statistics as a round has.
-DISTILLATION = {"distillation.steps": 0, "distillation.batch-size": 64, "distillation.learning-rate": 0.001}
+DISTILLATION = {
+    "distillation.steps": 0,
+    "distillation.batch-size": 64,
+    "distillation.learning-rate": 0.001,
+    "distillation.students": "random",
+}
 OWN: dict[str, dict[str, Any]] = {
     "fedavg": {"fedavg.use": "all-large"},
     "local": {},
