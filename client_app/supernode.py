@@ -11,6 +11,8 @@ full: Flower 1.41 would never say it again, and the server would take the node f
 It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.41
 would go on to take messages that nobody works on. What has started the node, systemd or Docker, starts it again.
 
+It sends a request again where the server closes the connection, also under TLS (`messages.retries`).
+
 Flower is started with functions replaced and with its processes kept in a list. As little as possible is imported,
 since this stays in memory.
 """
@@ -27,6 +29,7 @@ from typing import Any
 
 from client_app.server_clock import clock_trouble
 from devices.instance import draw_instance
+from messages.retries import retry_closed_connections
 
 # Weights travel in pieces of this size, two at a time, each of which has to arrive within 30 seconds: of Flower's own,
 # 5 MB, two need 2.8 Mbit/s for that, and what comes too late is sent again.
@@ -134,6 +137,8 @@ def main() -> None:
 
     sender = fleet_http_connection.HeartbeatSender
     setattr(fleet_http_connection, "HeartbeatSender", lambda heartbeat: sender(lasting(heartbeat)))  # noqa: B010
+    retries = fleet_http_connection.make_simple_http_retry_invoker
+    fleet_http_connection.make_simple_http_retry_invoker = lambda: retry_closed_connections(retries())
     started: list[subprocess.Popen[Any]] = []  # none with --isolation process
     setattr(start_client_internal, "subprocess", kept_in(started))  # noqa: B010  # mypy takes no other module there
     start_client_internal._pull_and_store_message = letting_go(start_client_internal._pull_and_store_message, started)

@@ -1,4 +1,4 @@
-"""Flower's grid, which says so when the SuperLink cannot store anything any more.
+"""Flower's grid, which says so when the SuperLink cannot store anything any more, and outlives a closed connection.
 
 A SuperLink keeps its messages, nodes and runs in a SQLite file. Where the disk of that file has no room left, Flower
 1.41 answers every request that writes with an internal error: what devices send is lost, what the app prints goes
@@ -18,7 +18,9 @@ import httpx
 import psutil
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 
+from messages.retries import retry_closed_connections
 from server_app.units import bytes_text
 
 FULL_DISK_BYTES = 10**6  # less than this and the next messages will not fit
@@ -39,6 +41,8 @@ class SuperLinkGrid(Grid):
 
     def __init__(self, grid: Grid, run_name: str, database: Path | None) -> None:
         self._grid, self._run_name, self._database = grid, run_name, database
+        if isinstance(grid, HttpGrid):
+            retry_closed_connections(grid._retry_invoker)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

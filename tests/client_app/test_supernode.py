@@ -2,6 +2,7 @@ import importlib
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -198,12 +199,13 @@ def test_a_heartbeat_outlives_errors_of_the_server(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_node_is_started_with_a_heartbeat_that_lasts(monkeypatch):
+def test_a_node_is_started_with_a_heartbeat_and_with_retries_that_last(monkeypatch):
     from flwr.supernode import fleet_http_connection
 
     flowers = importlib.import_module("flwr.supernode.cli.flower_supernode")
     for module, name in (
         (fleet_http_connection, "HeartbeatSender"),
+        (fleet_http_connection, "make_simple_http_retry_invoker"),
         (start_client_internal, "subprocess"),
         (start_client_internal, "_pull_and_store_message"),
     ):
@@ -215,3 +217,6 @@ def test_a_node_is_started_with_a_heartbeat_that_lasts(monkeypatch):
     supernode.main()
     sender = fleet_http_connection.HeartbeatSender(answering(500))
     assert sender.heartbeat_fn() is False
+    closed = httpx.ReadError("TLS/SSL connection has been closed (EOF)")
+    closed.__cause__ = ssl.SSLZeroReturnError("TLS/SSL connection has been closed (EOF)")
+    assert not fleet_http_connection.make_simple_http_retry_invoker().should_giveup(closed)

@@ -1,8 +1,10 @@
 import shutil
+import ssl
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from server_app import superlink_grid
 from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, database_of
@@ -59,6 +61,15 @@ def test_an_internal_error_of_the_superlink_is_told_and_no_other(tmp_path, datab
     assert (str(tmp_path) in str(told.value)) == database
     with pytest.raises(httpx.HTTPStatusError):
         SuperLinkGrid(BrokenGrid(401), "one", file).push_messages([])
+
+
+def test_a_request_is_sent_again_where_the_superlink_closes_a_connection():
+    flowers = HttpGrid("127.0.0.1:1", root_certificates=None, token="a token")
+    SuperLinkGrid(flowers, "one", None)
+    closed = httpx.ReadError("TLS/SSL connection has been closed (EOF)")
+    closed.__cause__ = ssl.SSLZeroReturnError("TLS/SSL connection has been closed (EOF)")
+    assert not flowers._retry_invoker.should_giveup(closed)
+    assert flowers._retry_invoker.should_giveup(httpx.ReadError("[SSL] bad record"))
 
 
 def test_the_database_is_that_of_the_command_line(tmp_path):
