@@ -2,6 +2,7 @@ import torch
 from torch import nn
 
 from models.cnn import Cnn3
+from models.layers import MeanOfExits
 from tasks.scoring import score, score_exits
 from tasks.task import TaskSpec, load_task
 
@@ -67,7 +68,10 @@ def test_images_are_scored_with_the_channels_of_a_pixel_side_by_side() -> None:
     assert seen[0].stride() == (64, 1, 8, 1)
     assert torch.equal(seen[0], task.prepare(task.test.inputs[:8], augment=None))
     family = Cnn3(input_shape=task.input_shape)
-    assert family.build(family.full()).takes_channels_last
+    for width, side_by_side in ((1.0, True), (0.25, True), (0.125, False), (0.0625, False)):  # of 32 channels
+        network = family.build(family.width(width))
+        assert network.takes_channels_last == side_by_side
+        assert MeanOfExits(network).takes_channels_last == side_by_side
 
 
 class Viewed(nn.Module):
