@@ -18,7 +18,6 @@ import httpx
 import psutil
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.retry import RetryInvoker
 
 from messages.retries import retry_closed_connections
 from server_app.units import bytes_text
@@ -42,7 +41,7 @@ class SuperLinkGrid(Grid):
     def __init__(self, grid: Grid, run_name: str, database: Path | None) -> None:
         self._grid, self._run_name, self._database = grid, run_name, database
         # To import the grid's class, flwr.superlink.grid.http_grid.HttpGrid, would take 0.8 s. Others have no retries.
-        if isinstance(retries := getattr(grid, "_retry_invoker", None), RetryInvoker):
+        if (retries := getattr(grid, "_retry_invoker", None)) is not None:
             retry_closed_connections(retries)
 
     @contextmanager

@@ -19,6 +19,9 @@ class BrokenGrid:
         self.status = status
 
     def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
         def request(*arguments, **options):
             url = httpx.Request("POST", "https://server/v1/runtime/push-messages")
             httpx.Response(self.status, request=url).raise_for_status()
