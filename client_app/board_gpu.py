@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 from client_app.board_link import BoardError, as_board_error, connection, take
 from client_app.worker import send
 from messages.orders import LocalTraining
-from models.layers import BatchNorm, Network
+from models.layers import BatchNorm, HalvingMaxPool, Network
 from strategies.losses import Loss, Regularizer
 
 PROTOCOL = 1
@@ -47,6 +47,10 @@ METHODS = {
 # The operator of a module, and its arguments behind the input; `tensor` refers to one of the module's own.
 WEIGHTS = ("weight", "bias")
 Arguments = Callable[[Any, Callable[[str], Any]], list[Any]]
+MAX_POOL_2D: tuple[str, Arguments] = (
+    "max_pool2d",
+    lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode],
+)
 MODULES: dict[type[nn.Module], tuple[str, Arguments]] = {
     nn.Conv1d: ("conv1d", lambda m, tensor: [*map(tensor, WEIGHTS), m.stride, m.padding, m.dilation, m.groups]),
     nn.Conv2d: ("conv2d", lambda m, tensor: [*map(tensor, WEIGHTS), m.stride, m.padding, m.dilation, m.groups]),
@@ -62,7 +66,8 @@ MODULES: dict[type[nn.Module], tuple[str, Arguments]] = {
     nn.GELU: ("gelu", lambda m, tensor: []),
     nn.Dropout: ("dropout", lambda m, tensor: [m.p]),
     nn.MaxPool1d: ("max_pool1d", lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode]),
-    nn.MaxPool2d: ("max_pool2d", lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode]),
+    nn.MaxPool2d: MAX_POOL_2D,
+    HalvingMaxPool: MAX_POOL_2D,
     nn.AvgPool1d: ("avg_pool1d", lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.ceil_mode]),
     nn.AvgPool2d: ("avg_pool2d", lambda m, tensor: [m.kernel_size, m.stride, m.padding, m.ceil_mode]),
     nn.AdaptiveAvgPool2d: ("adaptive_avg_pool2d", lambda m, tensor: [m.output_size]),

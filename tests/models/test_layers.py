@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from models.cnn import Cnn3, Cnn10
 from models.family import make_family
-from models.layers import BatchNorm, MaxOfFour, Scaler, fold_norms, pool_first
+from models.layers import LEAST_BY_SLICES, BatchNorm, HalvingMaxPool, MaxOfFour, Scaler, fold_norms, pool_first
 from models.lenet import LeNet5
 from models.mobilenet import MobileNetV2
 from strategies.supernet import calibrated
@@ -102,3 +103,42 @@ def test_static_norms_stay():
     network = trained(family, family.width(0.5))
     fold_norms(network)
     assert sum(isinstance(m, BatchNorm | Scaler) for m in network.modules()) == 6
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "layout", "by_slices"),
+    [
+        ((4, 16, 46, 46), torch.contiguous_format, True),
+        ((2, 8, 128, 66), torch.contiguous_format, True),
+        ((4, 16, 46, 46), torch.channels_last, False),
+        ((4, 16, 47, 46), torch.contiguous_format, False),
+        ((4, 16, 46, 47), torch.contiguous_format, False),
+        ((4, 16, 44, 46), torch.contiguous_format, False),  # 129,536 values
+    ],
+)
+def test_a_pool_that_trains_has_pytorchs_bits(shape, layout, by_slices, ties):
+    """Also where values of a window are equal, and in the places of the gradient."""
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(shape, generator=generator).contiguous(memory_format=layout)
+    if ties:
+        values = values.round().relu()  # 0, 1, 2 and 3, mostly 0
+    assert (values.numel() >= LEAST_BY_SLICES) == (shape != (4, 16, 44, 46))
+    results = []
+    for pool in (nn.MaxPool2d(2), HalvingMaxPool()):
+        x = values.clone(memory_format=torch.preserve_format).requires_grad_()
+        maxima = pool(x)
+        assert (type(maxima.grad_fn).__name__ == "_MaxOfFourToTrainBackward") == (
+            by_slices and isinstance(pool, HalvingMaxPool)
+        )
+        maxima.backward(torch.randn(maxima.shape, generator=torch.Generator().manual_seed(2)))
+        results.append((maxima.detach(), x.grad))
+    for ours, pytorchs in zip(*results, strict=True):
+        assert torch.equal(ours, pytorchs)
+
+
+def test_a_pool_whose_input_takes_no_gradient_is_pytorchs():
+    x = torch.randn(4, 16, 46, 46)
+    assert torch.equal(HalvingMaxPool()(x), nn.functional.max_pool2d(x, 2))
+    with torch.no_grad():
+        assert torch.equal(HalvingMaxPool()(x.requires_grad_()), nn.functional.max_pool2d(x, 2))
