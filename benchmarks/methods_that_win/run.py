@@ -20,6 +20,10 @@ METHODS = {
     "heterofl": ["strategy=heterofl"],
     "fedrolex": ["strategy=fedrolex"],
     "fjord": ["strategy=fjord", "fjord.distillation=true"],
+    "anycostfl": ["strategy=anycostfl"],
+    "federated-dropout": ["strategy=federated-dropout"],
+    # The whole network, on the devices that can train it; the others get nothing.
+    "exclusive": ["strategy=fedavg", "fedavg.use=exclusive"],
     "model-search": ["strategy=model-search"],
     # Four nested architectures that the search finds for the fleet; smaller ones learn in every step, as in wildflower.
     "search-four-nested": [
