@@ -13,6 +13,14 @@ HERE = Path(__file__).resolve().parent
 ENCODER = "<all-MiniLM-L6-v2>"
 
 
+# A head behind the third layer too, which learns as fast as the last one; T of DepthFL's ramp is the study's rounds.
+# Without FedDyn's correction, because the strong device trains two models.
+EXITS = [
+    "family-arguments=adapter = 32, depths = [3, 6], early_exits = true",
+    "learning-rates=exit3 = 3, classifier = 3",
+    "depthfl.alpha=0",
+    "depthfl.ramp-rounds=16",
+]
 # Of 0.001 and 0.003, and of local rates of 0.002 and 0.004, those that were better after three rounds of seed 0.
 ETA = "recipfl.eta=0.003"
 METHODS = {
@@ -21,6 +29,7 @@ METHODS = {
     # A network of 0.7 of the width needs as much memory in training as the first three layers.
     "heterofl": ["strategy=heterofl", "family-arguments=adapter = 32", "widths=1, 0.7", "both-models=true"],
     "heterofl-depths": ["strategy=heterofl", "both-models=true"],
+    "depthfl": ["strategy=depthfl", "both-models=true", *EXITS],
     "flexifed": ["strategy=flexifed", "both-models=true"],
     "inclusivefl": ["strategy=inclusivefl", "inclusivefl.server=mean", "both-models=true"],
     "recipfl": ["strategy=recipfl", ETA],
