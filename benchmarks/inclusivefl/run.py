@@ -210,9 +210,25 @@ def delivered(split: str, run: dict[str, Any]) -> float:
     return sum(count * (last(run[tier]) or 0.0) for tier, count in zip(TIERS, counts, strict=True)) / sum(counts)
 
 
+def rounds_to_best(run: dict[str, Any], other: dict[str, Any]) -> str:
+    """The first evaluated round whose whole model is as good as the best of another run's, and that of the other."""
+    scores = [-1.0 if value is None else value for value in other["whole"]]
+    best = max(scores)
+    every = COMMON["evaluate-every"]
+    reached = (every * (n + 1) for n, value in enumerate(run["whole"]) if value is not None and value >= best)
+    return f"{next(reached, 'never')} ({every * (scores.index(best) + 1)})"
+
+
+def saved_rounds(results: dict[str, Any], task: str, split: str, method: str) -> str:
+    """Of a method with momentum, by seed: rounds to the best of the run without it, and those of that run."""
+    pairs = [[results.get(key_of(task, split, m, seed)) for m in (method, f"{method}, no momentum")] for seed in SEEDS]
+    return " / ".join(rounds_to_best(run, other) for run, other in pairs if run and other)
+
+
 def table(results: dict[str, Any]) -> str:
-    """Per task, split and method: what devices get, every tier, and the best of the largest model."""
+    """Per task, split and method: what devices get, every tier, the best of the largest model, momentum's rounds."""
     heads = ["classes", "devices", "method", "seeds", "mean over devices", "by seed", *TIERS, "best of the whole"]
+    heads.append("rounds to the best without momentum")
     rows = []
     for task, split in product(TASKS, SPLITS):
         if not any(key.startswith(f"{task} | {split} | ") for key in results):
@@ -228,7 +244,10 @@ def table(results: dict[str, Any]) -> str:
                 tiers.append(f"{mean(found):.1f}" if found else "none")
             best = mean(100 * max(value for value in run["whole"] if value is not None) for run in runs)
             by_seed = " / ".join(f"{value:.1f}" for value in got)
-            rows.append([task, split, method, str(len(runs)), f"{mean(got):.1f}", by_seed, *tiers, f"{best:.1f}"])
+            saved = saved_rounds(results, task, split, method)
+            rows.append(
+                [task, split, method, str(len(runs)), f"{mean(got):.1f}", by_seed, *tiers, f"{best:.1f}", saved]
+            )
     return markdown(heads, rows)
 
 
