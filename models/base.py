@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.architecture import Architecture
 from models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
-from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading, spread
+from models.placement import CLASSES, INPUT, Axis, Coordinates, Placement, Select, Window, leading, spread
 
 if TYPE_CHECKING:
     from models.cost import Convolution, Cost
@@ -131,6 +131,13 @@ class Family(ABC):
         The tensors of a block are those whose names begin with its name, and with "." or "_" behind it.
         """
         return {}
+
+    def published(self) -> tuple[Architecture, Mapping[str, str]] | None:
+        """The sub-model that is published with weights, and of each of its tensors what it is called there.
+
+        None where there is none; ValueError where there is one and this family's arguments leave no room for it.
+        """
+        return None
 
     def full(self) -> Architecture:
         """Return the global model's architecture."""
@@ -436,7 +443,7 @@ class ImageFamily(BlockFamily):
     @property
     def inputs(self) -> Channels:
         """The image's channels, which are never cut."""
-        return Channels("input", self.input_shape[0], self.input_shape[0])
+        return Channels(INPUT, self.input_shape[0], self.input_shape[0])
 
     def normalized(self, channels: Channels, name: str = "norm") -> tuple[Layer, ...]:
         """Return the scaler, where the family has one, and the norm of a layer's output."""

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from models.architecture import Architecture
 from models.base import Family
+from models.layers import TensorSpec
+from models.placement import CLASSES, INPUT, Axis
 
 # What a folder of Hugging Face's holds its weights in, the first that is there.
 FILES = ("model.safetensors", "pytorch_model.bin")
 # What training scripts put a state dict under.
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 SHOWN = 6
+COUNTER = "num_batches_tracked"  # of PyTorch's batch norm; no model here has it
 
 
 @dataclass(frozen=True)
@@ -30,23 +34,36 @@ class Initial:
 
     Attributes:
         tensors: those that were found, by the global model's names.
+        architecture: the sub-model that they are of: the full one, or the published one inside of it.
         missing: tensors of the global model that were not, which are drawn at random.
         left_over: names in the file that nothing was made of.
         source: the file.
+        notes: what was changed so that it fits.
     """
 
     tensors: dict[str, Tensor]
+    architecture: Architecture
     missing: tuple[str, ...]
     left_over: tuple[str, ...]
     source: Path
+    notes: tuple[str, ...] = ()
+
+    def whole(self, family: Family, drawn: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The tensors that were found, in their whole size; what a sub-model's lack of it is as drawn."""
+        if self.architecture == family.full():
+            return self.tensors
+        weights = drawn()
+        whole = {name: weights[name].clone() for name in self.tensors}
+        family.place(self.architecture).write_into(whole, self.tensors)
+        return whole
 
     def describe(self) -> str:
-        """What was found, in one sentence or three."""
+        """What was found, in a few parts of a sentence."""
         text = f"{self.source}: {len(self.tensors)} of {len(self.tensors) + len(self.missing)} tensors"
         for what, names in (("drawn at random", self.missing), ("left over in the file", self.left_over)):
             if names:
                 text += f"; {what}: {_some(names)}"
-        return text
+        return "; ".join([text, *self.notes])
 
 
 def weights_file(source: str) -> Path:
@@ -94,13 +111,14 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
     Args:
         names: what a name in the file, or some dotted parts of it, is called in the family; "" leaves these parts out,
             False the whole tensor. Where then no name fits, a prefix that is in front of all fitting names is left out,
-            such as "bert.".
+            such as "bert.". Where still none fits, names are those of the family's published weights, if it has any,
+            and the tensors are of that sub-model.
 
     Raises:
         ValueError: the file cannot be read, nothing in it fits, a tensor has another shape, or nothing in the file is
             called what `names` renames.
     """
-    wanted = family.tensors(family.full())
+    full = wanted = family.tensors(family.full())
     renamed: dict[str, Tensor] = {}
     tensors = _read(file)
     steps = {name: _renamings(name, names or {}) for name in tensors}
@@ -111,28 +129,77 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             raise ValueError(f"{file}: by initial-names two tensors are called {new}, one of them {name}")
         if new:
             renamed[new] = tensor
+    renamed = _without_prefix(renamed, wanted)
+    architecture, notes = family.full(), []
+    theirs: Mapping[str, str] = {}
     if not renamed.keys() & wanted.keys():
-        renamed = _without_prefix(renamed, wanted)
+        published, why = _published(family)
+        if published is not None:
+            architecture, theirs = published
+            ours = {called: name for name, called in theirs.items()}
+            renamed = {ours.get(n, n): tensor for n, tensor in _without_prefix(renamed, ours).items()}
+            wanted = family.tensors(architecture)
+            notes = [f"they are of the published sub-network of {family.name}, and what is beyond it is drawn"]
+            notes += _fit_ends(renamed, wanted, theirs)
+    else:
+        why = ""
     found = {name: tensor for name, tensor in renamed.items() if name in wanted}
     if not found:
         raise ValueError(
             f"{file} has no tensor of {family.name}: it has {_some(tuple(renamed))}, and the family "
-            f"{_some(tuple(wanted))}; initial-names says how one is called in the other"
+            f"{_some(tuple(full))}; initial-names says how one is called in the other{why}"
         )
     for name, tensor in found.items():
+        called = theirs.get(name, name)
         if tuple(tensor.shape) != wanted[name].shape:
+            hint = f"initial-names = \"'{name}' = false\" leaves it out"
             raise ValueError(
-                f"{file}: {name} has shape {tuple(tensor.shape)}, and {family.name} wants {wanted[name].shape}: "
-                f"initial-names = \"'{name}' = false\" leaves it out"
+                f"{file}: {called} has shape {tuple(tensor.shape)}, and {family.name} wants {wanted[name].shape}: "
+                + ("are these weights of another width or model?" if theirs else hint)
             )
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{file}: {name} holds values that are no finite floating point numbers")
+            raise ValueError(f"{file}: {called} holds values that are no finite floating point numbers")
     return Initial(
         {name: tensor.to(wanted[name].dtype).contiguous() for name, tensor in found.items()},
-        tuple(name for name in wanted if name not in found),
-        tuple(name for name in renamed if name not in wanted),
+        architecture,
+        tuple(name for name in full if name not in found),
+        tuple(name for name in renamed if name not in wanted and name.rpartition(".")[2] != COUNTER),
         file,
+        tuple(notes),
     )
+
+
+def _published(family: Family) -> tuple[tuple[Architecture, Mapping[str, str]] | None, str]:
+    """The family's published sub-model and its names; where the family has no room for it, the end of an error."""
+    try:
+        return family.published(), ""
+    except ValueError as error:
+        return None, f"; {error}"
+
+
+def _fit_ends(tensors: dict[str, Tensor], wanted: Mapping[str, TensorSpec], theirs: Mapping[str, str]) -> list[str]:
+    """Fit published tensors to the inputs and the classes of a task, in place; return what was done.
+
+    What reads three color channels reads one gray channel by the sum over them, which is what it makes of an image
+    whose channels are equal. A classifier of other classes is left out.
+    """
+    notes = []
+    for name, spec in wanted.items():
+        if name not in tensors or tensors[name].dim() != len(spec.shape):
+            continue
+        groups = [axis.group if isinstance(axis, Axis) else None for axis in spec.axes]
+        others = [d for d, size in enumerate(tensors[name].shape) if size != spec.shape[d]]
+        if len(others) != 1:
+            continue
+        [dimension] = others
+        has, wants = tensors[name].shape[dimension], spec.shape[dimension]
+        if groups[dimension] == CLASSES:
+            del tensors[name]
+            notes.append(f"left out: {theirs[name]}, which is for {has} classes and not {wants}")
+        elif groups[dimension] == INPUT and wants == 1:
+            tensors[name] = tensors[name].sum(dimension, keepdim=True)
+            notes.append(f"{theirs[name]} is summed over its {has} input channels, for the task has 1")
+    return notes
 
 
 def _read(file: Path) -> dict[str, Tensor]:
@@ -201,7 +268,12 @@ def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Seque
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:
-    """The tensors without the first part of their names that lets most of them fit; as they are where none does."""
+    """The tensors without the first part of their names that lets most of them fit.
+
+    They stay as they are where some fit already, and where none would.
+    """
+    if tensors.keys() & wanted.keys():
+        return dict(tensors)
     fits: dict[str, int] = {}
     for name in tensors:
         prefix, _, rest = name.partition(".")

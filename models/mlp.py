@@ -10,6 +10,7 @@ from typing import ClassVar
 from models.architecture import Architecture
 from models.base import BlockFamily, is_count
 from models.layers import Block, Channels, Flatten, Layer, Linear, Relu
+from models.placement import INPUT
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Mlp(BlockFamily):
 
     def blocks(self, arch: Architecture) -> list[Block]:
         """The one block of all layers."""
-        inputs = Channels("input", self.input_shape[0], self.input_shape[0])
+        inputs = Channels(INPUT, self.input_shape[0], self.input_shape[0])
         positions = math.prod(self.input_shape[1:])
         layers: list[Layer] = [Flatten()]
         for name, outputs in self.channels(arch).items():

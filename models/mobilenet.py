@@ -272,6 +272,10 @@ class MobileNet(ElasticFamily):
     def torchvision_names(self) -> dict[str, str]:
         """Of every tensor of the plain architecture, what torchvision's model calls it."""
 
+    def published(self) -> tuple[Architecture, Mapping[str, str]]:
+        """The plain network, as torchvision has it."""
+        return self.plain(), self.torchvision_names()
+
     def _plain(self, depths: tuple[int, ...], inner: Mapping[str, int], kernels: Mapping[str, int]) -> Architecture:
         """The architecture of these sizes by block; what is not named has its full size."""
         widths, sides = dict(self.groups), dict(self.kernels)
@@ -335,7 +339,12 @@ class MobileNetV2(MobileNet):
 
     def plain(self) -> Architecture:
         """Return the published network: expand ratio 6, kernels of 3 and 2, 3, 4, 3, 3 and 1 blocks."""
-        return self._plain((2, 3, 4, 3, 3, 1), {}, dict.fromkeys(self.kernels, 3))
+        inner = {
+            block: divisible(round(self.streams[self._inputs(stage, place)] * 6))
+            for stage, blocks in self.stages.items()
+            for place, block in enumerate(blocks)
+        }
+        return self._plain((2, 3, 4, 3, 3, 1), inner, dict.fromkeys(self.kernels, 3))
 
     def torchvision_names(self) -> dict[str, str]:
         """Of every tensor of the plain architecture, what `torchvision.models.mobilenet_v2` calls it."""

@@ -24,6 +24,9 @@ Select = Callable[[str, int, int], Coordinates]
 CLASSES = "classes"
 """The group of the classifier's outputs. It is never cut."""
 
+INPUT = "input"
+"""The group of what a network reads, such as an image's channels. It is never cut."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -136,6 +139,11 @@ class Placement:
             fresh = any(isinstance(index, Tensor) for index in coordinates)
             gathered[name] = cut.contiguous() if fresh else cut.clone(memory_format=torch.contiguous_format)
         return gathered
+
+    def write_into(self, weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Write sub-model sized `values` over global `weights`, in place; all channels are selected by slices."""
+        for name, value in values.items():
+            _narrow(weights[name], self.coordinates[name]).copy_(value)
 
     def add_to(self, totals: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         """Add sub-model sized `values` into global `totals`, in place, in the type of `totals`.

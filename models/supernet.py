@@ -82,10 +82,8 @@ class Supernet(nn.Module):
                 raise ValueError(f"the sub-network has no tensor {name!r}; {nearest(name, specs)}")
             if tuple(value.shape) != specs[name].shape:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, the sub-network's has {specs[name].shape}")
-        whole = self.whole.state_dict()
         with torch.no_grad():
-            for name, value in weights.items():
-                whole[name][_slices(place.coordinates[name])] = value
+            place.write_into(self.whole.state_dict(), weights)
 
 
 def _slices(coordinates: tuple[Coordinates, ...]) -> tuple[slice, ...]:

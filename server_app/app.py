@@ -45,6 +45,7 @@ from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
 from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
 from strategies.settings import RoundSettings
+from strategies.submodel import initial_weights
 from tasks.data import DataSet
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
@@ -426,7 +427,7 @@ def _initial(config: RunConfig, family: Family) -> Mapping[str, Tensor]:
     except ValueError as error:
         raise ConfigError(f"initial-weights = {config.initial_weights!r}: {error}") from None
     log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
-    return found.tensors
+    return found.whole(family, lambda: initial_weights(family, config.seed))
 
 
 def _initial_digest(config: RunConfig) -> str:

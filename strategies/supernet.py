@@ -20,7 +20,7 @@ from messages.orders import LocalTraining
 from models.architecture import Architecture
 from models.layers import Network
 from models.supernet import Supernet
-from strategies.params import Count, CountOrZero, Params
+from strategies.params import CountOrZero, Params
 from strategies.statistics import take_statistics
 from tasks.data import Data
 from tasks.task import Task
@@ -32,7 +32,7 @@ SCORED_TOGETHER = 256
 class SupernetParams(Params):
     """Settings of a supernet's training."""
 
-    steps: Count = Field(1000, description="Steps of the optimizer, each over one batch")
+    steps: CountOrZero = Field(1000, description="Steps of the optimizer, each over one batch; 0 trains nothing")
     random: CountOrZero = Field(
         2, description="Random sub-networks that learn in each step, beside the largest and the smallest"
     )

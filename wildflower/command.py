@@ -405,7 +405,7 @@ def supernet(
     experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Task, family and training.")],
     output: Annotated[Path, typer.Option("--output", metavar="FILE", help="Where the weights go: *.safetensors.")],
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the optimizer.")] = 1000,
+    steps: Annotated[int, typer.Option(min=0, help="Steps of the optimizer; 0: weights stay as they begin.")] = 1000,
     random: Annotated[
         int, typer.Option(min=0, help="Random sub-networks of each step, beside the largest and the smallest.")
     ] = 2,
@@ -416,7 +416,8 @@ def supernet(
         int, typer.Option(min=0, help="Random sub-networks that are scored in the end, for an accuracy predictor.")
     ] = 0,
     initial: Annotated[
-        Path | None, typer.Option(help="torchvision's weights of a MobileNet, for the published sub-network.")
+        Path | None,
+        typer.Option(help="File of first weights, such as torchvision's of a MobileNet."),
     ] = None,
 ) -> None:
     """Train a supernet on the experiment's data, which are public then; stopped, it goes on where it was."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 from messages.orders import LocalTraining
 from models.elastic import ElasticFamily, ElasticSpace
 from models.family import make_family
-from models.mobilenet import MobileNet, placed
+from models.initial import load_initial
 from models.supernet import Supernet
 from server_app.config import RunConfig, parse_arguments
 from server_app.folders import file_written_whole, newest_whole, written_whole
@@ -50,7 +49,7 @@ class Wanted:
         output: the safetensors file of the trained supernet; what a resumed training needs lies beside it.
         held_out: share of the public training examples on which sub-networks are scored.
         pairs: sub-networks whose accuracies are measured in the end, which a predictor can learn from.
-        initial: torchvision's file of weights, which the training begins with; None: all are drawn.
+        initial: a file of weights that the training begins with, such as torchvision's; None: all are drawn.
     """
 
     output: Path
@@ -116,25 +115,13 @@ def _prepared(config: RunConfig) -> tuple[Task, Supernet]:
 
 
 def _pretrained(supernet: Supernet, file: Path, console: Console) -> None:
-    """Put torchvision's weights into the published sub-network; a classifier of other classes stays drawn."""
-    family = supernet.space.family
-    if not isinstance(family, MobileNet):
-        raise SupernetError(f"--initial {file}: weights are known by name for mobilenet-v2 and mobilenet-v3 only")
+    """Begin with the weights of a file, such as torchvision's, which go into the published sub-network."""
     try:
-        if file.suffix == ".safetensors":
-            state = safetensors.torch.load_file(file)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        weights = placed(state, family.torchvision_names())
-        wanted = family.tensors(family.plain())
-        classifier = [name for name in weights if name.startswith("head.classifier.")]
-        if any(tuple(weights[name].shape) != wanted[name].shape for name in classifier):
-            weights = {name: value for name, value in weights.items() if name not in classifier}
-            console.print(f"{file.name}: its classifier is of other classes, and left out", highlight=False)
-        supernet.insert(family.plain(), weights)
-    except (OSError, RuntimeError, TypeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise SupernetError(f"--initial {file}: {why}") from None
+        found = load_initial(file, supernet.space.family)
+    except ValueError as error:
+        raise SupernetError(f"--initial {error}") from None
+    console.print(f"Initial weights: {found.describe()}", markup=False, highlight=False, soft_wrap=True)
+    supernet.insert(found.architecture, found.tensors)
 
 
 def _parted(task: Task, held_out: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 
 from models.family import make_family
 from models.initial import digest_of, load_initial, weights_file
+from models.mobilenet import MobileNetV2, MobileNetV3
 
 FAMILY = make_family({"name": "lenet5", "input_shape": [1, 8, 8]})
 WEIGHTS = {name: torch.full_like(tensor, 0.5) for name, tensor in FAMILY.initial().items()}
@@ -107,3 +108,74 @@ def test_a_folder_stands_for_its_weights(tmp_path):
     before = digest_of(tmp_path / "model.safetensors")
     save_file({**WEIGHTS, FIRST: WEIGHTS[FIRST] + 1}, tmp_path / "model.safetensors")
     assert len(before) == 64 != digest_of(tmp_path / "model.safetensors") != before
+
+
+# Larger than the published network in kernels and inside the blocks.
+SUPERNET = MobileNetV2(input_shape=(1, 8, 8), classes=10, depths=(1, 4), kernel_sizes=(3, 5), expand_ratios=(6, 8))
+
+
+def torchvisions(**arguments):
+    """A file's contents as torchvision's model has them: its names, three color channels, batch norm's counters."""
+    torch.manual_seed(3)
+    family = MobileNetV2(**{"input_shape": (3, 8, 8), "classes": 7, **arguments})
+    state = family.build(family.plain()).state_dict()
+    counter = {"features.0.1.num_batches_tracked": torch.tensor(5)}
+    return {theirs: state[ours].clone() for ours, theirs in family.torchvision_names().items()} | counter
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_torchvisions_weights_go_into_the_published_sub_network(tmp_path, prefix):
+    state = torchvisions()
+    torch.save({f"{prefix}{name}": tensor for name, tensor in state.items()}, tmp_path / "mobilenet.pth")
+    found = load_initial(tmp_path / "mobilenet.pth", SUPERNET)
+    drawn = {name: torch.full_like(tensor, 9.0) for name, tensor in SUPERNET.initial().items()}
+    whole = found.whole(SUPERNET, lambda: drawn)
+    assert bool((torch.cat([tensor.flatten() for tensor in drawn.values()]) == 9).all())
+    full = SUPERNET.tensors(SUPERNET.full())
+    assert {name: tuple(tensor.shape) for name, tensor in whole.items()} == {name: full[name].shape for name in whole}
+    # Gray images: the sum over the color channels. torchvision's third block is the second one of our first stage.
+    assert torch.equal(whole["stem.conv.weight"], state["features.0.0.weight"].sum(1, keepdim=True))
+    theirs = state["features.3.conv.1.0.weight"]
+    kernel = torch.full((192, 1, 5, 5), 9.0)  # 24 channels times 8
+    kernel[:144, :, 1:4, 1:4] = theirs
+    assert theirs.shape == (144, 1, 3, 3)
+    assert torch.equal(whole["stage1_1.depthwise.weight"], kernel)
+    projection = torch.full((24, 192, 1, 1), 9.0)
+    projection[:, :144] = state["features.3.conv.2.weight"]
+    assert torch.equal(whole["stage1_1.project.weight"], projection)
+    # The published first stage has two blocks of the four.
+    assert not any(name.startswith(("stage1_2.", "stage1_3.", "head.")) for name in whole)
+    assert {"stage1_2.expand.weight", "head.classifier.bias"} <= set(found.missing)
+    assert set(found.missing) == set(full) - set(whole)
+    assert found.left_over == ()
+    text = found.describe()
+    assert "features.0.0.weight is summed over its 3 input channels, for the task has 1" in text
+    assert "left out: classifier.1.bias, which is for 7 classes and not 10" in text
+
+
+def test_published_names_can_be_left_out_and_what_else_the_file_has_is_told(tmp_path):
+    state = torchvisions()
+    torch.save({**state, "aux.weight": torch.zeros(1)}, tmp_path / "mobilenet.pth")
+    family = MobileNetV2(input_shape=(3, 8, 8), classes=7, depths=(1, 4), kernel_sizes=(3,), expand_ratios=(6,))
+    found = load_initial(tmp_path / "mobilenet.pth", family, {"features.18": False})
+    assert set(found.missing) >= {"features.conv.weight", "features.norm.bias"}
+    assert found.left_over == ("aux.weight",)
+    assert torch.equal(found.tensors["head.classifier.weight"], state["classifier.1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("family", "theirs", "words"),
+    [
+        (SUPERNET, {"width_multiplier": 1.4}, r"shape \(48, 3, 3, 3\), and mobilenet-v2 wants \(32, 1, 3, 3\)"),
+        (MobileNetV3(input_shape=(3, 8, 8)), {}, r"features\.0\.0\.weight has shape .* of another width or model"),
+        (
+            MobileNetV2(depths=(1, 2)),
+            {},
+            r"with these arguments does not hold the published network: .*depths \(1, 2\)",
+        ),
+    ],
+)
+def test_published_weights_of_another_width_or_model_are_an_error(tmp_path, family, theirs, words):
+    torch.save(torchvisions(**theirs), tmp_path / "mobilenet.pth")
+    with pytest.raises(ValueError, match=words):
+        load_initial(tmp_path / "mobilenet.pth", family)

@@ -133,6 +133,8 @@ def test_a_family_without_the_published_sizes_says_so():
         MobileNetV3(expand_ratios=(2, 3)).plain()
     with pytest.raises(ValueError, match="does not hold the published network"):
         MobileNetV2(depths=(1, 2)).plain()
+    with pytest.raises(ValueError, match="does not hold the published network"):
+        MobileNetV2(expand_ratios=(3, 4)).plain()
     with pytest.raises(ValueError, match=r"ResNet-50 needs 0\.25 among the options"):
         OfaResNet50(expand_ratios=(0.2, 0.35)).plain()
 

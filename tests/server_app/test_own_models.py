@@ -10,6 +10,7 @@ import transformers
 from safetensors.torch import save_file
 
 from models.initial import digest_of
+from models.mobilenet import MobileNetV2
 from plugins.beside import looked_for_beside
 from server_app import checkpoint
 from server_app.app import build, run
@@ -170,6 +171,30 @@ def test_weights_of_a_file_are_what_devices_begin_with_and_a_run_is_not_resumed_
     save_file(given, file)
     run(simulated_grid(), again)
     assert len(read_rounds(run_dir)) == 2
+
+
+def test_a_run_begins_with_torchvisions_weights(tmp_path, caplog):
+    theirs = MobileNetV2(input_shape=(3, 8, 8), classes=7)
+    state = theirs.build(theirs.plain()).state_dict()
+    file = tmp_path / "mobilenet.pth"
+    torch.save({called: state[name] for name, called in theirs.torchvision_names().items()}, file)
+    keys = {"family": "mobilenet-v2", "strategy": "rafl", "seed": 5}
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        engine, _ = build(small_config(tmp_path, **keys, **{"initial-weights": str(file)}))
+    drawn, _ = build(small_config(tmp_path, **keys))
+    given, without = engine.method.supernet, drawn.method.supernet
+    # The published network's kernel of 3 is the center of the supernet's of 7, and what is around it stays as drawn.
+    name = "stage2_2.depthwise.weight"
+    expected = without[name].clone()
+    expected[:, :, 2:5, 2:5] = state[name]
+    assert expected.shape == (192, 1, 7, 7)
+    assert torch.equal(given[name], expected)
+    assert torch.equal(given["stem.conv.weight"], state["stem.conv.weight"].sum(1, keepdim=True))
+    for name in ("head.classifier.weight", "stage2_3.expand.weight"):
+        assert torch.equal(given[name], without[name])
+    assert "features.0.0.weight is summed over its 3 input channels" in caplog.text
+    assert "drawn at random: stage1_2.expand.weight" in caplog.text
+    assert "left out: classifier.1.weight, which is for 7 classes and not 10" in caplog.text
 
 
 STRONG_AND_WEAK = """

@@ -81,14 +81,42 @@ def test_pretrained_weights_of_other_classes_begin_the_published_sub_network(tmp
     save_file({names[name]: value.clone() for name, value in state.items()}, tmp_path / "theirs.safetensors")
     supernet = Supernet(ElasticSpace.of(family))
     module._pretrained(supernet, tmp_path / "theirs.safetensors", Console())
-    assert "left out" in capsys.readouterr().out
+    assert "left out: classifier.1.weight, which is for 7 classes and not 10" in capsys.readouterr().out
     found = supernet.extract(family.plain()).state_dict()
     assert torch.equal(found["stage3_2.project.weight"], state["stage3_2.project.weight"])
     assert found["head.classifier.weight"].shape == (10, 1280)
     (tmp_path / "bad.pth").write_bytes(b"no weights")
     for file in ("bad.pth", "none.safetensors"):
-        with pytest.raises(module.SupernetError, match=f"--initial .*{file}: "):
+        with pytest.raises(module.SupernetError, match=f"--initial .*{file} cannot be read"):
             module._pretrained(supernet, tmp_path / file, Console())
+
+
+def test_pretrained_weights_of_another_width_are_refused_before_anything_changes(tmp_path):
+    family = MobileNetV2(input_shape=(1, 8, 8), classes=10, depths=(1, 4), expand_ratios=(6,), kernel_sizes=(3,))
+    names = family.torchvision_names()
+    wide = MobileNetV2(input_shape=(1, 8, 8), classes=10, width_multiplier=1.4)
+    state = wide.build(wide.plain()).state_dict()
+    save_file({names[name]: value.clone() for name, value in state.items()}, tmp_path / "wide.safetensors")
+    supernet = Supernet(ElasticSpace.of(family))
+    before = {name: value.clone() for name, value in supernet.whole.state_dict().items()}
+    # Channels of the stem: 32 times 1.4, rounded to a multiple of 8.
+    words = r"--initial .*wide\.safetensors: .* has shape .*: are these weights of another width or model\?"
+    with pytest.raises(module.SupernetError, match=words):
+        module._pretrained(supernet, tmp_path / "wide.safetensors", Console())
+    assert all(torch.equal(value, before[name]) for name, value in supernet.whole.state_dict().items())
+
+
+def test_no_steps_leave_the_weights_as_they_begin(experiment, tmp_path):
+    written = [tmp_path / "first.safetensors", tmp_path / "again.safetensors"]
+    assert invoke(experiment, "--output", written[0], "--steps", 0).exit_code == 0
+    assert not (tmp_path / "first.checkpoint").exists()
+    # A file of the supernet's own names begins the whole of it.
+    result = invoke(experiment, "--output", written[1], "--steps", 0, "--initial", written[0], "--set", "seed=9")
+    assert result.exit_code == 0, result.output
+    first, again = map(load_file, written)
+    assert "Initial weights" in result.output
+    statistics = ("running_mean", "running_var")  # which are taken on examples that the seed parts anew
+    assert all(torch.equal(first[name], again[name]) for name in first if not name.endswith(statistics))
 
 
 @pytest.mark.parametrize(
