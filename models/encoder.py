@@ -70,6 +70,9 @@ class Encoder(ModuleFamily):
     the family's spec they stand as numbers, so that nodes need no such folder. Where tokens are `pad_id`, nothing is
     attended to. `classes = 1` is a regression's one number.
 
+    Of a pair of texts, [CLS] a [SEP] b [SEP], the second and the separator behind it are of token type 1, as BERT's
+    tokenizer has it, where the model has more types than one. All else is of type 0.
+
     An architecture is what is kept of each head's channels (or of the heads), of the MLP's channels and of the layers,
     the first ones of each. `hidden` follows from the heads: transformers' own layers want it to be heads times channels
     of a head.
@@ -81,6 +84,8 @@ class Encoder(ModuleFamily):
             layer. A device then has all heads up to its depth; else every depth ends with the same "classifier".
         cut: what a width cuts, the "channels" of every head as HeteroFL does, or whole "heads".
         cut_mlp: whether it cuts the MLPs inside too.
+        separator: the token behind each text of a pair, which a run takes from the task's tokenizer; -1: texts come
+            alone, or the tokenizer gives all tokens of a pair the type 0.
         labels: "sequence", one per text, or "tokens", one per token: (batch, classes, sequence).
         pooling: what of a sequence the head reads: the "mean" over the tokens that are no padding, or the first, "cls".
         head: "linear", or "dense" with a layer and tanh in front, as RoBERTa's own.
@@ -104,6 +109,7 @@ class Encoder(ModuleFamily):
     positions: int = 512
     token_types: int = 2
     pad_id: int = 0
+    separator: int = -1
     dropout: float = 0.1
     attention_dropout: float = 0.0
     norm_eps: float = 1e-12
@@ -161,6 +167,10 @@ class Encoder(ModuleFamily):
                 raise ValueError(f"encoder: {field} must be a number from 0 and below 1, not {value!r}")
         if type(self.pad_id) is not int or not 0 <= self.pad_id < self.vocabulary:
             raise ValueError(f"encoder: pad_id must be 0 to {self.vocabulary - 1}, not {self.pad_id!r}")
+        if type(self.separator) is not int or not -1 <= self.separator < self.vocabulary:
+            raise ValueError(
+                f"encoder: separator must be 0 to {self.vocabulary - 1}, or -1 for none, not {self.separator!r}"
+            )
         if self.hidden % self.heads:
             raise ValueError(f"encoder: hidden must be a multiple of heads, {self.hidden} is none of {self.heads}")
         # RoBERTa counts positions from the one behind its padding token.
@@ -348,6 +358,7 @@ class EncoderNetwork(Network):
             self.add_module(head, Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense"))
         self.pad_id, self.positions_from_tokens = family.pad_id, family.kind == "roberta"
         self.has_types = family.kind != "distilbert"
+        self.separator = family.separator if family.token_types > 1 else -1
         self.pooling = "none" if family.labels == "tokens" else family.pooling
 
     def forward(self, x: Tensor) -> Tensor:
@@ -367,7 +378,7 @@ class EncoderNetwork(Network):
         positions = None  # which RoBERTa's embeddings count by themselves
         if not self.positions_from_tokens:
             positions = torch.arange(x.shape[1], device=x.device).expand_as(x)
-        types = {"token_type_ids": torch.zeros_like(x)} if self.has_types else {}
+        types = {"token_type_ids": self._types(x, real)} if self.has_types else {}
         hidden = self.embeddings(input_ids=x, position_ids=positions, **types)
         found = []
         for number, layer in enumerate(self.get_submodule(f"{self.where}.layer").children(), start=1):
@@ -375,6 +386,14 @@ class EncoderNetwork(Network):
             if number in depths:
                 found.append(self._read(self.get_submodule(self.heads[number]), hidden, real))
         return found
+
+    def _types(self, x: Tensor, real: Tensor) -> Tensor:
+        """1 where a token is of the second text of a pair or the separator behind it; padding is of type 0."""
+        if self.separator < 0:
+            return torch.zeros_like(x)
+        ends = (x == self.separator).long()
+        in_front = ends.cumsum(1) - ends
+        return ((in_front == 1) & real).to(x.dtype)
 
     def _read(self, head: nn.Module, hidden: Tensor, real: Tensor) -> Tensor:
         """What a head says of (batch, sequence, hidden), where `real` tokens are no padding."""

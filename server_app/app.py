@@ -492,10 +492,16 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
 
 
 def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task of texts says of a family that has such fields: its tokens, and whether each of them has a label."""
+    """What a task of texts says of a family that has such fields: its tokens, and whether each of them has a label.
+
+    Whether texts come in pairs too: `separator` then is the token behind both.
+    """
     if task.vocabulary is None:
         return {}
-    labels = {"labels": "tokens" if task.label_kind == "classes of tokens" else "sequence"}
+    labels = {
+        "labels": "tokens" if task.label_kind == "classes of tokens" else "sequence",
+        "separator": task.vocabulary.separator,  # which no model's folder says
+    }
     # A model that exists has a vocabulary of its own, which is then compared with the task's.
     own = "model" in arguments
     return labels if own else labels | {"vocabulary": task.vocabulary.tokens, "pad_id": task.vocabulary.pad_id}

@@ -63,12 +63,14 @@ class Vocabulary:
     """The tokens of a data set of texts.
 
     tokens: how many there are, numbered from 0. pad_id: the one behind the end of a text. cut_texts: how many texts
-    were longer than the limit, and were cut.
+    were longer than the limit, and were cut. separator: the token behind each text of a pair, where the tokenizer gives
+    the second another token type than the first; -1: texts come alone, or it does not.
     """
 
     tokens: int
     pad_id: int
     cut_texts: int = 0
+    separator: int = -1
 
 
 @dataclass(frozen=True)

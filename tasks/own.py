@@ -90,12 +90,14 @@ class Form(_Said):
         input_shape: of one input.
         labels: what labels are.
         vocabulary: how many tokens there are and which one pads, of texts.
+        separator: the token behind each text of a pair, as in `tasks.data.Vocabulary`.
     """
 
     stored: Stored
     input_shape: Shape
     labels: LabelKind
     vocabulary: tuple[Side, Annotated[int, Field(ge=0, lt=2**20)]] | None = None
+    separator: Annotated[int, Field(ge=-1, lt=2**20)] = -1
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -108,7 +110,8 @@ class Form(_Said):
     def __str__(self) -> str:
         kind = {"uint8": "bytes", "float32": "numbers", "int32": "tokens"}[self.stored]
         words = "" if self.vocabulary is None else f" of {self.vocabulary[0]}"
-        return f"{'x'.join(map(str, self.input_shape))} {kind}{words} with {self.labels} for labels"
+        pairs = "" if self.separator < 0 else " in pairs"
+        return f"{'x'.join(map(str, self.input_shape))} {kind}{words}{pairs} with {self.labels} for labels"
 
 
 class Moments(_Said):
@@ -172,7 +175,7 @@ class Agreed(_Said):
             mean=torch.tensor(self.mean, dtype=torch.float32) if self.mean else None,
             std=torch.tensor(self.std, dtype=torch.float32) if self.std else None,
             label_names=self.label_names,
-            vocabulary=None if form.vocabulary is None else Vocabulary(*form.vocabulary),
+            vocabulary=None if form.vocabulary is None else Vocabulary(*form.vocabulary, separator=form.separator),
         )
 
 
@@ -355,6 +358,7 @@ def form_of(data: DataSet) -> Form:
             input_shape=tuple(inputs.shape[1:]),
             labels=data.train.label_kind,
             vocabulary=None if vocabulary is None else (vocabulary.tokens, vocabulary.pad_id),
+            separator=-1 if vocabulary is None else vocabulary.separator,
         )
     except ValueError as error:
         raise UnfitError(

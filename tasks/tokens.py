@@ -26,6 +26,9 @@ MAX_CLASSES = 10_000
 
 TOKENIZED_TOGETHER = 1000
 
+TOKENIZED_VERSION = 2
+"""Raised whenever a tokenized data set says something else, so that files of an older release are not read."""
+
 VOCABULARY = "vocab.txt"
 SAY_WHICH = ("tokenizer.json", "tokenizer_config.json", "config.json")  # what kind of tokenizer a folder has
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -102,6 +105,7 @@ def tokenized_once(
     found = [] if tokenizer is None else sorted(file for file in tokenizer.iterdir() if _is_of_tokenizer(file))
     key = digest(
         decoded=DECODED_VERSION,
+        tokenized=TOKENIZED_VERSION,
         files=[(str(file), _hash(file)) for file in files],
         tokenizer=[(file.name, _hash(file)) for file in found] or arguments.tokenizer,
         arguments=arguments.model_dump(mode="json", exclude={"tokenizer"}),
@@ -203,7 +207,8 @@ def make_text_data_set(
     """
     tokenizer = load_tokenizer(arguments.tokenizer, data_dir, words=labels == "tags")
     names = () if labels == "numbers" else tuple(classes) or names_of(train, labels)
-    encoded = [_encode(part, labels, tokenizer, arguments.max_tokens) for part in (train, test)]
+    separator = _separator(tokenizer) if train.pairs or test.pairs else -1
+    encoded = [_encode(part, labels, tokenizer, arguments.max_tokens, separator) for part in (train, test)]
     longest = max(len(ids) for ids, _, _ in (*encoded[0], *encoded[1]))
     data = []
     for part, rows in zip((train, test), encoded, strict=True):
@@ -219,7 +224,7 @@ def make_text_data_set(
         natural_ids=ids,
         label_names=names,
         label_sets=own,
-        vocabulary=Vocabulary(len(tokenizer), int(tokenizer.pad_token_id), cut),
+        vocabulary=Vocabulary(len(tokenizer), int(tokenizer.pad_token_id), cut, separator),
     )
 
 
@@ -239,7 +244,21 @@ Row = tuple[list[int], list[int | None], bool]
 """The tokens of a text, the word that each is of (None: of none), and whether the text was cut."""
 
 
-def _encode(part: Texts, labels: Labels, tokenizer: Any, max_tokens: int) -> list[Row]:
+def _separator(tokenizer: Any) -> int:
+    """The token behind both texts of a pair, where the tokenizer says by token types which is which, as BERT's does.
+
+    Types then follow from the tokens, and need not be kept beside them. -1 where all are 0, as RoBERTa's. They are
+    asked for by name: transformers' classes leave them out where a folder names no model's own class.
+    """
+    probe = tokenizer("a", "a", return_token_type_ids=True)
+    ids, types, separator = probe["input_ids"], probe["token_type_ids"], tokenizer.sep_token_id
+    if separator is None or ids.count(separator) != 2 or ids[-1] != separator:
+        return -1
+    first = ids.index(separator) + 1
+    return int(separator) if types == [0] * first + [1] * (len(ids) - first) else -1
+
+
+def _encode(part: Texts, labels: Labels, tokenizer: Any, max_tokens: int, separator: int) -> list[Row]:
     rows: list[Row] = []
     added = tokenizer.num_special_tokens_to_add(pair=bool(part.pairs))
     if max_tokens <= added + bool(part.pairs):
@@ -252,6 +271,11 @@ def _encode(part: Texts, labels: Labels, tokenizer: Any, max_tokens: int) -> lis
         for number, encoding in enumerate(tokenizer(part.texts[picked], **pairs, **options).encodings):
             if len(encoding.ids) <= added:
                 raise ValueError(f"{part.places[start + number]}: the tokenizer finds no token in this text")
+            if part.pairs and separator >= 0 and encoding.ids.count(separator) != 2:
+                raise ValueError(
+                    f"{part.places[start + number]}: a text of this pair holds {tokenizer.sep_token}, by which the "
+                    "model tells the two texts apart: write it otherwise"
+                )
             rows.append((encoding.ids, encoding.word_ids if words else [], bool(encoding.overflowing)))
     return rows
 

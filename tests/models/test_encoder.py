@@ -10,6 +10,7 @@ from models.base import with_weights
 from models.cost import cost
 from models.family import make_family
 from models.initial import load_initial, weights_file
+from tests.tasks.text_files import PAD, SEP, VOCABULARY
 
 torch.set_num_threads(1)
 
@@ -93,6 +94,52 @@ def test_the_network_says_what_transformers_does(kind):
     theirs.load_state_dict(network.state_dict(), strict=False)
     states = theirs(input_ids=tokens, attention_mask=(tokens != 1).long()).last_hidden_state
     torch.testing.assert_close(network(tokens), states[:, 0])
+
+
+def test_a_pair_has_the_token_types_that_the_tokenizer_gives_it(tmp_path):
+    """Padded pairs of several lengths, against transformers' model with all that BERT's own tokenizer returns."""
+    torch.manual_seed(0)
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY))
+    tokenizer = transformers.BertTokenizer.from_pretrained(tmp_path)
+    firsts, seconds = ["the film", "a", "we saw it and"], ["good plot .", "bad film not great", "a"]
+    batch = tokenizer(firsts, seconds, padding=True, return_tensors="pt")
+    assert batch["token_type_ids"].sum(1).tolist() == [4, 5, 2]  # of the second text's tokens and a separator each
+    family = small(vocabulary=len(VOCABULARY), pad_id=PAD, separator=SEP, classes=16, pooling="cls")
+    network = family.build(family.full()).eval()
+    network.classifier = torch.nn.Identity()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 20}
+    config = transformers.BertConfig(
+        vocab_size=len(VOCABULARY), max_position_embeddings=16, pad_token_id=PAD, type_vocab_size=2, **sizes
+    )
+    theirs = transformers.BertModel(config, add_pooling_layer=False).eval()
+    theirs.load_state_dict(network.state_dict(), strict=False)
+    torch.testing.assert_close(network(batch["input_ids"]), theirs(**batch).last_hidden_state[:, 0])
+    # Without the types, which is what single texts have, it is something else.
+    without = theirs(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state[:, 0]
+    assert (network(batch["input_ids"]) - without).abs().max() > 0.001
+    # Single texts are to the bit what a family without a separator says.
+    alone = tokenizer([*firsts, "the film [PAD] was [PAD]"], padding=True, return_tensors="pt")["input_ids"]
+    plain = small(vocabulary=len(VOCABULARY), pad_id=PAD, classes=16, pooling="cls")
+    other = plain.build(plain.full()).eval()
+    other.classifier = torch.nn.Identity()
+    other.load_state_dict(network.state_dict())
+    assert torch.equal(network(alone), other(alone))
+
+
+@pytest.mark.parametrize("changes", [{"token_types": 1}, {"kind": "roberta", "token_types": 1}, {"kind": "distilbert"}])
+def test_a_model_of_one_token_type_or_none_takes_pairs_as_they_are(changes):
+    torch.manual_seed(0)
+    family, plain = small(separator=3, **changes), small(**changes)
+    network, other = family.build(family.full()).eval(), plain.build(plain.full()).eval()
+    other.load_state_dict(network.state_dict())
+    tokens = torch.tensor([[2, 5, 3, 6, 7, 3, 1], [2, 5, 6, 7, 3, 8, 3]])
+    assert torch.equal(network(tokens), other(tokens))
+
+
+@pytest.mark.parametrize("separator", [-2, 40, True])
+def test_a_separator_is_a_token(separator):
+    with pytest.raises(ValueError, match=r"separator.* must be|separator must be 0 to 39, or -1 for none"):
+        small(separator=separator)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,7 +23,7 @@ from tasks.task import server_test
 from tests.grid import InProcessGrid
 from tests.own_folders import digits, digits_of_devices, image_folder, npz_folder
 from tests.small_run import changed_reply, same_bits, simulated_grid
-from tests.tasks.text_files import make_tokenizer, write_lines
+from tests.tasks.text_files import SEP, make_tokenizer, write_lines
 from wildflower.plan import PlanError, make_plan
 
 DEVICES = 4
@@ -353,6 +353,29 @@ def test_a_node_without_a_folder_is_told_so(tmp_path, caplog):
     run_dir = run(grid, own_config(tmp_path))
     assert "Device 0 does not take part: its node config has no data-dir" in caplog.text
     assert list(read_rounds(run_dir))[-1].devices_replied == DEVICES - 1
+
+
+def test_devices_agree_on_what_is_between_the_texts_of_a_pair(tmp_path):
+    """Of devices 0 to 2; a server that has no texts of its own learns the separator from them."""
+    make_tokenizer(tmp_path / "words")
+    for device in range(DEVICES):
+        rows = [{"text": "the film", "other": "a plot", "label": "ab"[n % 2]} for n in range(10)]
+        (tmp_path / "devices" / f"{device:04d}").mkdir(parents=True)
+        write_lines(tmp_path / "devices" / f"{device:04d}" / "train.jsonl", *rows)
+    arguments = f"tokenizer = '{tmp_path / 'words'}', max_tokens = 8, pair = 'other'"
+    engine, _ = build(
+        own_config(
+            tmp_path,
+            task="text",
+            task_arguments=arguments,
+            family="encoder",
+            family_arguments="hidden = 8, depth = 1, heads = 2, mlp = 8, positions = 16",
+            data_dir=str(tmp_path),
+            fleet=fleet_file(tmp_path),
+        )
+    )
+    assert engine.method.family.separator == SEP
+    assert str(engine.own.spec.agreed.form).startswith("8 tokens of 47 in pairs with classes")
 
 
 def test_texts(tmp_path):

@@ -14,7 +14,7 @@ from server_app.journal import read_rounds
 from tasks.task import TaskSpec, load_task
 from tests.server_app.words import Words
 from tests.small_run import simulated_grid, small_config, started
-from tests.tasks.text_files import VOCABULARY, make_tokenizer, write_lines
+from tests.tasks.text_files import SEP, VOCABULARY, make_tokenizer, write_lines
 
 SOURCES = 6
 SMALL = "hidden = 16, heads = 2, mlp = 16, depth = 2, positions = 16"
@@ -157,6 +157,16 @@ def test_embeddings_of_another_tokenizer_are_refused(folder: Path) -> None:
         check_vocabulary(task, family(vocabulary=99))
     with pytest.raises(ValueError, match="the tokenizer pads with token 0, the model leaves out token 1"):
         check_vocabulary(task, family(pad_id=1))
+
+
+def test_the_family_learns_the_separator_of_pairs_from_the_tokenizer(folder: Path) -> None:
+    rows = [{"text": f"the {WORDS[n % 6]}", "other": f"a {WORDS[n % 5]}", "label": "ab"[n % 2]} for n in range(96)]
+    write_lines(folder / "train.jsonl", *rows)
+    arguments = f"tokenizer = '{folder / 'words'}', max_tokens = 8"
+    settings = {"family": "encoder", "family_arguments": SMALL, "partition": "iid"}
+    for task_arguments, separator in ((arguments, -1), (f"{arguments}, pair = 'other'", SEP)):
+        engine, _ = started(config(folder, task_arguments=task_arguments, **settings))
+        assert engine.method.family.spec()["separator"] == separator
 
 
 def test_a_run_with_other_embeddings_ends_before_round_1(folder: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 import re
 import sys
 from pathlib import Path
@@ -73,8 +74,34 @@ def test_pairs_are_one_text_with_a_separator_between(tmp_path: Path, tokenizer: 
     assert task.train.inputs.tolist()[0] == [CLS, *ids("bad film"), SEP, *ids("poor film"), SEP]
     assert task.train.labels.tolist() == [0.5, 4.5]
     assert (task.classes, task.metric.name, task.label_kind) == (1, "pearson", "numbers")
+    assert task.vocabulary is not None
+    assert task.vocabulary.separator == SEP
     outputs = torch.tensor([[1.5], [4.5]])
     assert task.loss(outputs, task.train.labels).item() == pytest.approx(0.5)  # (1^2 + 0^2) / 2
+
+
+def test_a_tokenizer_that_gives_pairs_one_type_alone_has_no_separator(tmp_path: Path) -> None:
+    """As RoBERTa's, whose post-processor is the only difference here."""
+    file = make_tokenizer(tmp_path / "words") / "tokenizer.json"
+    content = json.loads(file.read_text())
+    ends = {"sep": ["[SEP]", SEP], "cls": ["[CLS]", CLS]}
+    content["post_processor"] = {"type": "RobertaProcessing", "trim_offsets": True, "add_prefix_space": False, **ends}
+    file.write_text(json.dumps(content))
+    examples(tmp_path, {"text": "bad film", "other": "poor", "label": "a"}, {"text": "a", "other": "b", "label": "b"})
+    task = load(tmp_path, str(tmp_path / "words"), test="test.jsonl", pair="other")
+    assert task.train.inputs.tolist()[0] == [CLS, *ids("bad film"), SEP, SEP, *ids("poor"), SEP]
+    assert task.vocabulary is not None
+    assert task.vocabulary.separator == -1
+
+
+def test_a_separator_inside_of_a_pair_is_told_with_its_place(tmp_path: Path, tokenizer: str) -> None:
+    rows = [{"text": text, "other": "poor film", "label": text} for text in ("good", "bad [SEP] film")]
+    with pytest.raises(ValueError, match=r"train\.jsonl:2: a text of this pair holds \[SEP\], by which"):
+        load(examples(tmp_path, *rows), tokenizer, test="test.jsonl", pair="other")
+    alone = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl")
+    assert alone.train.inputs.tolist()[1] == [CLS, *ids("bad"), SEP, *ids("film"), SEP]
+    assert alone.vocabulary is not None
+    assert alone.vocabulary.separator == -1
 
 
 def test_the_first_token_of_a_word_has_its_tag(tmp_path: Path, tokenizer: str) -> None:
