@@ -27,7 +27,8 @@ class Recipient:
     """A device, and what its method would give it now.
 
     Attributes:
-        architecture, budget: the model, and what the device may spend; None where it would be given nothing.
+        architecture: the model; None where it would be assigned none.
+        budget: what the device may spend; it may hold another model also where none would be assigned.
         affords: whether the budget allows the model.
     """
 
@@ -102,6 +103,8 @@ def best_that_fit(
 ) -> dict[int, Architecture | None]:
     """Of the models that fit each device the one that scores best on held-out examples; of equal ones the largest.
 
+    A device that would be assigned none chooses too, such as the smallest model that others train beside theirs.
+
     Args:
         given: what devices would be given otherwise, which is always among the models to choose from.
         held_out: the scores of the models.
@@ -110,8 +113,8 @@ def best_that_fit(
     chosen: dict[int, Architecture | None] = {}
     for r in recipients:
         own, budget = given[r.device], r.budget
-        fitting = (a for a in ranked if budget is not None and (a == own or fits(cost_of(a), budget)))
-        chosen[r.device] = None if own is None else next(fitting, own)
+        fitting = (a for a in ranked if a == own or (budget is not None and fits(cost_of(a), budget)))
+        chosen[r.device] = next(fitting, own)
     return chosen
 
 

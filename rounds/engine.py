@@ -637,8 +637,14 @@ class Engine:
                 a = orders[0]
                 found.append(Recipient(device, tier, a.task.architecture, a.budget, fits(a.task.cost, a.budget)))
             else:
-                found.append(Recipient(device, tier))
+                budget = self.budget(device, partial(self._largest_deliverable, device))
+                found.append(Recipient(device, tier, budget=budget))
         return found
+
+    def _largest_deliverable(self, device: int, budget: Budget) -> list[Order]:
+        """What brings the most bytes of all that a device without an order could be delivered under a budget."""
+        fitting = [Order(device, a) for a in self.method.deliverable if fits(self.method.cost(a), budget)]
+        return sorted(fitting, key=self._sent_bytes)[-1:]
 
     def _delivered_there(self, recipients: Sequence[Recipient], own: Evaluation | None) -> Delivered | None:
         """What is delivered where devices have models of their own, of which some have just been scored."""
@@ -667,6 +673,8 @@ class Engine:
         place. A tier's is that of its sub-model over its devices, and each recipient counts as its tier.
         """
         assert self.own is not None
+        if self.settings.deliver == "best":  # nothing to choose by; `server_app.app.build` says before what to do
+            raise ValueError("deliver = 'best' needs a test set on the server, to hold out a part to choose by")
         everyone = self.population.everyone(grid)
         self.own.admit(grid, everyone, self.population)
         able = [d for d in self.own.fitting(everyone) if self.own.testing(d)]

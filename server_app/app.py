@@ -346,9 +346,10 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
             f"{config.task!r} are {task.label_kind}: {mask}{other}"
         )
     if config.deliver == "best" and len(task.test) < HELD_OUT:
+        remedy = f", or give the server a test set of at least {HELD_OUT} in data-dir" if own is not None else ""
         raise ConfigError(
-            f"deliver = 'best': a fifth of the test set is held out to choose by, and {config.task!r} has "
-            f"{len(task.test)} test examples: set deliver = 'largest'"
+            f"deliver = 'best': a fifth of the server's test set is held out to choose by, and {config.task!r} has "
+            f"{len(task.test)} test examples there: set deliver = 'largest'{remedy}"
         )
     scores = scorer(task, held_out=config.deliver == "best") if len(task.test) else None
     return Engine(method, _population(config, method, task, own), own), scores

@@ -9,12 +9,14 @@ from devices.budget import Budget
 from models.architecture import Architecture
 from models.cost import Cost
 from rounds import delivery, scores
+from rounds.budgets import MESSAGE_COPIES
 from rounds.delivery import Recipient, delivered_models, delivered_on_devices, evenly_spread, represented
 from rounds.engine import Scores
 from server_app.scoring import scorer as server_scorer
 from strategies.fedavg import FedAvg, FedAvgParams
 from strategies.heterofl import HeteroFL, HeteroFLParams
 from strategies.local import LocalOnly
+from strategies.method import Order, fits
 from strategies.params import Params
 from tasks.metrics import ACCURACY, MeanAbsoluteError, Pearson
 from tasks.scoring import test_part as part_of_test
@@ -254,14 +256,63 @@ def test_of_equally_good_models_a_device_gets_the_largest(tmp_path):
     assert engine.models_of_tiers["whole"] == OneHidden().full()
 
 
-@pytest.mark.parametrize(("both", "score"), [(False, 0.7), (True, 0.9)])
-def test_the_smallest_model_that_is_trained_beside_may_be_the_best(both, score, tmp_path):
-    """Only the first of three devices affords the whole model of "exclusive"; the others are given nothing."""
-    made = replace(setup(tmp_path, OneHidden(), deliver="best"), both_models=both)
+@pytest.mark.parametrize(
+    ("deliver", "both", "by_tier", "without"),
+    [
+        ("best", False, {"whole": 0.7, "half": 0.0, "quarter": 0.0}, 2),
+        ("best", True, {"whole": 0.9, "half": 0.9, "quarter": 0.9}, 0),
+        ("largest", True, {"whole": 0.7, "half": 0.0, "quarter": 0.0}, 2),
+    ],
+)
+def test_the_smallest_model_that_is_trained_beside_is_for_whoever_affords_it(deliver, both, by_tier, without, tmp_path):
+    """Only the first of three devices affords the whole model of "exclusive"; the others would be assigned nothing."""
+    made = replace(setup(tmp_path, OneHidden(), deliver=deliver), both_models=both)
     engine = engine_of(FedAvg(made, FedAvgParams(use="exclusive")), tmp_path)
     parts = {4: 0.7, 1: 0.9}
-    found = engine.evaluate(GRID, by_parts(parts, parts)).delivered
-    assert (found.score_by_tier["whole"], found.without) == (score, 2)
+
+    def scorer(model):
+        found = by_parts(parts, parts)(model)
+        return found._replace(score=found.rest)
+
+    found = engine.evaluate(GRID, scorer)
+    assert found.delivered.score_by_tier == by_tier
+    assert found.delivered.score == pytest.approx(sum(by_tier.values()) / 3)
+    assert (found.delivered.devices, found.delivered.without, found.delivered.beyond) == (3, without, 0)
+    if without == 0:
+        assert engine.models_of_tiers == dict.fromkeys(("whole", "half", "quarter"), OneHidden().width(0.25))
+
+
+@pytest.mark.parametrize(("allowed", "score", "without"), [(1.0, 0.9, 0), (0.99, 0.0, 1)])
+def test_who_does_not_even_afford_the_smallest_model_gets_nothing(allowed, score, without):
+    """A budget that just holds the smallest of two models, and one that just does not."""
+    small = Budget(int(allowed * 1000), None, None)
+    devices = [recipient(0, 1000, tier="strong"), Recipient(1, "weak", budget=small)]
+    values = {model(1000): 0.7, model(100): 0.9}
+    given = delivery.best_that_fit(devices, {0: model(1000), 1: None}, values, ACCURACY.scale, cost_of)
+    found = delivered_models(devices, given, values, 0.0)
+    assert (found.score_by_tier, found.without) == ({"strong": 0.9, "weak": score}, without)
+
+
+def test_a_device_without_an_order_holds_the_message_of_what_it_is_delivered_in_its_memory(tmp_path, monkeypatch):
+    """A node whose memory holds the training of the smallest model alone cannot be sent it besides; more memory can."""
+    made = replace(setup(tmp_path, OneHidden(), deliver="best"), both_models=True)
+    engine = engine_of(FedAvg(made, FedAvgParams(use="exclusive")), tmp_path)
+    smallest = OneHidden().width(0.25)
+    training = engine.method.cost(smallest).peak_training_memory_bytes
+    message = MESSAGE_COPIES * engine._sent_bytes(Order(2, smallest))
+    monkeypatch.setattr(engine, "_trains_beside_message", lambda device: True)
+    for memory, affords in ((training, False), (training + message, True)):
+        monkeypatch.setattr("rounds.engine.budget_in_round", lambda *_, memory=memory: Budget(memory, None, None))
+        budget = engine._recipients(GRID)[2].budget
+        assert fits(engine.method.cost(smallest), budget) == affords
+
+
+def test_devices_do_not_score_what_only_held_out_examples_can_choose(tmp_path, monkeypatch):
+    """`server_app.app.build` refuses such a run before; no engine passes over it in silence."""
+    engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
+    monkeypatch.setattr(engine, "own", object())
+    with pytest.raises(ValueError, match="needs a test set on the server"):
+        engine.evaluate(GRID, None)
 
 
 def test_a_scorer_without_held_out_examples_is_refused(tmp_path):
