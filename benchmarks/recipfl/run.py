@@ -12,7 +12,8 @@ SMALL = "family-arguments=conv_channels = [6, 3], hidden = [84]"
 # Without FedDyn's correction, which is of one model: strong devices train two. Scored by the deepest exit.
 DEPTHFL = ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", "both-models=true"]
 DEPTHFL += ["depthfl.alpha=0", "depthfl.scored=deepest"]
-RECIPFL = ["strategy=recipfl"]
+# The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper.
+RECIPFL = ["strategy=recipfl", "recipfl.class-counts=first-upload"]
 METHODS = {
     "all-small": ["strategy=fedavg", "family=lenet5", SMALL, "widths=1"],
     # A federation of the large model and one of the small model.
