@@ -8,14 +8,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from tasks.arguments import TaskArguments
 from tasks.data import (
     DECODED_VERSION,
     Data,
@@ -45,6 +47,8 @@ class Repository:
     natural_id: str | None = None
     held_out: float = 0.0
     """Fraction of each class held out as the test set, for a repository without one."""
+    size: tuple[int, ...] = ()
+    """Height and width to which images are resized, or one side of a square; empty keeps their size."""
 
 
 REPOSITORIES = {
@@ -56,6 +60,14 @@ REPOSITORIES = {
     "stl10": Repository("tanganke/stl10", 3),
     "femnist": Repository("flwrlabs/femnist", 1, label="character", natural_id="writer_id", held_out=0.1),
 }
+
+
+class FemnistArguments(TaskArguments):
+    """What the task `femnist` takes."""
+
+    size: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=0, max_length=2)] = Field(
+        (), description="Height and width to which the images of 28 x 28 are resized; empty: they stay as they are"
+    )
 
 
 def existing_folder(name: str, data_dir: str) -> Path:
@@ -77,9 +89,18 @@ def load(name: str, data_dir: str) -> DataSet:
 
     FileNotFoundError when there is no copy and the hub cannot be reached; ValueError when a copy lacks a column.
     """
-    repository = REPOSITORIES[name]
+    return _load(name, REPOSITORIES[name], data_dir)
+
+
+def load_femnist(data_dir: str, arguments: FemnistArguments) -> DataSet:
+    """`load` of FEMNIST, with images of the size that is asked for."""
+    return _load("femnist", replace(REPOSITORIES["femnist"], size=arguments.size), data_dir)
+
+
+def _load(name: str, repository: Repository, data_dir: str) -> DataSet:
+    size = {"size": list(repository.size)} if repository.size else {}  # so that copies kept before stay good
     if not data_dir:
-        key = digest(decoded=DECODED_VERSION, repository=repository.path, config=repository.config)
+        key = digest(decoded=DECODED_VERSION, repository=repository.path, config=repository.config, **size)
         return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, None)))
     folder = existing_folder(name, data_dir)
     files = find_local(folder)
@@ -88,7 +109,7 @@ def load(name: str, data_dir: str) -> DataSet:
             f"{folder}: no data of the task '{name}'; expected parquet files such as train-00000-of-00001.parquet, "
             "or a folder that save_to_disk of `datasets` wrote"
         )
-    key = digest(decoded=DECODED_VERSION, files=describe_files(files))
+    key = digest(decoded=DECODED_VERSION, files=describe_files(files), **size)
     return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, folder)))
 
 
@@ -248,7 +269,10 @@ def _decode_image(encoded: bytes, repository: Repository, position: int) -> Tens
 
     try:
         with PIL.Image.open(io.BytesIO(encoded)) as image:
-            pixels = np.array(image.convert("RGB" if repository.channels == 3 else "L"))
+            whole = image.convert("RGB" if repository.channels == 3 else "L")
+            if repository.size:
+                whole = whole.resize((repository.size[-1], repository.size[0]), PIL.Image.Resampling.BILINEAR)
+            pixels = np.array(whole)
     except (PIL.UnidentifiedImageError, OSError, TypeError) as error:
         raise ValueError(f"{repository.path}: image {position} cannot be decoded: {error}") from error
     return torch.from_numpy(pixels).view(*pixels.shape[:2], repository.channels).permute(2, 0, 1)

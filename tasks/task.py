@@ -103,7 +103,7 @@ TASKS: dict[str, Kind] = {
     # A mirrored house number is another number or none.
     "svhn": Kind(svhn.load, "resnet18", crop_padding=4, label_names=DIGITS),
     "stl10": Kind(stl10.load, "resnet18", crop_padding=4, flip=True),
-    "femnist": Kind(partial(hub.load, "femnist"), "lenet5"),
+    "femnist": Kind(hub.load_femnist, "lenet5", arguments=hub.FemnistArguments),
     "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True),
     "hapt": Kind(hapt.load, "cnn3", in_time=True),
     "unimib-shar": Kind(unimib.load, "vgg"),

@@ -2,8 +2,8 @@
 
     python -m benchmarks.model_search.utilisation
 
-100 rounds of 120 devices (setting 5: ViT-tiny on FEMNIST's images, batches of 64, AdamW) under real traces. Needs
-../shared/traces, beside the project's folder. Writes utilisation.json and the table in README.md.
+100 rounds of 120 devices (setting 5's ViT-tiny on FEMNIST's images of 28x28, batches of 64, AdamW) under real traces.
+Needs ../shared/traces, beside the project's folder. Writes utilisation.json and the table in README.md.
 """
 
 import json
@@ -31,7 +31,7 @@ WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
 def price(architecture: Architecture) -> Cost:
-    """What an architecture costs in setting 5."""
+    """What an architecture costs."""
     return cost(FAMILY, architecture, batch_size=64, optimizer="adamw")
 
 

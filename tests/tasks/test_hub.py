@@ -112,6 +112,22 @@ def test_femnist_knows_writers_and_holds_out_a_test_set(saved: bool, tmp_path: P
         load_task(TaskSpec(name="femnist", data_dir=str(tmp_path / "copy"), partition="natural", devices=4))
 
 
+@pytest.mark.parametrize(
+    ("size", "shape"), [("[32]", (1, 32, 32)), ("[20, 32]", (1, 20, 32)), ("[28, 28]", (1, 28, 28))]
+)
+def test_femnist_of_another_size(size: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    folder = str(_parquet(tmp_path / "copy", "femnist", train=300))
+    as_it_is = load_task(TaskSpec(name="femnist", data_dir=folder, devices=3))  # kept, and not taken for the other
+    arguments = hub.FemnistArguments.model_validate_json(f'{{"size": {size}}}')
+    task = load_task(TaskSpec(name="femnist", data_dir=folder, devices=3, arguments=arguments))
+    assert (as_it_is.input_shape, task.input_shape) == ((1, 28, 28), shape)
+    assert torch.equal(task.train.labels, as_it_is.train.labels)
+    same = PIL.Image.fromarray(as_it_is.train.inputs[0, 0].numpy()).resize(shape[:0:-1], PIL.Image.Resampling.BILINEAR)
+    assert np.array_equal(task.train.inputs[0, 0].numpy(), np.array(same))
+    if shape == (1, 28, 28):
+        assert torch.equal(task.train.inputs, as_it_is.train.inputs)
+
+
 def test_a_kept_copy_is_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(_parquet(tmp_path / "copy", "cifar10"))
     first = hub.load("cifar10", folder)
