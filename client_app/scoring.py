@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 
 from client_app.bench import DeviceBench, Workplace, batches_of, do_order, out_of_memory_refused, seed_draws
@@ -49,6 +51,7 @@ def score_order(
     with (
         out_of_memory_refused(order, place.available_bytes, bench.meter),
         memory_limit(limit_bytes, place.device, alike, alike),
+        closing(bench),  # whose limit, where a device half has taken batches, lies within this one
     ):
         if batch.training is None:
             seed_draws(order.seed, bench.device)  # a device that has not trained yet may lack layers of its own

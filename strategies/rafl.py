@@ -10,6 +10,7 @@ import logging
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,7 +22,7 @@ from devices.budget import Budget
 from messages.error import MessageError
 from messages.orders import Merge
 from messages.packing import Layout
-from messages.parcels import Parcel, Parcels, Weights
+from messages.parcels import STATISTICS, Parcel, Parcels, Weights
 from messages.sums import WeightedSum, flatten, mean_of
 from models.architecture import Architecture
 from models.base import Family, with_weights
@@ -51,6 +52,7 @@ from strategies.method import (
 from strategies.params import Count, Params, Rate, Shares
 from strategies.search import ExactSearch, PoolSearch
 from strategies.submodel import CandidateMethod, first_weights, initial_weights
+from strategies.supernet import calibrated
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -68,6 +70,9 @@ class MutualLearning(Local):
         knowledge: JSON of its architecture.
         first: the device has no such personal model yet.
         drawn: it draws the first weights of its personal model itself, and is not sent them.
+        calibrates: the personal model that it is sent was cut out of trained weights, and so has batch norm statistics
+            of another network: it takes its own by a pass over the device's training examples.
+        calibrates_knowledge: likewise the knowledge network.
         merged: knowledge networks may be added up on the way.
     """
 
@@ -75,6 +80,8 @@ class MutualLearning(Local):
     knowledge: str
     first: bool
     drawn: bool
+    calibrates: bool
+    calibrates_knowledge: bool
     merged: bool
 
     @property
@@ -109,31 +116,41 @@ class MutualLearning(Local):
         if facts["personal"][0] not in (0, 1):
             raise ValueError(f"the fact 'personal' is 0 or 1, not {facts['personal'][0]!r}")
 
-    def _personal(self, bench: Bench) -> Weights | None:
-        """What the device keeps, which is newer than what may have been sent once more; None where it has lost it."""
+    def _personal(self, bench: Bench) -> tuple[Weights | None, bool]:
+        """What the device keeps, which is newer than what may have been sent once more; None where it has lost it.
+
+        Also whether it was sent with the statistics of another network.
+        """
         kept = bench.kept("personal")
         if kept is None and self.first and self.drawn:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(bench.chance.getrandbits(63))
-                return dict(bench.build().state_dict())
-        return bench.received.get("personal") if kept is None else kept
+                return dict(bench.build().state_dict()), False
+        return (bench.received.get("personal"), self.calibrates) if kept is None else (kept, False)
 
     def model(self, bench: Bench) -> Network:
         """The personal model."""
-        weights = self._personal(bench)
+        weights, cut = self._personal(bench)
         if weights is None:
             raise MessageError(f"this device keeps no personal model of {bench.architecture}")
-        return bench.build(weights)
+        personal = bench.build(weights)
+        return calibrated(personal, bench.batches(personal, once=True)) if cut else personal
 
     def train(self, bench: Bench) -> Answer:
         """Train both networks in one loop; where the personal model is lost, the knowledge network alone."""
         own, architecture = self.network(bench.family)
         knowledge = with_weights(own, architecture, bench.received["weights"]).to(bench.device)
-        weights = self._personal(bench)
+        weights, cut = self._personal(bench)
         if weights is None:
+            if self.calibrates_knowledge:
+                calibrated(knowledge, bench.batches(knowledge, once=True))
             loss = bench.fit(knowledge, lambda inputs, labels: bench.task.loss(knowledge(inputs), labels))
             return Answer(None, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [0.0]})
         personal = bench.build(weights)
+        if cut:
+            calibrated(personal, bench.batches(personal, knowledge, once=True))
+        if self.calibrates_knowledge:
+            calibrated(knowledge, bench.batches(personal, knowledge, once=True))
         loss = learn_mutually(bench, personal, knowledge)
         bench.keep("personal", personal.state_dict())
         return Answer(personal, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [1.0]})
@@ -276,6 +293,10 @@ class RaFL(CandidateMethod):
         self._check_size()
         first = self.supernet if self.own_family is None else initial_weights(self.own_family, setup.settings.seed)
         self.knowledge: Weights = self.knowledge_family.place(self.knowledge_architecture).gather(first)
+        # Weights that were trained come with the statistics of the network that they were trained in, drawn ones with
+        # none that could be wrong.
+        self.given = bool(setup.initial) and _has_statistics(setup.family)
+        self.knowledge_cut = self.given and self.own_family is None  # until devices have calibrated it
         self.layout = Layout.of(self.knowledge_family.tensors(self.knowledge_architecture))
         self.total = WeightedSum.zeros(self.layout)
         found = setup.shared["ensemble"]
@@ -358,7 +379,7 @@ class RaFL(CandidateMethod):
 
     def search(self, device: int, budget: Budget, *, grows: bool = True) -> Architecture | None:
         """The best architecture for a budget (Eq. 2), the same for a device in every round; None: none fits."""
-        half = self._half(first=True)
+        half, passes = self._half(first=True), self._passes(first=True)
         budget = in_floats(budget, half, self.family, self.smallest_architecture, self.settings.wire)
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
         memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
@@ -369,10 +390,11 @@ class RaFL(CandidateMethod):
             return None
         seconds = budget.round_seconds
         if seconds is not None:
-            seconds -= budget.seconds(knowledge.payload_bytes, knowledge.training_flops)
+            seconds -= budget.seconds(knowledge.payload_bytes, float(knowledge.training_flops * passes[1]))
             if seconds <= 0:
                 return None
         left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes, round_seconds=seconds)
+        left = replace(left, seconds_per_flop=float(left.seconds_per_flop * passes[0]))
         if drawn:
             left = replace(left, payload_bytes=None, seconds_per_byte=0.0)
         if isinstance(self.searcher, PoolSearch) and not grows:
@@ -393,6 +415,8 @@ class RaFL(CandidateMethod):
             knowledge=self._knowledge_json,
             first=first,
             drawn=self.params.first == "drawn",
+            calibrates=first and self.given,
+            calibrates_knowledge=self.knowledge_cut,
             merged=self.params.fusion == "average",
         )
 
@@ -441,6 +465,7 @@ class RaFL(CandidateMethod):
         if self.total.weight:
             self.knowledge = mean_of(self.total, self.layout, self.knowledge)
             self.total = WeightedSum.zeros(self.layout)
+            self.knowledge_cut = False  # its statistics are now the mean of those that devices took
         if self.teachers is not None and self.teachers.count:
             figures |= self._distill(self.teachers)
         return figures
@@ -518,7 +543,20 @@ class RaFL(CandidateMethod):
 
     def _price(self, architecture: Architecture, *, first: bool) -> Cost:
         down, up = parcel_bytes(self._half(first=first), self.family, architecture, self.settings.wire)
-        return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+        personal, knowledge = self._passes(first=first)
+        flops = int(self._plain(self.family, architecture).training_flops * personal)
+        flops += int(self._plain(self.knowledge_family, self.knowledge_architecture).training_flops * knowledge)
+        return replace(self.training_cost(architecture), payload_bytes=max(down, up), training_flops=flops)
+
+    def _passes(self, *, first: bool) -> tuple[Fraction, Fraction]:
+        """What the personal model and the knowledge network compute in a round, by what training them takes.
+
+        A pass that calibrates is a forward one, a third of training. It sees every example of the device once. Under
+        local steps, where nobody says here how many a device has, it counts as if the steps saw as many.
+        """
+        training = self.settings.training
+        calibration = Fraction(1, 3 * (1 if training.steps else training.epochs))
+        return 1 + (first and self.given) * calibration, 1 + self.knowledge_cut * calibration
 
     def _plain(self, family: Family, architecture: Architecture) -> Cost:
         """What training one network by itself costs."""
@@ -536,6 +574,7 @@ class RaFL(CandidateMethod):
         """The knowledge network, and who has which personal models; the supernet is as the run began."""
         devices = [[d, [a.to_json() for a in kept]] for d, kept in sorted(self.personal_models.items())]
         values: dict[str, Any] = {"personal_models": devices, "lost_models": self.lost_models}
+        values["knowledge_cut"] = self.knowledge_cut
         if isinstance(self.searcher, PoolSearch):
             values["search"] = self.searcher.state_dict()
         return State({f"knowledge/{name}": value for name, value in self.knowledge.items()}, values)
@@ -550,8 +589,14 @@ class RaFL(CandidateMethod):
             device: [Architecture.from_json(a) for a in kept] for device, kept in state.values["personal_models"]
         }
         self.lost_models = state.values["lost_models"]
+        self.knowledge_cut = state.values.get("knowledge_cut", False)  # which earlier versions do not have
         if isinstance(self.searcher, PoolSearch):
             self.searcher.load_state_dict(state.values["search"])
+
+
+def _has_statistics(family: Family) -> bool:
+    """Whether networks of a family have running statistics, which a cut of trained weights needs anew."""
+    return any(name.endswith(STATISTICS) for name in family.tensors(family.full()))
 
 
 def _own_family(supernet: Family, params: RaFLParams) -> Family | None:

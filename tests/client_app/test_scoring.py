@@ -1,5 +1,7 @@
 """Scoring: under the memory of the order, as training is, and of what the device half says."""
 
+import gc
+import resource
 from dataclasses import replace
 
 import pytest
@@ -187,3 +189,20 @@ def test_the_model_that_a_device_keeps_is_scored_without_training_or_after_it(tm
 def test_work_that_trains_no_model_cannot_be_scored():
     with pytest.raises(MessageError, match=r"device 0: strategies\.method:ClassCounts trained no model that could be"):
         scored(LocalTraining(batch_size=10), local=ClassCounts(), memory_bytes=10**9)
+
+
+class Looks(Training):
+    """The model as it is scored, after a look at the device's examples."""
+
+    def model(self, bench):
+        model = super().model(bench)
+        for _ in bench.batches(model, once=True):
+            pass
+        return model
+
+
+def test_a_limit_that_a_device_half_has_taken_batches_under_is_gone_after_the_scoring():
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    assert scored(local=Looks()).examples == len(digits().test)
+    gc.collect()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

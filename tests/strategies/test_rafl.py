@@ -9,14 +9,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from devices.budget import Budget
 from messages.orders import LocalTraining
+from messages.parcels import STATISTICS
+from models.base import with_weights
 from models.cost import cost
+from models.family import make_family
 from models.lenet import LeNet5
+from models.mlp import Mlp
 from strategies.ensemble import Ensemble
 from strategies.method import Order, parcel_bytes
 from strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
+from strategies.submodel import initial_weights
 from tasks.public import PublicData
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Logits
@@ -195,6 +201,186 @@ def test_memory_and_computation_are_those_of_both_networks():
     assert both.parameters == parts[0].parameters
 
 
+# Setting (c): batch norm's statistics after a cut
+
+NORMED = make_family(
+    {"name": "resnet18", "input_shape": [1, 8, 8], "classes": 10, "first_channels": 8, "norm": "batch", "scaler": False}
+)
+
+
+def given():
+    """A supernet whose statistics are those of nobody: means of 100 and variances of 1000."""
+    weights = initial_weights(NORMED, 1)
+    other = {"running_mean": 100.0, "running_var": 1000.0}
+    return {
+        name: torch.full_like(value, other[name.rsplit(".", 1)[-1]]) if name.endswith(STATISTICS) else value
+        for name, value in weights.items()
+    }
+
+
+class FirstContact:
+    """A device with two batches of four images, which it has no time to train on: `steps` are none by default."""
+
+    def __init__(self, method, architecture, kept=None, steps=0):
+        group = SimpleNamespace(placement=NORMED.place(architecture), sent=("weights", "personal"))
+        self.received = {name: {n: v.clone() for n, v in w.items()} for name, w in method.payload(group).items()}
+        self.family, self.architecture, self.keeps = NORMED, architecture, True
+        self.training, self.task = LocalTraining(learning_rate=0.1), SimpleNamespace(loss=F.cross_entropy)
+        self.device, self.chance = torch.device("cpu"), random.Random(0)
+        self.images = torch.randn(2, 4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+        self.passes, self.steps, self.kept_tensors = 0, steps, kept
+
+    def build(self, weights):
+        return with_weights(self.family, self.architecture, weights)
+
+    def kept(self, name):
+        return self.kept_tensors
+
+    def keep(self, name, tensors):
+        self.kept_tensors = {key: value.clone() for key, value in tensors.items()}
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=self.training.learning_rate)
+
+    def batches(self, *models, once=False):
+        self.passes += once
+        for images in self.images if once else self.images[: self.steps]:
+            yield images, torch.tensor([0, 1, 2, 3])
+
+
+def first_convolution(weights, images):
+    """What the first batch norm sees: each channel's mean and variance, the mean over both batches."""
+    [name] = [n for n, v in weights.items() if v.dim() == 4 and v.shape[1] == 1]
+    seen = [F.conv2d(batch, weights[name], padding=1) for batch in images]
+    means = torch.stack([x.mean(dim=(0, 2, 3)) for x in seen]).mean(dim=0)
+    return means, torch.stack([x.var(dim=(0, 2, 3)) for x in seen]).mean(dim=0)
+
+
+def first_norm(weights):
+    prefix = next(name for name in weights if name.endswith("running_mean")).removesuffix("running_mean")
+    return weights[f"{prefix}running_mean"], weights[f"{prefix}running_var"]
+
+
+def test_at_first_contact_networks_cut_from_given_weights_take_statistics_of_their_own():
+    method = rafl(RaFLParams(), family=NORMED, initial=given())
+    architecture = NORMED.width(0.5)
+    half, bench = method.local(Order(0, architecture)), FirstContact(method, architecture)
+    sent = {name: {n: v.clone() for n, v in w.items()} for name, w in bench.received.items()}
+    answer = half.train(bench)
+    for before, after in ((sent["personal"], bench.kept_tensors), (sent["weights"], answer.parcels["weights"])):
+        assert (first_norm(before)[0] == 100).all()
+        for found, wanted in zip(first_norm(after), first_convolution(before, bench.images), strict=True):
+            torch.testing.assert_close(found, wanted)
+        # Without a step of training nothing but statistics has changed, and all of those have.
+        changed = {name for name in before if not torch.equal(before[name], after[name])}
+        assert changed == {name for name in before if name.endswith(STATISTICS)}
+    assert {m.momentum for m in answer.model.modules() if hasattr(m, "momentum")} == {0.1}
+
+
+def test_a_personal_model_that_is_scored_before_it_was_trained_has_its_own_statistics_too():
+    method = rafl(RaFLParams(), family=NORMED, initial=given())
+    architecture = NORMED.width(0.5)
+    bench = FirstContact(method, architecture)
+    model = method.local(Order(0, architecture)).model(bench)
+    wanted = first_convolution(bench.received["personal"], bench.images)
+    torch.testing.assert_close(first_norm(model.state_dict())[0], wanted[0])
+    assert not model.training
+
+
+def test_what_the_device_keeps_has_its_statistics_already():
+    method = rafl(RaFLParams(), family=NORMED, initial=given())
+    architecture = NORMED.width(0.5)
+    kept = {n: torch.full_like(v, 0.5) for n, v in NORMED.place(architecture).gather(given()).items()}
+    bench = FirstContact(method, architecture, kept)
+    mean, _ = first_norm(method.local(Order(0, architecture)).train(bench).model.state_dict())
+    assert (mean == 0.5).all()
+    assert bench.passes == 1  # that of the knowledge network
+
+
+def test_a_device_that_lost_its_personal_model_calibrates_the_knowledge_network_alone():
+    method = rafl(RaFLParams(), family=NORMED, initial=given())
+    architecture = NORMED.width(0.5)
+    half = method.local(Order(0, architecture)).model_copy(update={"first": False, "calibrates": False})
+    bench = FirstContact(method, architecture)
+    del bench.received["personal"]
+    bench.fit = lambda model, loss: 0.0
+    before = {name: value.clone() for name, value in bench.received["weights"].items()}
+    answer = half.train(bench)
+    torch.testing.assert_close(first_norm(answer.parcels["weights"])[0], first_convolution(before, bench.images)[0])
+    assert answer.facts == {"personal": [0.0]}
+
+
+def test_a_step_begins_with_the_new_statistics():
+    """One step moves running means by a tenth toward the first batch's, from the mean over both."""
+    method = rafl(RaFLParams(), family=NORMED, initial=given())
+    architecture = NORMED.width(0.5)
+    bench = FirstContact(method, architecture, steps=1)
+    sent = {name: value.clone() for name, value in bench.received["personal"].items()}
+    method.local(Order(0, architecture)).train(bench)
+    both, first = (first_convolution(sent, images)[0] for images in (bench.images, bench.images[:1]))
+    torch.testing.assert_close(first_norm(bench.kept_tensors)[0], 0.9 * both + 0.1 * first)
+
+
+def test_drawn_weights_are_trained_as_they_come():
+    method = rafl(RaFLParams(), family=NORMED)
+    architecture = NORMED.width(0.5)
+    half, bench = method.local(Order(0, architecture)), FirstContact(method, architecture)
+    half.train(bench)
+    assert (half.calibrates, half.calibrates_knowledge, bench.passes) == (False, False, 0)
+
+
+def test_a_family_without_statistics_has_nothing_to_calibrate():
+    family = Mlp(input_shape=(1, 8, 8), hidden=(8, 8))
+    half = rafl(family=family, initial=family.initial()).local(Order(0, family.full()))
+    assert (half.calibrates, half.calibrates_knowledge) == (False, False)
+
+
+def test_a_knowledge_network_of_a_family_of_its_own_is_drawn():
+    params = RaFLParams(knowledge_family="lenet5", knowledge_arguments="conv_channels = [2, 2], hidden = [8]")
+    half = rafl(params, family=NORMED, initial=given()).local(Order(0, NORMED.full()))
+    assert (half.calibrates, half.calibrates_knowledge) == (True, False)
+
+
+def test_the_knowledge_network_is_calibrated_until_its_statistics_were_averaged():
+    method, resumed = (rafl(RaFLParams(), family=NORMED, initial=given()) for _ in range(2))
+    order = Order(1, NORMED.full())
+    method.finish_round([])  # nobody has answered
+    resumed.load(method.state())
+    assert resumed.local(order).calibrates_knowledge
+    parcel = method.local(order).returned(NORMED, NORMED.full())["weights"]
+    method.total.add([torch.ones(e.shape).flatten() for e in parcel.layout.entries], 4)
+    method.finish_round([])
+    resumed.load(method.state())
+    for one in (method, resumed):
+        assert (one.local(order).calibrates, one.local(order).calibrates_knowledge) == (True, False)
+
+
+def test_the_pass_at_first_contact_has_its_price():
+    """A forward pass over all examples is a third of an epoch, and so of two epochs a sixth."""
+    architecture, order = NORMED.width(0.5), Order(0, NORMED.width(0.5))
+    for epochs, share in ((1, 3), (2, 6)):
+        made = replace(setup(batch_size=16, epochs=epochs), shared={"ensemble": Ensemble(steps=1)}, family=NORMED)
+        drawn, method = RaFL(made, RaFLParams()), RaFL(replace(made, initial=given()), RaFLParams())
+        flops = [
+            cost(NORMED, a, batch_size=16, optimizer="sgd").training_flops for a in (architecture, NORMED.width(0.25))
+        ]
+        assert drawn.order_cost(order).training_flops == sum(flops)
+        assert method.order_cost(order).training_flops == pytest.approx(sum(flops) * (1 + 1 / share), abs=2)
+        method.knowledge_cut = False
+        assert method.cost(architecture).training_flops == pytest.approx(flops[0] * (1 + 1 / share) + flops[1], abs=2)
+        method.personal_models[0] = [architecture]
+        assert method.order_cost(order).training_flops == sum(flops)
+
+
+def test_a_search_leaves_time_for_the_pass():
+    """What the whole network takes with it is enough, a little less is not, and brings the other one of the pool."""
+    method = rafl(RaFLParams(searcher="pool"), family=NORMED, initial=given())
+    flops = method.cost(NORMED.full()).training_flops
+    for taken, found in ((0.999999, NORMED.full()), (1.000001, NORMED.width(0.25))):
+        budget = Budget(10**12, None, None, round_seconds=1.0, seconds_per_flop=taken / flops)
+        assert method.search(0, budget, grows=False) == found
+
+
 # Search
 
 
@@ -354,3 +540,19 @@ def test_ensemble_distillation_goes_on_from_the_average(tmp_path):
     record = run(engine, scorer, (1,), simulated_grid())[0]
     assert record["metrics"]["ensemble_steps"] == 3
     assert "distill" in record["server_seconds"]
+
+
+def test_a_run_from_given_weights_calibrates_in_its_first_round(tmp_path):
+    """Two rounds over real nodes; what personal models are scored with lies on the devices, or is cut for them."""
+    keys = {"strategy": "rafl", "family": "resnet18", "family-arguments": "first_channels = 4", "personal-every": 1}
+    keys |= {"test-fraction": 0.2}
+    file = tmp_path / "supernet.safetensors"
+    drawn, _ = started(small_config(tmp_path, **keys))
+    save_file({**drawn.method.supernet}, file)
+    keys |= {"personal-epochs": 0, "initial-weights": str(file), "evaluate-every": 1, "devices-per-round": 3}
+    engine, scorer = started(small_config(tmp_path, **keys))
+    assert engine.method.knowledge_cut
+    first, second = run(engine, scorer, (1, 2), simulated_grid())
+    assert not engine.method.knowledge_cut
+    assert (first["devices_replied"], second["devices_replied"]) == (3, 3)
+    assert (first["personal_devices"], first["personal_failed"]) == (6, 0)
