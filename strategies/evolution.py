@@ -241,12 +241,18 @@ class EvolutionSearch:
         return [float(self.prices.macs(picks)) for picks in found]
 
     def excess(self, picks: Picks, budget: Budget, max_macs: int | None = None) -> float:
-        """By which share a sub-network is over what it exceeds most: memory, payload, multiplications; or else 0."""
+        """By which share a sub-network is over what it exceeds most, or else 0.
+
+        That is memory, payload, time for both ways and the training, or multiplications.
+        """
         total = self.prices.total(picks)
         needs = [(total.peak_training_memory_bytes, budget.memory_bytes), (total.payload_bytes, budget.payload_bytes)]
         if max_macs is not None:
             needs.append((self.prices.macs(picks), max_macs))
-        return max(0.0, *(need / max(limit, 1) - 1 for need, limit in needs if limit is not None))
+        shares = [need / max(limit, 1) for need, limit in needs if limit is not None]
+        if budget.round_seconds is not None:
+            shares.append(budget.seconds(total.payload_bytes, total.training_flops) / budget.round_seconds)
+        return max(0.0, max(shares) - 1)
 
     def find(self, budget: Budget, rng: np.random.Generator, max_macs: int | None = None) -> Architecture | None:
         """Return the best sub-network that was found; None: nothing that fits was found."""

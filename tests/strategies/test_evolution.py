@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -153,6 +155,26 @@ def test_exact_and_pool_search_take_elastic_spaces():
         # Where neither the smallest nor a draw fits, the pool has nothing.
         needed = 0 if drawn is None else cost(V3, drawn, batch_size=4, optimizer="sgd").peak_training_memory_bytes
         assert needed <= budget.memory_bytes
+
+
+def test_what_is_found_is_in_time():
+    """Of all sub-networks that can be trained and sent in a round's time, one of the most multiplications."""
+    params = EvolutionParams(population=40, generations=12)
+    search, prices = EvolutionSearch(TINY, 4, "sgd", params=params), Prices(TINY, batch_size=4, optimizer="sgd")
+    for seconds_per_byte, seconds_per_flop in ((1e-6, 0.0), (0.0, 1e-7), (1e-6, 1e-7)):
+        free = Budget(10**12, None, None, seconds_per_byte=seconds_per_byte, seconds_per_flop=seconds_per_flop)
+        needs = {}
+        for picks in TINY.enumerate_picks():
+            total = prices.total(picks)
+            needs[picks] = total.payload_bytes * seconds_per_byte + total.training_flops * seconds_per_flop
+        for share in (0.3, 0.7):
+            limit = min(needs.values()) * (1 - share) + max(needs.values()) * share
+            found = search.find(replace(free, round_seconds=limit), np.random.default_rng(0))
+            price = cost(V3, found, batch_size=4, optimizer="sgd")
+            assert free.seconds(price.payload_bytes, price.training_flops) <= limit
+            best = max(prices.macs(picks) for picks, seconds in needs.items() if seconds <= limit)
+            assert inference_macs(V3, found) >= 0.95 * best
+        assert search.find(replace(free, round_seconds=min(needs.values()) * 0.99), np.random.default_rng(0)) is None
 
 
 def test_the_search_keeps_no_state():
