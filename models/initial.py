@@ -115,8 +115,8 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             and the tensors are of that sub-model.
 
     Raises:
-        ValueError: the file cannot be read, nothing in it fits, a tensor has another shape, or nothing in the file is
-            called what `names` renames.
+        ValueError: the file cannot be read, nothing in it fits, most of it is of another architecture, a tensor has
+            another shape, or nothing in the file is called what `names` renames.
     """
     full = wanted = family.tensors(family.full())
     renamed: dict[str, Tensor] = {}
@@ -149,6 +149,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             f"{file} has no tensor of {family.name}: it has {_some(tuple(renamed))}, and the family "
             f"{_some(tuple(full))}; initial-names says how one is called in the other{why}"
         )
+    _check_architecture(file, family.name, wanted, renamed)
     for name, tensor in found.items():
         called = theirs.get(name, name)
         if tuple(tensor.shape) != wanted[name].shape:
@@ -200,6 +201,31 @@ def _fit_ends(tensors: dict[str, Tensor], wanted: Mapping[str, TensorSpec], thei
             tensors[name] = tensors[name].sum(dimension, keepdim=True)
             notes.append(f"{theirs[name]} is summed over its {has} input channels, for the task has 1")
     return notes
+
+
+def _check_architecture(file: Path, name: str, wanted: Mapping[str, TensorSpec], given: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where fewer than half of the model's tensors are in the file, and fewer than half of the file's.
+
+    Both, because either alone is legitimate: a deeper file gives a model its first layers, and the weights of a few
+    layers, or of adapters alone, begin a larger model. A few equal names, such as those of embeddings, are neither: the
+    rest of the model would be trained from nothing. Heads do not count, which every task has for itself.
+    """
+    body = [tensor for tensor, spec in wanted.items() if not _is_head(spec)]
+    fitting, used = sum(tensor in given for tensor in body), sum(tensor in wanted for tensor in given)
+    if 2 * fitting < len(body) and 2 * used < len(given):
+        lacking = tuple(tensor for tensor in body if tensor not in given)
+        over = tuple(tensor for tensor in given if tensor not in wanted)
+        raise ValueError(
+            f"{file} is of another architecture than {name}: of the model's {len(body)} tensors that are no heads it "
+            f"has {fitting}, and lacks {_some(lacking)}; of its own {len(given)} tensors the model has {used}, and "
+            f"lacks {_some(over)}. Take the family of these weights (of an encoder its `kind`), or where only names "
+            "differ, map them by initial-names"
+        )
+
+
+def _is_head(spec: TensorSpec) -> bool:
+    """Whether a tensor has as many entries along a side as there are classes."""
+    return any(isinstance(axis, Axis) and axis.group == CLASSES for axis in spec.axes)
 
 
 def _read(file: Path) -> dict[str, Tensor]:

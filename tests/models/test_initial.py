@@ -41,6 +41,36 @@ def test_what_is_missing_and_left_over_is_told(tmp_path):
     assert found.describe().endswith("left over in the file: pooler.weight")
 
 
+def test_weights_of_another_architecture_are_refused_though_some_names_are_equal(tmp_path):
+    """DistilBERT has BERT's names of words, positions and their norm: 4 of 36 that are no heads, and of BERT's 37."""
+    save_file({name: t.contiguous() for name, t in encoder().initial().items()}, tmp_path / "bert.safetensors")
+    words = (
+        r"bert\.safetensors is of another architecture than encoder: of the model's 36 tensors that are no heads it "
+        r"has 4, and lacks transformer\.layer\.0\.attention\.q_lin\.weight, .*of its own 37 tensors the model has 4, "
+        r"and lacks embeddings\.token_type_embeddings\.weight, .*map them by initial-names"
+    )
+    with pytest.raises(ValueError, match=words):
+        load_initial(tmp_path / "bert.safetensors", encoder(kind="distilbert"), {"classifier": False})
+
+
+def test_a_part_of_a_model_and_a_model_of_a_part_are_of_its_architecture(tmp_path):
+    """One layer of five begins a model of all, all begin a model of one, and adapters alone begin a model with them."""
+    one, five = encoder(depth=1), encoder(depth=5)
+    for name, family in (("one", one), ("five", five)):
+        save_file({k: t.contiguous() for k, t in family.initial().items()}, tmp_path / f"{name}.safetensors")
+    assert len(load_initial(tmp_path / "one.safetensors", five).missing) == 4 * 16
+    assert load_initial(tmp_path / "five.safetensors", one).missing == ()
+    family = encoder(depth=5, adapter=2)
+    adapters = {name: tensor for name, tensor in family.initial().items() if ".adapter." in name}
+    save_file(adapters, tmp_path / "adapters.safetensors")
+    assert load_initial(tmp_path / "adapters.safetensors", family).tensors.keys() == adapters.keys()
+
+
+def encoder(**changes):
+    sizes = {"vocabulary": 40, "hidden": 16, "depth": 2, "heads": 4, "mlp": 20, "positions": 16}
+    return make_family({"name": "encoder", "input_shape": [9], "classes": 3, **sizes, **changes})
+
+
 def test_a_table_maps_names_by_their_dotted_parts(tmp_path):
     theirs = {name.replace("block1", "features.0"): tensor for name, tensor in WEIGHTS.items()}
     theirs["features.00.weight"] = torch.zeros(1)
