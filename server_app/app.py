@@ -331,6 +331,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         config.shared,
         _initial(config, family),
         _public(config, task, family),
+        weights_file(config.initial_weights) if config.initial_weights else None,
     )
     with _naming("strategy", config.strategy):
         method = kind(setup, params)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -432,6 +433,7 @@ class Setup:
         both_models: devices that can afford more than the smallest candidate train the smallest as well.
         shared: the settings of `Method.shared_params`, by their group.
         initial: tensors that the global model begins with, by name; the others are drawn.
+        initial_file: where these were read from, beside which more may lie; None where the run has no such file.
         public: unlabelled inputs of the server's own (`public-task`); None where the run has none.
     """
 
@@ -443,6 +445,7 @@ class Setup:
     shared: Mapping[str, Params] = field(default_factory=dict)
     initial: Mapping[str, Tensor] = field(default_factory=dict)
     public: PublicData | None = None
+    initial_file: Path | None = None
 
 
 class Stopwatch:

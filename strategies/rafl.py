@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -27,10 +27,12 @@ from messages.sums import WeightedSum, flatten, mean_of
 from models.architecture import Architecture
 from models.base import Family, with_weights
 from models.cost import Cost, cost
-from models.family import make_family
+from models.elastic import ElasticFamily, ElasticSpace
+from models.family import FAMILIES, make_family
 from models.layers import Network
 from models.space import Space
 from strategies.ensemble import Ensemble, Teachers, require_public, teach
+from strategies.evolution import EvolutionSearch, Picks
 from strategies.losses import divergence
 from strategies.method import (
     LEADING,
@@ -50,6 +52,7 @@ from strategies.method import (
     parcel_bytes,
 )
 from strategies.params import Count, Params, Rate, Shares
+from strategies.predictor import MIN_PAIRS, fit_predictor, load_pairs
 from strategies.search import ExactSearch, PoolSearch
 from strategies.submodel import CandidateMethod, first_weights, initial_weights
 from strategies.supernet import calibrated
@@ -213,18 +216,34 @@ def _network(family: str, architecture: str) -> tuple[Family | None, Architectur
 class RaFLParams(Params):
     """RaFL's settings."""
 
+    space: Literal["shares", "once-for-all"] = Field(
+        "shares",
+        description="Which cuts of the supernet personal models may be: every layer at one of the shares, or a "
+        "family's own sub-networks (docs/supernets.md), which `wildflower supernet` trains",
+    )
     shares: Shares = Field(
         (0.25, 0.5, 0.75, 1.0),
-        description="Shares of its channels that a layer of a personal model may keep; 0 removes layers that may go",
+        description="Shares of its channels that a layer of a personal model may keep; 0 removes layers that may go; "
+        "once-for-all has none",
     )
-    min_blocks: Count = Field(1, description="Blocks that stay of each stage of a ResNet in a personal model")
-    searcher: Literal["exact", "pool"] = Field(
-        "exact", description="How personal models are found: by the exact search, or by a pool of random draws"
+    min_blocks: Count = Field(
+        1, description="Blocks that stay of each stage of a ResNet in a personal model, where it is cut by shares"
+    )
+    searcher: Literal["exact", "pool", "evolution"] = Field(
+        "exact",
+        description="How personal models are found: by the exact search for the most parameters, by a pool of random "
+        "draws, or by evolution for the best predicted accuracy, where accuracies lie beside the initial weights, and "
+        "else for the most multiplications",
     )
     search_again: Rate = Field(
         0.0,
         description="Times the parameters of its personal model that a device's budget must allow for it to get a "
         "larger one; 0: never",
+    )
+    search_after: Count = Field(
+        3,
+        description="Where search-again is on, contacts in a row after which such a budget has changed for good, and "
+        "likewise one that no personal model of the device fits, which sits rounds out until then",
     )
     first: Literal["sent", "drawn"] = Field(
         "sent",
@@ -257,9 +276,10 @@ class RaFL(CandidateMethod):
 
     With ensemble distillation theta^k goes on from there to what the devices' networks say together (Eqs. 8 and 9).
 
-    At its first contact a device is sent the largest architecture of the supernet that fits its budget, with the
-    supernet's weights (Eq. 2). It stays there. The supernet itself is not trained by the rounds. Where it is not
-    trained before them either, its weights are random, and with `first` of "drawn" devices draw their own.
+    At its first contact a device is sent the largest architecture of the supernet that fits its budget, or the one of
+    the best predicted accuracy, with the supernet's weights (Eq. 2). It stays there. The supernet itself is not trained
+    by the rounds. Where it is not trained before them either, its weights are random, and with `first` of "drawn"
+    devices draw their own.
 
     The device half is `MutualLearning`.
     """
@@ -279,12 +299,8 @@ class RaFL(CandidateMethod):
                 "given ones; set rafl.first = 'sent', or leave initial-weights out"
             )
         self.params = params
-        try:
-            self.space = Space.of(setup.family, sorted(params.shares), None, params.min_blocks)
-        except ValueError as error:
-            raise ValueError(
-                f"rafl.shares = {list(params.shares)}, rafl.min-blocks = {params.min_blocks}: {error}"
-            ) from None
+        self.space = _space(setup.family, params)
+        self.pairs = _pairs(setup, self.space) if params.searcher == "evolution" else None
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
         self.supernet = first_weights(setup)
         self.own_family = _own_family(setup.family, params)
@@ -308,6 +324,10 @@ class RaFL(CandidateMethod):
             self.teachers = Teachers(public, setup.family.classes)
         self.personal_models: dict[int, list[Architecture]] = {}  # of every device those that it keeps, largest first
         self.lost_models = 0
+        # Of devices whose budget asks for another personal model: "more" or "less", and in how many contacts in a row.
+        self.changes: dict[int, tuple[str, int]] = {}
+        # Likewise what was last asked for, "" for nothing, behind the round.
+        self.asked: dict[int, tuple[int, str]] = {}
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
 
     @classmethod
@@ -338,9 +358,10 @@ class RaFL(CandidateMethod):
         smallest = self._plain(self.family, self.space.smallest()).parameters
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture).parameters
         if knowledge > smallest:
+            out = "rafl.shares" if isinstance(self.space, Space) else "the family's options"
             raise ValueError(
                 f"the knowledge network has {knowledge:,} parameters, and the smallest personal model that devices "
-                f"may get {smallest:,}: lower rafl.knowledge-width, or leave the smallest of rafl.shares out"
+                f"may get {smallest:,}: lower rafl.knowledge-width, or leave the smallest of {out} out"
             )
 
     def start(self) -> None:
@@ -352,30 +373,65 @@ class RaFL(CandidateMethod):
         log.info(text, f"{sizes[0]:,}", f"{sizes[1]:,}", self.space.size, f"{knowledge.parameters:,}")
         if isinstance(self.searcher, ExactSearch) and not self.searcher.exact:
             log.info("The search is thinned out, so that a little more may fit than is found")
+        if isinstance(self.searcher, EvolutionSearch) and self.pairs is None:
+            log.info("The search is for the most multiplications: no accuracies of sub-networks lie beside the weights")
 
     # What devices get
 
     @cached_property
-    def searcher(self) -> ExactSearch | PoolSearch:
+    def searcher(self) -> ExactSearch | PoolSearch | EvolutionSearch:
         """Finds a personal model under what the knowledge network leaves of a budget; made when it is first asked."""
         if self.params.searcher == "pool":
             return PoolSearch(self.space, lambda architecture: self._plain(self.family, architecture))
-        settings = self.settings
-        return ExactSearch(self.space, batch_size=settings.training.batch_size, optimizer=settings.optimizer)
+        batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
+        if self.params.searcher == "exact":
+            return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer)
+        score = None
+        if self.pairs is not None:
+            predictor = fit_predictor(self.space, *self.pairs, self.settings.seed)
+            log.info("Accuracies are predicted, with a rank correlation of %.2f", predictor.rank_correlation)
+            score = predictor.score
+        return EvolutionSearch(self.space, batch_size=batch_size, optimizer=optimizer, score=score)
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The largest personal model of the device that fits, or what a search finds.
 
-        It is searched anew where none fits any more, and where the budget allows `search_again` times as much.
+        It is searched anew where none fits any more. With `search_again` it also is where the budget allows so many
+        times as much, and both only once the budget has changed for good.
         """
         kept = self._largest_kept(device, budget)
         if kept is not None and not self.params.search_again:
             return kept
+        if not self.params.search_again or device not in self.personal_models:
+            return self.search(device, budget) or self.below_the_smallest
         found = self.search(device, budget)
+        change = self._change(kept, found)
+        self.asked[device] = self.round, change
+        if not change or not self._for_good(device, change):
+            return kept
+        return found or self.below_the_smallest
+
+    def _change(self, kept: Architecture | None, found: Architecture | None) -> str:
+        """Whether a budget asks for "more" than the largest personal model that is kept and fits, or for "less"."""
         if kept is None:
-            return found or self.below_the_smallest
+            return "less"
         enough = self.params.search_again * self._plain(self.family, kept).parameters
-        return kept if found is None or self._plain(self.family, found).parameters < enough else found
+        return "more" if found is not None and self._plain(self.family, found).parameters >= enough else ""
+
+    def _for_good(self, device: int, change: str) -> bool:
+        """Whether a change has lasted for enough contacts, this one included."""
+        before, count = self.changes.get(device, ("", 0))
+        return (count if before == change else 0) + 1 >= self.params.search_after
+
+    def begin_round(self, orders: Sequence[Order]) -> None:
+        """Count the contacts whose budgets asked for another personal model, also of devices that sit the round out."""
+        for device, (asked, change) in self.asked.items():
+            if asked != self.round:
+                continue  # asked by an evaluation, which is no contact
+            before, count = self.changes.pop(device, ("", 0))
+            if change:
+                self.changes[device] = change, 1 + (count if before == change else 0)
+        self.asked.clear()
 
     def search(self, device: int, budget: Budget, *, grows: bool = True) -> Architecture | None:
         """The best architecture for a budget (Eq. 2), the same for a device in every round; None: none fits."""
@@ -399,7 +455,14 @@ class RaFL(CandidateMethod):
             left = replace(left, payload_bytes=None, seconds_per_byte=0.0)
         if isinstance(self.searcher, PoolSearch) and not grows:
             return self.searcher.largest(left)
+        if isinstance(self.searcher, EvolutionSearch):
+            return self._evolved(device, left)
         return self.searcher.find(left, self.settings.rng(0, 8, device))
+
+    @cached_property
+    def _evolved(self) -> Callable[[int, Budget], Architecture | None]:
+        """The evolution's answers, each of which takes up to a second, and is asked for again in every evaluation."""
+        return lru_cache(maxsize=4096)(lambda device, left: self.searcher.find(left, self.settings.rng(0, 8, device)))
 
     def _largest_kept(self, device: int, budget: Budget) -> Architecture | None:
         kept = self.personal_models.get(device, [])
@@ -456,7 +519,7 @@ class RaFL(CandidateMethod):
                 self._note(done.device, done.order.architecture)
             else:
                 lost += 1
-                self.personal_models.pop(done.device, None)
+                self.left(done.device)
         self.lost_models += lost
         self.scorers = [
             (done.device, done.order.architecture, LEADING) for done in trained if done.device in self.personal_models
@@ -473,6 +536,7 @@ class RaFL(CandidateMethod):
     def left(self, device: int) -> None:
         """Its personal models are gone with the device."""
         self.personal_models.pop(device, None)
+        self.changes.pop(device, None)
 
     def _note(self, device: int, architecture: Architecture) -> None:
         kept = self.personal_models.setdefault(device, [])
@@ -512,10 +576,14 @@ class RaFL(CandidateMethod):
         return self.scorers
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
-        """The personal model that the device keeps, or would be sent now; a pool does not grow by it."""
-        found = (
-            self._largest_kept(device, budget) or self.search(device, budget, grows=False) or self.below_the_smallest
-        )
+        """The personal model that the device keeps, or would be sent now; a pool does not grow by it.
+
+        None also while none that it keeps fits and it waits whether that is for good.
+        """
+        found = self._largest_kept(device, budget)
+        waits = self.params.search_again and device in self.personal_models and not self._for_good(device, "less")
+        if found is None and not waits:
+            found = self.search(device, budget, grows=False) or self.below_the_smallest
         return None if found is None else (found, LEADING)
 
     # What it costs
@@ -565,7 +633,9 @@ class RaFL(CandidateMethod):
 
     @property
     def remedy(self) -> str:
-        """Smaller shares."""
+        """Smaller shares, or smaller options of the family."""
+        if isinstance(self.space, ElasticSpace):
+            return "smaller options in family-arguments, such as depths and expand_ratios (docs/supernets.md)"
         return f"smaller shares in rafl.shares = {', '.join(f'{share:g}' for share in self.params.shares)!r}"
 
     # State
@@ -575,6 +645,7 @@ class RaFL(CandidateMethod):
         devices = [[d, [a.to_json() for a in kept]] for d, kept in sorted(self.personal_models.items())]
         values: dict[str, Any] = {"personal_models": devices, "lost_models": self.lost_models}
         values["knowledge_cut"] = self.knowledge_cut
+        values["changes"] = [[device, *change] for device, change in sorted(self.changes.items())]
         if isinstance(self.searcher, PoolSearch):
             values["search"] = self.searcher.state_dict()
         return State({f"knowledge/{name}": value for name, value in self.knowledge.items()}, values)
@@ -589,9 +660,44 @@ class RaFL(CandidateMethod):
             device: [Architecture.from_json(a) for a in kept] for device, kept in state.values["personal_models"]
         }
         self.lost_models = state.values["lost_models"]
-        self.knowledge_cut = state.values.get("knowledge_cut", False)  # which earlier versions do not have
+        # Earlier versions have neither of these two.
+        self.knowledge_cut = state.values.get("knowledge_cut", False)
+        self.changes = {device: (change, count) for device, change, count in state.values.get("changes", [])}
         if isinstance(self.searcher, PoolSearch):
             self.searcher.load_state_dict(state.values["search"])
+
+
+def _space(family: Family, params: RaFLParams) -> Space | ElasticSpace:
+    """Where personal models are searched; ValueError where the family has no such space."""
+    if params.space == "shares":
+        try:
+            return Space.of(family, sorted(params.shares), None, params.min_blocks)
+        except ValueError as error:
+            raise ValueError(
+                f"rafl.shares = {list(params.shares)}, rafl.min-blocks = {params.min_blocks}: {error}"
+            ) from None
+    if not isinstance(family, ElasticFamily):
+        able = ", ".join(name for name, kind in FAMILIES.items() if issubclass(kind, ElasticFamily))
+        raise ValueError(
+            f"rafl.space = 'once-for-all': {family.name} has no space of its own: use one of {able}, or rafl.space = "
+            "'shares'"
+        )
+    return ElasticSpace.of(family)
+
+
+def _pairs(setup: Setup, space: Space | ElasticSpace) -> tuple[list[Picks], list[float]] | None:
+    """Sub-networks and their accuracies, as `wildflower supernet` writes them beside the weights; None: too few.
+
+    ValueError where what lies there is something else.
+    """
+    file = None if setup.initial_file is None else setup.initial_file.with_suffix(".json")
+    if file is None or not file.is_file() or not isinstance(space, ElasticSpace):
+        return None
+    try:
+        found = load_pairs(file, space)
+    except ValueError as error:
+        raise ValueError(f"rafl.searcher = 'evolution': {error}") from None
+    return found if len(found[0]) >= MIN_PAIRS else None
 
 
 def _has_statistics(family: Family) -> bool:

@@ -1,5 +1,6 @@
 """RaFL's equations by hand, what travels and when, and which personal model a device gets."""
 
+import json
 import random
 import shutil
 from dataclasses import replace
@@ -15,7 +16,8 @@ from devices.budget import Budget
 from messages.orders import LocalTraining
 from messages.parcels import STATISTICS
 from models.base import with_weights
-from models.cost import cost
+from models.cost import cost, inference_macs
+from models.elastic import ElasticSpace
 from models.family import make_family
 from models.lenet import LeNet5
 from models.mlp import Mlp
@@ -434,13 +436,174 @@ def test_a_device_keeps_its_model_while_it_fits_and_gets_a_smaller_one_where_it_
     assert not method.local(Order(0, FAMILY.width(0.5))).first
 
 
-def test_a_budget_that_has_grown_enough_brings_a_larger_model():
+def contact(method, device, memory_bytes):
+    """What a device gets in one more round under a budget, asked for twice as under a message in memory."""
+    method.round += 1
+    for _ in range(2):
+        found = method.assign(device, budget(memory_bytes))
+    method.begin_round([])
+    return found
+
+
+def test_a_budget_that_has_grown_for_good_brings_a_larger_model_at_the_third_contact():
     method = rafl(SHARES.model_copy(update={"search_again": 2.0}))
+    owner_of(method, 0, FAMILY.width(0.5))
+    half, full = (method.cost(a).peak_training_memory_bytes for a in (FAMILY.width(0.5), FAMILY.full()))
+    # Twice, then a contact without, and from there on three times.
+    got = [contact(method, 0, memory) for memory in (full, full, half, full, full, full)]
+    assert got == [FAMILY.width(0.5)] * 5 + [FAMILY.full()]
+    owner_of(method, 0, FAMILY.full())
+    assert contact(method, 0, full) == FAMILY.full()
+    assert method.changes == {}
+
+
+def test_a_budget_that_falls_for_good_brings_a_smaller_model_at_the_third_contact():
+    """Until then the device sits rounds out, and is not scored; a rise in between begins the count anew."""
+    method = rafl(SHARES.model_copy(update={"search_again": 2.0}))
+    owner_of(method, 0, FAMILY.width(0.5))
+    half, full = (method.cost(a).peak_training_memory_bytes for a in (FAMILY.width(0.5), FAMILY.full()))
+    got = [contact(method, 0, memory) for memory in (half - 1, full, half - 1, half - 1)]
+    assert got == [None, FAMILY.width(0.5), None, None]
+    smaller = method.assign(0, budget(half - 1))
+    assert plain(smaller).parameters < plain(FAMILY.width(0.5)).parameters
+    assert method.personal(0, budget(half - 1))[0] == smaller  # which is what it would get now
+    assert contact(method, 1, half - 1) == smaller  # a newcomer does not wait
+    waiting = rafl(SHARES.model_copy(update={"search_again": 2.0}))
+    owner_of(waiting, 0, FAMILY.width(0.5))
+    assert waiting.personal(0, budget(half - 1)) is None
+
+
+def test_evaluations_are_no_contacts_and_a_resumed_run_goes_on_counting():
+    method, resumed = (rafl(SHARES.model_copy(update={"search_again": 2.0})) for _ in range(2))
+    owner_of(method, 0, FAMILY.width(0.5))
+    full = method.cost(FAMILY.full()).peak_training_memory_bytes
+    contact(method, 0, full)
+    for _ in range(5):
+        assert method.assign(0, budget(full)) == FAMILY.width(0.5)
+    method.round += 1
+    method.begin_round([])  # without the device
+    contact(method, 0, full)
+    resumed.load(method.state())
+    resumed.round = method.round
+    assert [contact(one, 0, full) for one in (method, resumed)] == [FAMILY.full()] * 2
+
+
+def test_a_change_is_forgotten_with_the_devices_models():
+    method = rafl(SHARES.model_copy(update={"search_again": 2.0}))
+    owner_of(method, 0, FAMILY.width(0.5))
+    contact(method, 0, method.cost(FAMILY.full()).peak_training_memory_bytes)
+    assert method.changes == {0: ("more", 1)}
+    lost = replace(came_back(method, 4, {"weights": 1.0}, personal=[0.0]), order=Order(0, FAMILY.width(0.5)))
+    method.finish_round([lost])
+    assert (method.changes, method.personal_models) == ({}, {})
+
+
+def test_a_budget_that_has_grown_a_little_brings_no_larger_model():
+    method = rafl(SHARES.model_copy(update={"search_again": 2.0, "search_after": 1}))
     owner_of(method, 0, FAMILY.width(0.5))
     assert method.assign(0, budget(method.cost(FAMILY.full()).peak_training_memory_bytes)) == FAMILY.full()
     a_little = plain(FAMILY.width(0.5)).peak_training_memory_bytes + 1000
     little = a_little + plain(FAMILY.width(0.25)).peak_training_memory_bytes
     assert method.assign(0, budget(little)) == FAMILY.width(0.5)
+
+
+# Once-for-all spaces
+
+TINY = {
+    "stage_channels": [8, 8, 16, 16, 24, 24],
+    "depths": [1, 2],
+    "expand_ratios": [3, 6],
+    "kernel_sizes": [3, 5],
+}
+ELASTIC = make_family({"name": "mobilenet-v3", "input_shape": [1, 8, 8], "norm": "batch"} | TINY | {"depths": [1]})
+ONCE = ElasticSpace.of(ELASTIC)
+ONCE_FOR_ALL = RaFLParams(space="once-for-all")
+EVOLVED = RaFLParams(space="once-for-all", searcher="evolution")
+
+
+def test_once_for_all_personal_models_are_the_supernets_sub_networks():
+    """The largest number of parameters among all of them under the memory that the knowledge network leaves."""
+    method = rafl(ONCE_FOR_ALL, family=ELASTIC)
+    assert method.knowledge_architecture == ONCE.smallest()
+    prices = {a: cost(ELASTIC, a, batch_size=16, optimizer="sgd") for a in ONCE.enumerate()}
+    beside = prices[ONCE.smallest()].peak_training_memory_bytes
+    memory = sorted({price.peak_training_memory_bytes for price in prices.values()})
+    for limit in (memory[0], memory[len(memory) // 2], memory[-1]):
+        found = method.assign(0, budget(limit + beside))
+        fitting = [p.parameters for p in prices.values() if p.peak_training_memory_bytes <= limit]
+        assert found in prices
+        assert prices[found].peak_training_memory_bytes <= limit
+        assert 0.98 * max(fitting) <= prices[found].parameters <= max(fitting)
+    assert method.assign(0, budget(memory[0] + beside - 1)) is None
+
+
+def test_evolution_without_accuracies_finds_the_most_multiplications():
+    method = rafl(EVOLVED, family=ELASTIC)
+    prices = {a: cost(ELASTIC, a, batch_size=16, optimizer="sgd") for a in ONCE.enumerate()}
+    beside = prices[ONCE.smallest()].peak_training_memory_bytes
+    memory = sorted(price.peak_training_memory_bytes for price in prices.values())
+    for limit in (memory[len(memory) // 2], memory[-1]):
+        found = method.assign(3, budget(limit + beside))
+        fitting = [a for a, price in prices.items() if price.peak_training_memory_bytes <= limit]
+        assert inference_macs(ELASTIC, found) == max(inference_macs(ELASTIC, a) for a in fitting)
+        assert method.assign(3, budget(limit + beside)) == found
+
+
+def beside_weights(folder, picks, accuracy):
+    """A weights file's neighbor, as `wildflower supernet` writes it."""
+    measured = [
+        {"picks": list(p), "architecture": ONCE.architecture(p).to_json(), "accuracy": accuracy(p)} for p in picks
+    ]
+    (folder / "w.json").write_text(json.dumps({"measured": measured}))
+    return folder / "w.safetensors"
+
+
+def test_evolution_finds_the_best_predicted_accuracy(tmp_path):
+    """Here the less a sub-network computes, the better it is: the smallest of all is best, whatever the budget."""
+    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)
+    plenty = budget(10**12)
+    assert rafl(EVOLVED, family=ELASTIC, initial_file=file).assign(0, plenty) == ONCE.smallest()
+    assert rafl(EVOLVED, family=ELASTIC).assign(0, plenty) == ONCE.largest()
+
+
+def test_too_few_accuracies_predict_nothing_and_those_of_another_space_are_refused(tmp_path):
+    file = beside_weights(tmp_path, [ONCE.smallest_picks()], lambda p: 0.5)
+    assert rafl(EVOLVED, family=ELASTIC, initial_file=file).pairs is None
+    other = make_family({"name": "mobilenet-v3", "input_shape": [1, 8, 8], "norm": "batch"} | TINY)
+    with pytest.raises(ValueError, match=r"rafl.searcher = 'evolution': .*w.json is of another space"):
+        rafl(EVOLVED, family=other, initial_file=file)
+    file.with_suffix(".json").write_text("{}")
+    with pytest.raises(ValueError, match=r"w.json is no file of a supernet's training"):
+        rafl(EVOLVED, family=ELASTIC, initial_file=file)
+    rafl(ONCE_FOR_ALL, family=ELASTIC, initial_file=file)  # which the exact search does not read
+
+
+def test_a_family_without_a_space_of_its_own_is_refused():
+    with pytest.raises(ValueError, match=r"lenet5 has no space of its own: use one of mobilenet-v2, mobilenet-v3, ofa"):
+        rafl(ONCE_FOR_ALL)
+
+
+def test_evolution_searches_shares_too():
+    method = rafl(SHARES.model_copy(update={"searcher": "evolution"}))
+    assert method.assign(0, budget(method.cost(FAMILY.full()).peak_training_memory_bytes)) == FAMILY.full()
+
+
+def test_a_run_from_a_supernet_searches_by_the_accuracies_beside_its_weights(tmp_path):
+    """Two rounds over real nodes: the smallest is said to be the best, and every device gets it."""
+    options = ", ".join(f"{key} = {value}" for key, value in (TINY | {"depths": [1]}).items())
+    keys = {"strategy": "rafl", "family": "mobilenet-v3", "family-arguments": options, "evaluate-every": 9}
+    keys |= {"rafl.space": "once-for-all", "rafl.searcher": "evolution"}
+    (tmp_path / "plenty.toml").write_text('[[group]]\nname = "roomy"\ncount = 6\nmemory = "1 GB"\n')
+    keys["fleet"] = str(tmp_path / "plenty.toml")
+    drawn, _ = started(small_config(tmp_path, **keys))
+    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)
+    save_file({**drawn.method.supernet}, file)
+    engine, scorer = started(small_config(tmp_path, **keys | {"initial-weights": str(file)}))
+    first, second = run(engine, scorer, (1, 2), simulated_grid())
+    assert (first["devices_replied"], second["devices_replied"]) == (4, 4)
+    smallest = ElasticSpace.of(engine.method.family).smallest()
+    assert {a for kept in engine.method.personal_models.values() for a in kept} == {smallest}
+    assert drawn.method.assign(0, engine.assignments[0].budget) == ElasticSpace.of(engine.method.family).largest()
 
 
 def test_a_device_is_scored_with_the_personal_model_that_it_has_or_would_be_sent():
