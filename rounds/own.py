@@ -39,6 +39,7 @@ class OwnData:
     def __init__(self, spec: TaskSpec, run: str, test: DataSet | None = None) -> None:
         self.spec, self.test, self._run = spec, test, run
         self._claims: dict[int, tuple[int, int]] = {}  # device -> examples for training and for testing
+        self._cut: dict[int, int] = {}  # device -> texts that were cut, where it has said so
 
     def training(self, device: int) -> int:
         """How many examples the device says that it trains on; IndexError where the run has no such device."""
@@ -71,7 +72,13 @@ class OwnData:
                 self._claims.pop(said.device, None)
             else:
                 self.claim(said.device, said.examples, said.test_examples)
+                self._cut[said.device] = said.cut_texts
         return unfit
+
+    def cut_texts(self, devices: Iterable[int]) -> tuple[int, int]:
+        """How many texts of devices that take part were cut, and how many they have."""
+        there = [device for device in devices if device in self._claims]
+        return sum(self._cut.get(device, 0) for device in there), sum(sum(self._claims[device]) for device in there)
 
     def claim(self, device: int, examples: int, test_examples: int) -> None:
         """Note how many examples a device says that it has."""
@@ -89,6 +96,8 @@ class OwnData:
             busy, poll_seconds = population.busy, population.poll_seconds
             said = ask_nodes(grid, self.spec, self._run, nodes, busy=busy, poll_seconds=poll_seconds)
         unfit = self.take(said[device] for device in new if device in said)
+        if self.spec.agreed is not None:
+            tell_cut(*self.cut_texts(new), self.spec.agreed.form.input_shape[0])
         silent = {device: "failed: no answer to what its data are" for device in new if device not in said}
         return silent | {device: one_line(f"refused: its data do not fit: {why}") for device, why in unfit.items()}
 
@@ -167,6 +176,13 @@ def ask_nodes(
         log(WARNING, "%s nodes speak for device %s: none of them is believed", speakers[device], device)
         del found[device]
     return found
+
+
+def tell_cut(cut_texts: int, texts: int, tokens: int) -> None:
+    """Write to the log how many of the texts were longer than the limit of tokens, where any were."""
+    if cut_texts:
+        what = "%s of %s texts are longer than %s tokens and were cut: max_tokens of task-arguments allows more"
+        log(WARNING, what, cut_texts, texts, tokens)
 
 
 def tell(agreed: Agreed, unfit: Mapping[int, str], fitting: int) -> None:

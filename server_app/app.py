@@ -21,13 +21,12 @@ from torch import Tensor
 from devices.fleet import Fleet, bundled_fleet, replaced_devices
 from devices.validation import did_you_mean
 from messages.orders import LocalTraining
-from models.bert import Bert
 from models.cost import cost
 from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer
-from rounds.own import OwnData
+from rounds.own import OwnData, tell_cut
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
 from server_app import checkpoint
@@ -41,6 +40,7 @@ from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agree
 from server_app.rehearsal import rehearse_step
 from server_app.scoring import scorer
 from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
+from server_app.vocabulary import check_last_token, check_same_tokens, check_vocabulary
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
 from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
@@ -51,8 +51,6 @@ from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
 from tasks.scoring import HELD_OUT
 from tasks.task import Task, TaskSpec, load_task, with_test
-
-SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
 
 app = ServerApp()
 
@@ -256,14 +254,12 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
     task = load_task(spec)
     if test is not None:
         task = with_test(task, test)
-    if task.vocabulary is not None and task.vocabulary.cut_texts:
-        log(
-            WARNING,
-            "%s of %s texts are longer than %s tokens and were cut: max_tokens of task-arguments allows more",
-            task.vocabulary.cut_texts,
-            len(task.train) + len(task.test),
-            task.input_shape[0],
-        )
+    if task.vocabulary is not None:
+        cut_texts, texts = task.vocabulary.cut_texts, len(task.train) + len(task.test)
+        if own is not None:  # the server's texts are those that it tests on, if any
+            of_devices = own.cut_texts(range(config.devices))
+            cut_texts, texts = _cut_in(test) + of_devices[0], texts + of_devices[1]
+        tell_cut(cut_texts, texts, task.input_shape[0])
     tested = own is not None or any(len(task.own_test(device)[1]) for device in range(config.devices))
     if config.personal_every and not tested:
         raise ConfigError(
@@ -329,7 +325,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         config.below_smallest,
         config.both_models,
         config.shared,
-        _initial(config, family),
+        _initial(config, family, task),
         _public(config, task, family),
         weights_file(config.initial_weights) if config.initial_weights else None,
     )
@@ -354,6 +350,11 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         )
     scores = scorer(task, held_out=config.deliver == "best") if len(task.test) else None
     return Engine(method, _population(config, method, task, own), own), scores
+
+
+def _cut_in(test: DataSet | None) -> int:
+    """How many of the server's texts were cut, where only devices have others."""
+    return 0 if test is None or test.vocabulary is None else test.vocabulary.cut_texts
 
 
 def _privacy(config: RunConfig) -> Privacy | None:
@@ -419,13 +420,14 @@ def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
     return rates
 
 
-def _initial(config: RunConfig, family: Family) -> Mapping[str, Tensor]:
+def _initial(config: RunConfig, family: Family, task: Task) -> Mapping[str, Tensor]:
     """The weights that a run is given; {} where it has none. The log says what was found of them, and what was not."""
     if not config.initial_weights:
         return {}
     try:
         names = checked_names(parse_arguments(config.initial_names))
         found = load_initial(weights_file(config.initial_weights), family, names)
+        check_same_tokens(task, config.initial_weights, found.tensors)
     except ValueError as error:
         raise ConfigError(f"initial-weights = {config.initial_weights!r}: {error}") from None
     log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
@@ -479,6 +481,7 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         check_vocabulary(task, family)
         family.check_freeze()
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
+        check_last_token(task, family)
     except ConfigError:
         raise
     except Exception as error:
@@ -507,28 +510,6 @@ def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
     # A model that exists has a vocabulary of its own, which is then compared with the task's.
     own = "model" in arguments
     return labels if own else labels | {"vocabulary": task.vocabulary.tokens, "pad_id": task.vocabulary.pad_id}
-
-
-def check_vocabulary(task: Task, family: Family) -> None:
-    """Raise ValueError where the family's embeddings are of another tokenizer than the task's texts.
-
-    A family says the rows of its embeddings in `vocabulary`, and in `pad_id` the token that it leaves out.
-    """
-    rows, pad_id = getattr(family, "vocabulary", None), getattr(family, "pad_id", None)
-    if task.vocabulary is not None and isinstance(family, Bert) and rows is None:
-        raise ValueError("it reads characters, as many as there are classes: take family = 'encoder'")
-    if task.vocabulary is None or rows is None:
-        return
-    tokens = task.vocabulary.tokens
-    if not rows * (1 - SPARE_ROWS) <= tokens <= rows:
-        raise ValueError(
-            f"the tokenizer has {tokens} tokens, the embeddings have {rows} rows: take the tokenizer of this model"
-        )
-    if pad_id is not None and pad_id != task.vocabulary.pad_id:
-        raise ValueError(
-            f"the tokenizer pads with token {task.vocabulary.pad_id}, the model leaves out token {pad_id}: take the "
-            "tokenizer of this model"
-        )
 
 
 def _public(config: RunConfig, task: Task, family: Family) -> PublicData | None:

@@ -130,6 +130,7 @@ class Summary(_Said):
         form: None where nothing could be read.
         label_names: the labels that occur; () where labels are numbers, or where the server has declared them.
         moments: None where nobody needs them.
+        cut_texts: how many of both kinds of examples are texts that were longer than the limit, and were cut.
         problem: why its data cannot take part; "" where they can.
     """
 
@@ -139,6 +140,7 @@ class Summary(_Said):
     form: Form | None = None
     label_names: Annotated[tuple[LabelName, ...], Field(max_length=MAX_NAMES)] = ()
     moments: Moments | None = None
+    cut_texts: Claimed = 0
     problem: Annotated[str, Field(max_length=MAX_PROBLEM_LETTERS)] = ""
 
 
@@ -258,6 +260,8 @@ def problem_of(summary: Summary, max_examples: int) -> str:
         return "it does not say what its examples look like"
     if len(summary.label_names) > (summary.examples + summary.test_examples) * _labels_per_example(summary.form):
         return f"it has more labels than examples: {len(summary.label_names)} of {summary.examples}"
+    if summary.cut_texts > (0 if summary.form.vocabulary is None else summary.examples + summary.test_examples):
+        return f"it says that {summary.cut_texts} texts were cut, which are more than it has"
     moments, form = summary.moments, summary.form
     if moments is not None:
         return _implausible(moments, form, summary.examples)

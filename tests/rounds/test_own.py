@@ -388,6 +388,42 @@ def test_devices_agree_on_what_is_between_the_texts_of_a_pair(tmp_path):
     assert str(engine.own.spec.agreed.form).startswith("8 tokens of 47 in pairs with classes")
 
 
+def test_texts_of_devices_that_were_cut_are_in_the_log(tmp_path, caplog):
+    """Each of four devices has ten texts. Three of device 0 and four of device 2 have six tokens, and five are allowed.
+
+    The server's test set has two of each, and device 1 has no labels, so that its texts do not count.
+    """
+    make_tokenizer(tmp_path / "words")
+    for device, long in enumerate((3, 10, 4, 0)):
+        texts = ["the film was a"] * long + ["the film"] * (10 - long)
+        folder = tmp_path / "devices" / f"{device:04d}"
+        folder.mkdir(parents=True)
+        key = "label" if device != 1 else "none"
+        write_lines(folder / "train.jsonl", *({"text": t, key: "ab"[n % 2]} for n, t in enumerate(texts)))
+    write_lines(
+        tmp_path / "test.jsonl",
+        *({"text": t, "label": label} for t in ("the film was a", "the film") for label in "ab"),
+    )
+    config = own_config(
+        tmp_path,
+        task="text",
+        task_arguments=f"tokenizer = '{tmp_path / 'words'}', max_tokens = 5, test = 'test.jsonl'",
+        family="encoder",
+        family_arguments="hidden = 8, depth = 1, heads = 2, mlp = 8, positions = 16",
+        data_dir=str(tmp_path),
+        fleet=fleet_file(tmp_path),
+    )
+    with caplog.at_level(logging.WARNING):
+        engine, _ = build(config)
+    assert "9 of 34 texts are longer than 5 tokens and were cut: max_tokens of task-arguments" in caplog.text
+    # One that comes later tells it for itself.
+    text = (tmp_path / "devices" / "0000" / "train.jsonl").read_text()
+    (tmp_path / "devices" / "0001" / "train.jsonl").write_text(text)
+    caplog.clear()
+    assert engine.own.admit(simulated_grid(), [0, 1], engine.population) == {}
+    assert "3 of 10 texts are longer than 5 tokens" in caplog.text
+
+
 def test_texts(tmp_path):
     make_tokenizer(tmp_path / "words")
     for device, label in enumerate(["good", "bad", "good", "bad"]):

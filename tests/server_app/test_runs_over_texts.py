@@ -1,16 +1,19 @@
 """Runs over texts: arguments of the task, the vocabulary, label sets of the devices' own."""
 
+import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from models.base import with_weights
-from server_app.app import check_vocabulary, run
+from server_app.app import run
 from server_app.config import ConfigError, RunConfig
 from server_app.journal import read_rounds
+from server_app.vocabulary import check_last_token, check_vocabulary
 from tasks.task import TaskSpec, load_task
 from tests.server_app.words import Words
 from tests.small_run import simulated_grid, small_config, started
@@ -157,6 +160,75 @@ def test_embeddings_of_another_tokenizer_are_refused(folder: Path) -> None:
         check_vocabulary(task, family(vocabulary=99))
     with pytest.raises(ValueError, match="the tokenizer pads with token 0, the model leaves out token 1"):
         check_vocabulary(task, family(pad_id=1))
+
+
+def pooled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of one's own beside the experiment, with as many embeddings as it is told."""
+    (folder / "beside").mkdir()
+    (folder / "beside" / "own_pooled.py").write_text(
+        "import torch\nfrom torch import nn\n\n\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, classes, rows=12, hidden=8, broken=False):\n"
+        "        super().__init__()\n"
+        "        self.words, self.head = nn.Embedding(rows, hidden), nn.Linear(hidden, classes)\n"
+        "        self.broken = broken\n\n"
+        "    def forward(self, x):\n"
+        "        if self.broken and type(x) is torch.Tensor:  # and no fake one, by which it is priced\n"
+        "            raise RuntimeError('a fault of its own')\n"
+        "        return self.head(self.words(x).mean(1))\n"
+    )
+    monkeypatch.syspath_prepend(str(folder / "beside"))
+
+
+def test_a_module_that_has_too_few_embeddings_is_refused_before_round_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer has 47 tokens. Of levels the smallest is asked too, whose embeddings may be fewer."""
+    pooled(folder, monkeypatch)
+    assert len(VOCABULARY) == 47
+    last = r"fails on token 46, the last of the tokenizer's 47 \(IndexError: index out .*give its embeddings 47"
+    for arguments in ("arguments = {rows = 46}", "levels = [{rows = 46}, {rows = 47}]"):
+        with pytest.raises(ConfigError, match=last):
+            started(config(folder, family="own_pooled:Net", family_arguments=arguments))
+    engine, _ = started(config(folder, family="own_pooled:Net", family_arguments="arguments = {rows = 47}"))
+    before = torch.get_rng_state()
+    check_last_token(load_task(TaskSpec.from_json(engine.settings.task)), engine.method.family)
+    assert torch.equal(torch.get_rng_state(), before)  # the run's own weights are what they are without it
+    with pytest.raises(ConfigError, match=r"of 'text': RuntimeError: a fault of its own"):
+        started(config(folder, family="own_pooled:Net", family_arguments="arguments = {rows = 47, broken = true}"))
+
+
+def model_folder(folder: Path, vocabulary: dict[str, int]) -> Path:
+    """A tiny BERT, and beside it a tokenizer of this vocabulary."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    made = transformers.BertConfig(vocab_size=len(VOCABULARY), max_position_embeddings=16, **sizes)
+    transformers.BertModel(made).save_pretrained(folder / "model")
+    file = make_tokenizer(folder / "model") / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] = vocabulary
+    file.write_text(json.dumps(content))
+    return folder / "model"
+
+
+def test_another_vocabulary_of_the_same_size_than_the_models_own_is_refused(folder: Path) -> None:
+    numbers = list(VOCABULARY.values())
+    words = [word for word, number in VOCABULARY.items() if number >= 5]
+    reversed_ = dict(VOCABULARY) | dict(zip(words, numbers[:4:-1], strict=True))
+    model = model_folder(folder, reversed_)
+    settings = {"family": "encoder", "initial_weights": str(model)}
+    # Of 42 words in the reverse order all have other numbers: there is no middle one.
+    with pytest.raises(ConfigError, match=r"^initial-weights = .*: 42 of 47 differ, the first is number 5, 'a' and in"):
+        started(config(folder, **settings))
+    started(config(folder, **settings, initial_names="'embeddings.word_embeddings' = false"))
+    arguments = config(folder).task_arguments.replace(str(folder / "words"), str(model))
+    started(config(folder, **settings, task_arguments=arguments))
+
+
+def test_words_in_place_of_free_tokens_and_behind_the_last_are_the_models_vocabulary(folder: Path) -> None:
+    free = {(f"[unused{n}]" if token in ("red", "blue") else token): n for token, n in VOCABULARY.items()}
+    del free["[unused46]"]
+    assert list(free)[-1] == "[unused45]"
+    started(config(folder, family="encoder", initial_weights=str(model_folder(folder, free))))
 
 
 def test_the_family_learns_the_separator_of_pairs_from_the_tokenizer(folder: Path) -> None:

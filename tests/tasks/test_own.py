@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
 from messages.wire import DATA_ANSWER_LIMITS
 from tasks.own import (
@@ -23,6 +24,7 @@ from tasks.own import (
     declared_by,
     made,
     moments_of,
+    problem_of,
 )
 from tasks.task import TaskSpec, describe, load_task, server_test
 from tasks.texts import OwnTextArguments, files_behind, saved
@@ -87,6 +89,7 @@ def test_what_is_declared_holds():
         ({"sums": (800.0,), "squares": (100.0,)}, "sums that no numbers have"),
         ({"sums": (800.0, 1.0), "squares": (9e4, 1.0)}, "sums of 2 channels"),
         ({"problem": "cannot be read"}, "cannot be read"),
+        ({"cut_texts": 1}, "it says that 1 texts were cut, which are more than it has"),
         ({"form": None, "moments": None}, "does not say"),
     ],
 )
@@ -97,6 +100,16 @@ def test_claims_that_cannot_be_are_refused_and_the_others_go_on(changes, why):
     assert list(unfit) == [2]
     assert why in unfit[2]
     assert agreed == agree([said(0), said(1)], Declared(), 1000)[0]
+
+
+def test_of_texts_no_more_are_cut_than_there_are():
+    form = Form(stored="int32", input_shape=(4,), labels="classes", vocabulary=(9, 0))
+    told = {"form": form, "moments": None, "examples": 4, "test": 1}
+    assert problem_of(said(0, **told, cut_texts=5), 1000) == ""
+    assert "6 texts were cut" in problem_of(said(0, **told, cut_texts=6), 1000)
+    for wrong in (-1, 2**63, 1.0):
+        with pytest.raises(ValidationError, match="cut_texts"):
+            said(0, **told, cut_texts=wrong)
 
 
 def test_a_device_cannot_fill_the_run_with_labels():

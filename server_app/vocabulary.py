@@ -1,0 +1,112 @@
+"""Before round 1 of a run over texts: whether its tokenizer goes with the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from logging import WARNING
+from pathlib import Path
+
+import torch
+from flwr.common import log
+from torch import Tensor
+
+from models.architecture import Architecture
+from models.base import Family
+from models.bert import Bert
+from plugins.reference import one_sentence
+from tasks.task import Task
+from tasks.tokens import VOCABULARY, TextArguments, load_tokenizer
+
+SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
+# Tokens that a vocabulary keeps free for words of one's own: BERT's and RoBERTa's.
+_FREE = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
+
+
+def check_vocabulary(task: Task, family: Family) -> None:
+    """Raise ValueError where the family's embeddings are of another tokenizer than the task's texts.
+
+    A family says the rows of its embeddings in `vocabulary`, and in `pad_id` the token that it leaves out.
+    """
+    rows, pad_id = getattr(family, "vocabulary", None), getattr(family, "pad_id", None)
+    if task.vocabulary is not None and isinstance(family, Bert) and rows is None:
+        raise ValueError("it reads characters, as many as there are classes: take family = 'encoder'")
+    if task.vocabulary is None or rows is None:
+        return
+    tokens = task.vocabulary.tokens
+    if not rows * (1 - SPARE_ROWS) <= tokens <= rows:
+        raise ValueError(
+            f"the tokenizer has {tokens} tokens, the embeddings have {rows} rows: take the tokenizer of this model"
+        )
+    if pad_id is not None and pad_id != task.vocabulary.pad_id:
+        raise ValueError(
+            f"the tokenizer pads with token {task.vocabulary.pad_id}, the model leaves out token {pad_id}: take the "
+            "tokenizer of this model"
+        )
+
+
+def check_last_token(task: Task, family: Family) -> None:
+    """Raise ValueError where a family that does not say how many tokens it reads fails on the tokenizer's last one.
+
+    A fake tensor has no values, so that pricing cannot find this: the largest and the smallest network are built, and
+    compute once. The smallest has the fewest rows, because its tensors are slices of the larger ones'.
+    """
+    if task.vocabulary is None or getattr(family, "vocabulary", None) is not None:
+        return
+    for arch in dict.fromkeys((family.smallest(), family.full())):
+        tokens, last = task.vocabulary.tokens, task.vocabulary.tokens - 1
+        why = _failure(family, arch, last)
+        # A network that fails on padding too has another fault, of which its own words say more.
+        if why is not None and _failure(family, arch, task.vocabulary.pad_id) is None:
+            raise ValueError(
+                f"its network {arch} fails on token {last}, the last of the tokenizer's {tokens} ({one_sentence(why)}):"
+                f" give its embeddings {tokens} rows, or take the tokenizer of this model"
+            )
+        if why is not None:
+            raise why
+
+
+def _failure(family: Family, arch: Architecture, token: int) -> Exception | None:
+    """What the network raises for an input of this token alone; None where it computes."""
+    inputs = torch.full((1, *family.input_shape), token, dtype=family.input_dtype)
+    # First weights are drawn here and thrown away: those of the run must be what they are without this.
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        network = family.build(arch).eval()
+        try:
+            network(inputs)
+        except Exception as error:  # of any kind: it may be the user's code
+            return error
+    return None
+
+
+def check_same_tokens(task: Task, initial_weights: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where weights come from a folder whose own tokenizer numbers tokens otherwise than the task's.
+
+    As many tokens do not make the same vocabulary: every word would have another word's embedding. Tokens that only one
+    of them has behind the other's last are allowed, and so are words in place of tokens that the model keeps free.
+    Where the weights hold no embeddings (initial-names leaves them out), any tokenizer goes.
+    """
+    folder, arguments = Path(initial_weights).expanduser(), task.spec.arguments
+    if task.vocabulary is None or not isinstance(arguments, TextArguments) or not folder.is_dir():
+        return
+    if not any((folder / file).is_file() for file in ("tokenizer.json", VOCABULARY)):
+        return
+    if not any(tensor.dim() == 2 and len(tensor) >= task.vocabulary.tokens for tensor in tensors.values()):
+        return
+    try:
+        own = load_tokenizer(str(folder.absolute()), "").get_vocab()
+        given = load_tokenizer(arguments.tokenizer, task.spec.data_dir).get_vocab()
+    except (FileNotFoundError, ValueError) as error:
+        # Such as where only devices have the task's, which then lies in their folders.
+        log(WARNING, "The tokenizer beside initial-weights cannot be compared with the task's: %s", error)
+        return
+    ours, theirs = ({number: token for token, number in each.items()} for each in (given, own))
+    both = sorted(ours.keys() & theirs.keys())
+    differing = [number for number in both if ours[number] != theirs[number] and not _FREE.fullmatch(theirs[number])]
+    if differing:
+        first = differing[0]
+        raise ValueError(
+            f"tokenizer = {arguments.tokenizer!r} has other tokens than the model's own tokenizer in this folder: "
+            f"{len(differing)} of {len(both)} differ, the first is number {first}, {ours[first]!r} and in the folder "
+            f"{theirs[first]!r}: take tokenizer = {str(folder)!r}, or leave the model's embeddings out by initial-names"
+        )
