@@ -43,6 +43,8 @@ KINDS: Mapping[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
 }
 # The last linear layer of the MLP, behind which an adapter goes, as behind the last of attention, which `KINDS` has.
 MLP_END: Mapping[str, str] = {"bert": "output.dense", "roberta": "output.dense", "distilbert": "ffn.lin2"}
+# Parts that are trained in layers that are frozen, by their names inside of a layer.
+ADDED = (".adapter.", ".lora_A.", ".lora_B.")
 # What a folder's configuration says, by the names of transformers' own common attributes.
 _READ = {
     "vocabulary": "vocab_size",
@@ -92,6 +94,9 @@ class Encoder(ModuleFamily):
         dropout: of embeddings, of each layer's two parts, and in front of the head.
         adapter: channels inside of adapters, of which every layer then has two, behind attention and behind the MLP;
             0: none. A width does not cut these channels.
+        lora: rank of what is added to the weights W of every layer's queries and values, which then are
+            W + (lora_alpha / lora) B A, at first W (LoRA, Hu et al. 2022); 0: nothing. A width does not cut the rank.
+        lora_alpha: the numerator of that; 8 as in `peft`, whose names the tensors have as well.
         attention_dropout: of attention's weights. Above 0 PyTorch has no fused kernel on CPUs, so that all weights are
             kept: more memory and time.
     """
@@ -122,6 +127,8 @@ class Encoder(ModuleFamily):
     pooling: str = "mean"
     head: str = "linear"
     adapter: int = 0
+    lora: int = 0
+    lora_alpha: float = 8.0
     model: str = ""
 
     @classmethod
@@ -161,6 +168,11 @@ class Encoder(ModuleFamily):
                 raise ValueError(f"encoder: {field} must be a number >= 1, not {getattr(self, field)!r}")
         if type(self.adapter) is not int or self.adapter < 0:
             raise ValueError(f"encoder: adapter must be a number of channels, or 0 for none, not {self.adapter!r}")
+        if type(self.lora) is not int or not 0 <= self.lora <= self.hidden:
+            raise ValueError(f"encoder: lora must be a rank of 1 to hidden = {self.hidden}, or 0, not {self.lora!r}")
+        alpha = self.lora_alpha
+        if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
+            raise ValueError(f"encoder: lora_alpha must be a finite number above 0, not {alpha!r}")
         for field in ("dropout", "attention_dropout"):
             value = getattr(self, field)
             if not isinstance(value, float | int) or not 0 <= value < 1:
@@ -275,9 +287,13 @@ class Encoder(ModuleFamily):
             raise ValueError(f"encoder: layers must be one of {list(self.depths)}, not {arch.widths[-1]}")
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a tensor is not trained; an adapter is, unless it is named itself, and not what it lies in."""
-        if ".adapter." in name:
-            return any(".adapter" in part and lies_in(name, part) for part in self.freeze)
+        """Whether a tensor is not trained; of an adapter and of LoRA it is, unless they are named themselves.
+
+        What they lie in does not freeze them.
+        """
+        for mark in ADDED:
+            if mark in name:
+                return any(mark in f"{part}." and lies_in(name, part) for part in self.freeze)
         return super().is_frozen(name)
 
     def network(self, arch: Architecture) -> Network:
@@ -291,7 +307,8 @@ class Encoder(ModuleFamily):
         """The leading entries; where a dimension is the channels of all heads, the leading ones of every head."""
         found = list(super().coordinates(name, spec))
         _, where, rows, columns = KINDS[self.kind]
-        module = name.rpartition(".")[0]
+        # B's rows are those of the weights to which B A is added, so that the cut of the sum is the sum of the cuts.
+        module = name.rpartition(".")[0].removesuffix(".lora_B")
         dimension = 0 if module.endswith(rows) else 1 if module.endswith(columns) and len(spec.shape) == 2 else None
         if name.startswith(f"{where}.") and dimension is not None and self.cut == "channels":
             kept = spec.shape[dimension] // self.heads
@@ -311,7 +328,7 @@ class EncoderNetwork(Network):
         super().__init__([])
         import transformers  # not at a client's start: it takes seconds
 
-        name, self.where, _, attention_end = KINDS[family.kind]
+        name, self.where, attention, attention_end = KINDS[family.kind]
         common = {
             "vocab_size": family.vocabulary,
             "hidden_size": hidden,
@@ -351,6 +368,13 @@ class EncoderNetwork(Network):
                     linear = layer.get_submodule(path)
                     assert isinstance(linear, nn.Linear)
                     layer.set_submodule(path, Adapted(linear, family.adapter))
+        if family.lora:
+            query, _, value = attention
+            for layer in self.get_submodule(f"{self.where}.layer").children():
+                for path in (query, value):
+                    linear = layer.get_submodule(path)
+                    assert isinstance(linear, nn.Linear)
+                    layer.set_submodule(path, LowRank(linear, family.lora, family.lora_alpha))
         # The heads, by the number of layers in front; without early exits the one behind the last layer that is here.
         behind = family.heads_behind if family.early_exits else {layers: "classifier"}
         self.heads = {depth: head for depth, head in behind.items() if depth <= layers}
@@ -419,6 +443,27 @@ class Adapted(nn.Linear):
         """(..., in) -> (..., out)."""
         result: Tensor = self.adapter(super().forward(x))
         return result
+
+
+class LowRank(nn.Linear):
+    """A linear layer, under its own names, to which a product of two small matrices is added: W x + (alpha / r) B A x.
+
+    As `peft` makes it by default: A is drawn as a linear layer's weights are, B is 0, and there is no dropout.
+    """
+
+    def __init__(self, linear: nn.Linear, rank: int, alpha: float) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.lora_A = nn.Linear(linear.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, linear.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+        self.scale = alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        added: Tensor = self.lora_B(self.lora_A(x))
+        return super().forward(x) + added * self.scale
 
 
 class Adapter(nn.Module):

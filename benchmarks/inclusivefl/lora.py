@@ -1,7 +1,8 @@
 """A BERT with LoRA's adapters, by the package `peft`, as a family of levels: what travel.py compares with.
 
-Encoders have bottleneck adapters (`adapter`), and no LoRA. This is a function of one's own, as docs/your-model.md has
-them. Its base is frozen by the run's key `freeze`, so that it travels to a device once. Adapters and head are trained.
+Encoders have LoRA of their own since (`lora`), which computes the same. This is a function of one's own, as
+docs/your-model.md has them, and what the recorded figures are of. Its base is frozen by the run's key `freeze`, so that
+it travels to a device once. Adapters and head are trained.
 """
 
 from __future__ import annotations
