@@ -21,6 +21,7 @@ from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit, touch
 from client_app.sgd import Sgd
 from client_app.state import DeviceState
 from messages.encoding import Wire, decode, decode_entry, encode, encode_entry, may_be_a_change, parts_of, restored
+from messages.frozen import read_part
 from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
 from messages.packing import Entry, Layout, MessageError, pick, unpack
 from messages.parcels import Parcel, Parcels, Weights, digest, frozen_layout
@@ -206,14 +207,12 @@ class DeviceBench:
             raise MessageError(f"{who}: server and device disagree about what is frozen of {self.architecture}")
         if not name:
             return {}
-        if self.order.frozen_payload is None:
-            data = self._state.frozen(name)
-            if data is None:
-                raise MessageError(f"{who} has lost what is frozen of its model; the next message brings it again")
-            return unpack(data, layout)
-        data = pick(arrays, self.order.frozen_payload, who)
-        found = unpack(data, layout)
-        self._state.keep_frozen(name, data)
+        if self.order.frozen_payload is not None:
+            part, contents = read_part(pick(arrays, self.order.frozen_payload, who), name, layout)
+            self._state.keep_frozen(part, contents)
+        found = self._state.frozen(name, layout)
+        if found is None:
+            raise MessageError(f"{who} has lost what is frozen of its model; the next message brings it again")
         return found
 
     def sent_again(self, parcel: str) -> Weights:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import safetensors.torch
 from torch import Tensor
 
-from messages.error import MessageError
+from messages.frozen import Part, name_of
+from messages.packing import Layout, unpack
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -85,27 +86,43 @@ class DeviceState:
                 for _, path in self._versions(key):
                     path.unlink()
 
-    def frozen(self, name: str) -> bytes | None:
-        """Frozen tensors by the hash of their packed bytes; None where they are not there as they were kept."""
+    def frozen(self, name: str, layout: Layout) -> dict[str, Tensor] | None:
+        """The frozen tensors of a part; None where one of them is not there as it was kept."""
+        listed = self._read_frozen(name)
+        if listed is None:
+            return None
+        found: dict[str, Tensor] = {}
+        for entry, tensor in zip(layout.entries, Part.read(listed, layout).tensors, strict=True):
+            data = self._read_frozen(tensor)
+            if data is None:
+                return None
+            found |= unpack(data, Layout((replace(entry, offset_bytes=0),)))
+        return found
+
+    def keep_frozen(self, part: Part, contents: Mapping[str, memoryview]) -> None:
+        """Keep a part and tensors of it by their names, once for all devices of this node; both have been checked."""
+        for name, data in (*contents.items(), (part.name, memoryview(part.listed))):
+            path = self._frozen_file(name)
+            if path.exists() and path.stat().st_size == len(data):
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_suffix(f".{os.getpid()}.part")
+            beside.write_bytes(data)
+            _sync(beside)
+            os.replace(beside, path)
+            _sync(path.parent)
+
+    def _read_frozen(self, name: str) -> bytes | None:
+        """What is kept under a name, which is the hash of it; None where it is not there, or is no more what it was."""
+        path = self._frozen_file(name)
         try:
-            data = self._frozen_file(name).read_bytes()
+            data = path.read_bytes()
         except OSError:
             return None
-        return data if hashlib.sha256(data).hexdigest() == name else None
-
-    def keep_frozen(self, name: str, data: bytes) -> None:
-        """Keep frozen tensors, once for all devices of this node. Raises MessageError where the hash is another."""
-        if hashlib.sha256(data).hexdigest() != name:
-            raise MessageError("what is frozen of the model came with a hash that is not its own")
-        path = self._frozen_file(name)
-        if path.exists() and path.stat().st_size == len(data):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}.part")
-        beside.write_bytes(data)
-        _sync(beside)
-        os.replace(beside, path)
-        _sync(path.parent)
+        if name_of(data) == name:
+            return data
+        path.unlink(missing_ok=True)  # or it would be taken for what the next message brings
+        return None
 
     def _frozen_file(self, name: str) -> Path:
         return self.folder.parent / "frozen" / f"{name}.packed"

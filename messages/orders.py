@@ -127,8 +127,8 @@ class WorkOrder(_Model):
         memory_bytes: what training may use; 0 for no limit but the device's own.
         after: the number of an earlier order of the device in this message, whose trained model this one reads.
         kept: the device has kept something in an earlier round; where nothing of it is left, it was lost.
-        frozen: SHA-256 of the packed tensors of the sub-model that are frozen; "" where none are.
-        frozen_payload: index of their array in this message; None where the device has them already.
+        frozen: the name of what is frozen of the sub-model (`messages.frozen.Part`); "" where nothing is.
+        frozen_payload: index of the array with what the device lacks of it; None where it has it already.
         feedback: what rounding for the wire loses is kept, and added to what the device returns next. False where the
             sub-model's channels change every round, because the error would belong to other channels.
         masked_with: the devices, itself among them, whose sum is all that the server may see; it adds the masks that

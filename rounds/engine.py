@@ -24,9 +24,10 @@ from flwr.serverapp import Grid
 
 from devices.budget import Budget
 from devices.validation import one_line
+from messages.frozen import frozen_nbytes
 from messages.orders import LocalTraining, Score
 from messages.packing import MessageError
-from messages.parcels import STATISTICS, Parcels, Weights, frozen_layout
+from messages.parcels import STATISTICS, Parcels, Weights
 from messages.records import release
 from models.architecture import Architecture
 from models.placement import whole
@@ -360,7 +361,7 @@ class Engine:
         """Bytes of what a device is sent for an order, as it travels."""
         family = self.method.family
         down, _ = parcel_bytes(self.method.local(order), family, order.architecture, self.settings.wire)
-        return down + frozen_layout(family, order.architecture).nbytes
+        return down + frozen_nbytes(family, order.architecture)
 
     def survey(self, devices: Iterable[int]) -> None:
         """Let the method see what devices may spend, before the first of them trains."""
@@ -400,15 +401,13 @@ class Engine:
         """An order as an assignment; `local` in place of the method's device half."""
         given = Given(order, selection, self.method.order_cost(order), local or self.method.local(order))
         tier = self.population.tier(order.device)
-        what = order.device, order.architecture, selection
         return Assignment(
             order.device,
             tier,
             budget,
             given,
             kept=order.device in self._keepers,
-            frozen=self._frozen.name(*what[1:]),
-            frozen_bytes=self._frozen.owed_bytes(*what),
+            frozen=self._frozen.owed(order.device, order.architecture, selection),
         )
 
     def _route(self, grid: Grid, *works: Orders) -> None:
@@ -498,7 +497,7 @@ class Engine:
                 self._bytes["down"] += work.bytes_down(a)
                 self._bytes["up"] += work.bytes_up(a) if a.outcome == "trained" else 0
             if a.outcome == "trained":
-                self._frozen.has(a.device, a.frozen)
+                self._frozen.has(a.device, a.frozen.name)
             elif a.node is not None:
                 self._frozen.lost(a.device)
             if self.own is not None and a.update is not None:
@@ -855,7 +854,7 @@ class Engine:
         found = score_on_devices(grid, orders, self.settings, self.population, data, training)
         for a in orders.assignments:
             if a.device in found:
-                self._frozen.has(a.device, a.frozen)
+                self._frozen.has(a.device, a.frozen.name)
             else:
                 self._frozen.lost(a.device)
         return found

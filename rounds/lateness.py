@@ -43,7 +43,7 @@ def load_of(orders: Sequence[Assignment], family: Family, population: Population
     """A device downloads all its parcels, trains one model after the other, and uploads all."""
     travelling = [parcel_bytes(a.task.local, family, a.task.architecture, settings.wire) for a in orders]
     down, up = (sum(way) for way in zip(*travelling, strict=True))
-    down += sum(a.frozen_bytes for a in orders)
+    down += sum(a.frozen.nbytes for a in orders)
     examples = settings.examples_trained(population.examples(orders[0].device))
     return Load(down, sum(a.flops_per_example for a in orders) * examples, settings.upload_bytes(up))
 

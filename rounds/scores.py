@@ -174,7 +174,7 @@ def score_on_devices(
                     seed=int(settings.rng(orders.round, 6, a.device).integers(2**63)),
                     memory_bytes=a.limit_bytes,
                     predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
-                    frozen=a.frozen,
+                    frozen=a.frozen.name,
                     frozen_payload=frozen.get(a.number),
                 )
                 for a in batch

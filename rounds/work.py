@@ -21,7 +21,7 @@ from models.architecture import Architecture
 from models.cost import Cost
 from models.family import Family
 from models.placement import leading
-from rounds.frozen import Frozen
+from rounds.frozen import Frozen, Owed
 from strategies.method import Contribution, Group, Local, Order, Selection
 from strategies.settings import RoundSettings
 
@@ -51,8 +51,7 @@ class Assignment:
         number: of the order in its exchange, which `Work` gives.
         earlier: an earlier order of the same device, whose trained model this one reads.
         kept: the device has kept something in an earlier round.
-        frozen: the hash of what is frozen of the architecture; "" where nothing is.
-        frozen_bytes: of that, what the device is sent because it does not hold it yet.
+        frozen: what is frozen of the architecture, and what of it the device is sent because it lacks it.
         masked_with: the devices whose updates the server sees together with this one's, as one sum; [] where it sees
             each.
     """
@@ -69,8 +68,7 @@ class Assignment:
     number: int = 0
     earlier: Assignment | None = None
     kept: bool = False
-    frozen: str = ""
-    frozen_bytes: int = 0
+    frozen: Owed = field(default_factory=Owed)
     masked_with: list[int] = field(default_factory=list)
 
     @property
@@ -184,7 +182,7 @@ class Orders:
         """
         new = {a.group for a in orders} - groups
         shared = sum(max(nbytes(self.groups[g].sent), self._returned_bytes(g, merged=True)) for g in new)
-        return shared + sum(self._returned_bytes(a.group, merged=False) + a.frozen_bytes for a in orders)
+        return shared + sum(self._returned_bytes(a.group, merged=False) + a.frozen.nbytes for a in orders)
 
     def _returned_bytes(self, group: int, *, merged: bool) -> int:
         parcels = self.groups[group].returned.values()
@@ -210,13 +208,13 @@ class Orders:
 
     def add_frozen(self, batch: list[Assignment], arrays: list[bytes]) -> dict[int, int]:
         """Put what devices of a batch lack of the frozen tensors behind its arrays; order -> where it is."""
-        where: dict[str, int] = {}
+        where: dict[Owed, int] = {}
         for a in batch:
-            if a.frozen_bytes and a.frozen not in where:
+            if a.frozen.nbytes and a.frozen not in where:
                 assert self.frozen is not None
                 where[a.frozen] = len(arrays)
-                arrays.append(self.frozen.packed(a.task.architecture, a.task.selection))
-        return {a.number: where[a.frozen] for a in batch if a.frozen_bytes}
+                arrays.append(self.frozen.packed(a.task.architecture, a.task.selection, a.frozen.places))
+        return {a.number: where[a.frozen] for a in batch if a.frozen.nbytes}
 
     def packed(self, group: int) -> dict[str, bytes]:
         """The packed parcels of a group, kept while they are small because other nodes want them too."""
@@ -282,7 +280,7 @@ class Work(Orders):
 
     def bytes_down(self, a: Assignment) -> int:
         """Bytes of the parcels that a device is sent, and of what it lacks of the frozen tensors."""
-        return nbytes(self.groups[a.group].sent, self.wire) + a.frozen_bytes
+        return nbytes(self.groups[a.group].sent, self.wire) + a.frozen.nbytes
 
     def bytes_up(self, a: Assignment) -> int:
         """Bytes of the parcels that a device returns; under masks, of 64-bit integers in their place."""
@@ -353,7 +351,7 @@ class Work(Orders):
                 predicted_memory_bytes=a.task.cost.peak_training_memory_bytes,
                 after=None if a.earlier is None else a.earlier.number,
                 kept=a.kept,
-                frozen=a.frozen,
+                frozen=a.frozen.name,
                 frozen_payload=frozen.get(a.number),
                 feedback=a.task.selection.select is leading,
                 masked_with=a.masked_with,

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from messages.frozen import frozen_nbytes
 from messages.orders import Merge
 from messages.packing import Layout
-from messages.parcels import Parcel, Parcels, Weights, frozen_layout
+from messages.parcels import Parcel, Parcels, Weights
 from models.architecture import Architecture
 from models.base import Family
 from models.choice import Choice
@@ -181,7 +182,7 @@ class FlexiFed(CandidateMethod):
     def cost(self, architecture: Architecture) -> Cost:
         """Priced as in a device's first round, when its own layers travel to it."""
         down, up = parcel_bytes(self._half(begins=True), self.family, architecture, self.settings.wire)
-        down += frozen_layout(self.family, architecture).nbytes
+        down += frozen_nbytes(self.family, architecture)
         return replace(self.training_cost(architecture), payload_bytes=max(down, self.settings.upload_bytes(up)))
 
     def payload(self, group: Group) -> Parcels:

@@ -13,9 +13,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from devices.budget import Budget
+from messages.frozen import frozen_nbytes
 from messages.orders import NonNegative
 from messages.packing import Layout, MessageError
-from messages.parcels import Parcel, Parcels, Weights, frozen_layout, parameters_of
+from messages.parcels import Parcel, Parcels, Weights, parameters_of
 from messages.sums import UNIT, WeightedSum, flatten
 from models.architecture import Architecture
 from models.base import Family
@@ -286,7 +287,7 @@ class LotteryFL(OneModel):
     def cost(self, architecture: Architecture) -> Cost:
         """Priced as in a device's first round: nothing is pruned yet, and the first weights travel too."""
         down, up = parcel_bytes(self._half(0, begins=True), self.family, architecture, self.settings.wire)
-        down += frozen_layout(self.family, architecture).nbytes
+        down += frozen_nbytes(self.family, architecture)
         return replace(self.training_cost(architecture), payload_bytes=max(down, up))
 
     def begin_round(self, orders: Sequence[Order]) -> None:

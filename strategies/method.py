@@ -31,8 +31,9 @@ from devices.budget import Budget
 from devices.validation import MAX_WHOLE, shown
 from messages.encoding import Wire
 from messages.error import MessageError
+from messages.frozen import frozen_nbytes
 from messages.orders import LocalHalf, LocalTraining, Merge
-from messages.parcels import Parcel, Parcels, Weights, frozen_layout, nbytes
+from messages.parcels import Parcel, Parcels, Weights, nbytes
 from messages.sums import WeightedSum
 from models.architecture import Architecture
 from models.base import Family
@@ -685,7 +686,7 @@ class Method(ABC):
         """`training_cost`, with the bytes of the parcels that travel: one way, the heavier one."""
         down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture, self.settings.wire)
         # A device that gets an architecture for the first time is sent what is frozen of it, too.
-        down += frozen_layout(self.family, architecture).nbytes
+        down += frozen_nbytes(self.family, architecture)
         return replace(self.training_cost(architecture), payload_bytes=max(down, self.settings.upload_bytes(up)))
 
     def order_cost(self, order: Order) -> Cost:
