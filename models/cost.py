@@ -36,7 +36,6 @@ from models.layers import (
     Flatten,
     GlobalPool,
     Halve,
-    HalvingMaxPool,
     HardSwish,
     Layer,
     Linear,
@@ -47,7 +46,6 @@ from models.layers import (
     Scale,
     Shape,
     SqueezeExcite,
-    pays_by_slices,
 )
 from models.transformer import (
     Attention,
@@ -304,17 +302,6 @@ def _pool(layer: Pool | Halve, shape: Shape, result_shape: Shape, batch_size: in
     result_entries = batch_size * math.prod(result_shape)
     indices = INDEX_BYTES * result_entries if layer.kind == "max" else 0
     result = FLOAT_BYTES * result_entries
-    if isinstance(layer.build(), HalvingMaxPool) and pays_by_slices((batch_size, *shape)):
-        # Forward the maxima of both columns beside the result; backward what is left of its gradient, what one of the
-        # four slices takes, and of which of its values that is, as booleans and as numbers to multiply by.
-        return Footprint(
-            result=result,
-            saves_input=True,
-            saves_result=True,
-            forward_peak=3 * result,
-            gradient=size,
-            backward_peak=size + 3 * result + result_entries,
-        )
     return Footprint(
         result=result,
         saves_input=True,

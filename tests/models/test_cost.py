@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from models import layers
 from models.cost import CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, _Step, cost
 from models.family import make_family
 from models.layers import Block, Channels, Conv, Flatten, Linear, Relu
@@ -166,7 +167,8 @@ TOLERANCE = 0.03 if torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     ],
     ids=str,
 )
-def test_peak_is_what_pytorch_allocates(spec, batch_size, optimizer):
+def test_peak_is_what_pytorch_allocates(monkeypatch, spec, batch_size, optimizer):
+    monkeypatch.setattr(layers, "LEAST_BY_SLICES", 10**12)  # the price is of PyTorch's pools
     family = make_family(spec)
     for arch in architectures(family):
         predicted = cost(family, arch, batch_size=batch_size, optimizer=optimizer).peak_training_memory_bytes
@@ -175,8 +177,22 @@ def test_peak_is_what_pytorch_allocates(spec, batch_size, optimizer):
         assert predicted == pytest.approx(allocated_peak_bytes(family, arch, batch_size, optimizer), rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("exits", [(), (1, 2, 3)])
+def test_pools_by_slices_take_less_than_the_price(exits):
+    family = make_family({"name": "cnn3", "exits": exits})
+    for arch in architectures(family):
+        predicted = cost(family, arch, batch_size=64, optimizer="sgd").peak_training_memory_bytes
+        predicted -= CONVOLUTION_KERNEL_BYTES * distinct_convolutions(family, arch)
+        assert 0.8 * predicted < allocated_peak_bytes(family, arch, 64, "sgd") <= predicted
+    whole = cost(family, family.full(), batch_size=64, optimizer="sgd").peak_training_memory_bytes
+    assert (
+        allocated_peak_bytes(family, family.full(), 64, "sgd") < 0.9 * whole
+    )  # with compiled kernels, which are 0.1 %
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_activations_are_those_that_autograd_saves(spec):
+def test_activations_are_those_that_autograd_saves(monkeypatch, spec):
+    monkeypatch.setattr(layers, "LEAST_BY_SLICES", 10**12)  # slices save no places of the maxima
     family = make_family(spec)
     for arch in architectures(family):
         step = _Step(4)
