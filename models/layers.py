@@ -510,7 +510,8 @@ def pays_by_slices(shape: Sequence[int]) -> bool:
 class HalvingMaxPool(nn.MaxPool2d):
     """`nn.MaxPool2d(2)` that trains in about two thirds of its time where tensors are large and contiguous.
 
-    The bits are PyTorch's: of equal values in a window the first in row-major order takes the gradient. It keeps no
+    The bits are PyTorch's, but where a value is no number: of equal values in a window the first in row-major order
+    takes the gradient. It keeps no
     places of the maxima, so that a step takes less memory than its price, which is of PyTorch's pool: that is what
     tensors with the channels of a pixel side by side take.
     """
@@ -535,17 +536,17 @@ class _MaxOfFourToTrain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        maximum = MaxOfFour.of(x)
-        ctx.save_for_backward(x, maximum)
-        return maximum
+        maxima = MaxOfFour.of(x)
+        ctx.save_for_backward(x, maxima.clone())  # the next layer may change its input in place
+        return maxima
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        x, maximum = ctx.saved_tensors
+        x, maxima = ctx.saved_tensors
         found = torch.empty_like(x)
         # A few examples at a time, so that what is made on the way stays in the cache and is little.
         size = max(1, SLICED_TOGETHER * len(x) // x.numel())
-        pieces = (tensor.split(size) for tensor in (x, maximum, gradient, found))
+        pieces = (tensor.split(size) for tensor in (x, maxima, gradient, found))
         for values, largest, gradients, part in zip(*pieces, strict=True):
             left = gradients.clone()  # of each window, until one of its values has taken it
             for row in (0, 1):

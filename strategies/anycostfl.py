@@ -51,6 +51,7 @@ from strategies.params import Params
 
 # What travels ---------------------------------------------------------------------------------------------------------
 
+MAX_ERROR = 1e6  # of a compression, in parts of the update's square; honest ones are below 1, or little above
 MAX_BITS = 15  # of a magnitude's level; with its sign an element then takes at most two bytes
 _LEVEL_BITS = range(1, MAX_BITS + 1)
 
@@ -213,15 +214,16 @@ class Code:
         if bits not in _LEVEL_BITS:
             raise MessageError(f"a compressed update has levels of {bits} bits: they have 1 to {MAX_BITS}")
         numbers = raw[1 : 5 + 8 * len(self.shapes)].copy().view("<f4")
-        error, ranges = float(numbers[0]), numbers[1:].reshape(-1, 2).astype(np.float64)
-        if not (math.isfinite(error) and error >= 0):
-            raise MessageError(f"a compressed update has a relative squared error of {error:g}")
+        error, ranges = float(numbers[0]), numbers[1:].reshape(-1, 2)
+        if not 0 <= error <= MAX_ERROR:
+            raise MessageError(f"a compressed update has a relative squared error of {error:g}, above {MAX_ERROR:g}")
         right = np.isfinite(ranges).all(axis=1) & (ranges[:, 0] >= 0) & (ranges[:, 0] <= ranges[:, 1])
         if not right.all():
             wrong = int(np.flatnonzero(~right)[0])
             low, high = ranges[wrong]
             name = self.layout.entries[wrong].name
             raise MessageError(f"a compressed update has magnitudes of {name!r} from {low:g} to {high:g}")
+        ranges = ranges.astype(np.float64)
         mask = np.unpackbits(raw[5 + 8 * len(self.shapes) : self.fixed_bytes], count=len(self.sizes))
         kept = torch.from_numpy(mask).bool()
         count = int(self.sizes[kept].sum())

@@ -405,6 +405,9 @@ class RaFL(CandidateMethod):
         if not self.params.search_again or device not in self.personal_models:
             return self.search(device, budget) or self.below_the_smallest
         found = self.search(device, budget)
+        if kept is None and found is None and self.below_the_smallest in self.personal_models[device]:
+            self.asked[device] = self.round, ""
+            return self.below_the_smallest  # it never fits, so that nothing has changed
         change = self._change(kept, found)
         self.asked[device] = self.round, change
         if not change or not self._for_good(device, change):
@@ -581,6 +584,8 @@ class RaFL(CandidateMethod):
         None also while none that it keeps fits and it waits whether that is for good.
         """
         found = self._largest_kept(device, budget)
+        if found is None and self.below_the_smallest in self.personal_models.get(device, []):
+            found = self.search(device, budget, grows=False) or self.below_the_smallest
         waits = self.params.search_again and device in self.personal_models and not self._for_good(device, "less")
         if found is None and not waits:
             found = self.search(device, budget, grows=False) or self.below_the_smallest

@@ -186,7 +186,7 @@ def test_pools_by_slices_take_less_than_the_price(exits):
         assert 0.8 * predicted < allocated_peak_bytes(family, arch, 64, "sgd") <= predicted
     whole = cost(family, family.full(), batch_size=64, optimizer="sgd").peak_training_memory_bytes
     assert (
-        allocated_peak_bytes(family, family.full(), 64, "sgd") < 0.9 * whole
+        allocated_peak_bytes(family, family.full(), 64, "sgd") < 0.95 * whole
     )  # with compiled kernels, which are 0.1 %
 
 

@@ -142,3 +142,11 @@ def test_a_pool_whose_input_takes_no_gradient_is_pytorchs():
     assert torch.equal(HalvingMaxPool()(x), nn.functional.max_pool2d(x, 2))
     with torch.no_grad():
         assert torch.equal(HalvingMaxPool()(x.requires_grad_()), nn.functional.max_pool2d(x, 2))
+
+
+def test_a_layer_behind_the_pool_may_work_in_place():
+    x = torch.randn(4, 16, 46, 46, requires_grad=True)
+    nn.Sequential(HalvingMaxPool(), nn.ReLU(inplace=True))(x).sum().backward()
+    y = x.detach().clone().requires_grad_()
+    nn.functional.max_pool2d(y, 2).relu().sum().backward()
+    assert torch.equal(x.grad, y.grad)

@@ -507,6 +507,17 @@ def test_a_budget_that_has_grown_a_little_brings_no_larger_model():
     assert method.assign(0, budget(little)) == FAMILY.width(0.5)
 
 
+def test_a_device_that_is_given_the_smallest_all_the_same_trains_it_at_every_contact():
+    """Its budget never holds that model, which is no change of the budget."""
+    method = rafl(SHARES.model_copy(update={"search_again": 2.0}), below_smallest="smallest")
+    smallest = method.below_the_smallest
+    assert smallest is not None
+    assert contact(method, 0, 1) == smallest
+    owner_of(method, 0, smallest)
+    assert [contact(method, 0, 1) for _ in range(4)] == [smallest] * 4
+    assert method.personal(0, budget(1))[0] == smallest
+
+
 # Once-for-all spaces
 
 TINY = {
