@@ -92,25 +92,31 @@ class DeviceState:
         if listed is None:
             return None
         found: dict[str, Tensor] = {}
+        # To the end also where one is damaged, so that all that are go at once, and not one with every order.
         for entry, tensor in zip(layout.entries, Part.read(listed, layout).tensors, strict=True):
             data = self._read_frozen(tensor)
-            if data is None:
-                return None
-            found |= unpack(data, Layout((replace(entry, offset_bytes=0),)))
-        return found
+            if data is not None:
+                found |= unpack(data, Layout((replace(entry, offset_bytes=0),)))
+        return found if len(found) == len(layout.entries) else None
 
     def keep_frozen(self, part: Part, contents: Mapping[str, memoryview]) -> None:
-        """Keep a part and tensors of it by their names, once for all devices of this node; both have been checked."""
-        for name, data in (*contents.items(), (part.name, memoryview(part.listed))):
-            path = self._frozen_file(name)
-            if path.exists() and path.stat().st_size == len(data):
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_suffix(f".{os.getpid()}.part")
-            beside.write_bytes(data)
-            _sync(beside)
-            os.replace(beside, path)
-            _sync(path.parent)
+        """Keep a part and tensors of it by their names, once for all devices of this node; both have been checked.
+
+        What is there already is read, because a damaged file has its size still, and here are its bytes.
+        """
+        # The list after the tensors: what a power cut leaves has no list of tensors that never reached the disk. The
+        # folder is synced once for all tensors, of which there may be hundreds.
+        for files in (contents, {part.name: memoryview(part.listed)}):
+            lacking = [name for name in files if self._read_frozen(name) is None]
+            for name in lacking:
+                path = self._frozen_file(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                beside = path.with_suffix(f".{os.getpid()}.part")
+                beside.write_bytes(files[name])
+                _sync(beside)
+                os.replace(beside, path)
+            if lacking:
+                _sync(self._frozen_file(lacking[0]).parent)
 
     def _read_frozen(self, name: str) -> bytes | None:
         """What is kept under a name, which is the hash of it; None where it is not there, or is no more what it was."""
@@ -121,7 +127,7 @@ class DeviceState:
             return None
         if name_of(data) == name:
             return data
-        path.unlink(missing_ok=True)  # or it would be taken for what the next message brings
+        path.unlink(missing_ok=True)  # it is of no use to anybody, and may be large
         return None
 
     def _frozen_file(self, name: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from messages.error import MessageError
 from messages.packing import Layout
@@ -43,7 +44,7 @@ class Part:
         """The list of digests as bytes."""
         return b"".join(map(bytes.fromhex, self.tensors))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The hash of the list."""
         return name_of(self.listed)

@@ -1,11 +1,16 @@
-"""What is frozen of the global model: every tensor of it travels to a device once, under the hash of its contents."""
+"""What is frozen of the global model: every tensor of it travels to a device once, under the hash of its contents.
+
+A device is known to hold the parts that it used last. Where selections change every round, parts are without number: of
+those that it used long ago nothing is remembered, and it is sent them again if it ever comes back to them.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 
@@ -18,6 +23,8 @@ from models.placement import leading
 from strategies.method import LEADING, Selection
 
 MAX_CACHED_BYTES = 256 * 2**20
+MAX_HELD = 8  # parts that are remembered of a device; of more models than these it seldom trains in turn
+MAX_NAMED = 256  # parts whose hashes are kept though no device holds them; others are hashed again when asked for
 
 
 @dataclass(frozen=True)
@@ -28,39 +35,50 @@ class Owed:
         name: of the part; "" where nothing is frozen.
         places: the tensors that the device lacks, by their place in the part's layout.
         nbytes: what travels; 0 where the device holds the part.
+        part: keeps the part in memory until the order is done, and it is known whether the device holds it.
     """
 
     name: str = ""
     places: tuple[int, ...] = ()
     nbytes: int = 0
+    part: Part | None = field(default=None, compare=False, repr=False)
 
 
 class Frozen:
     """The frozen tensors of a global model, by architecture, and which devices hold which of them.
 
     weights: all frozen tensors of the global model; they never change.
+    held: the parts of whose tensors a device has each, by device and name; those that it used last come last.
     """
 
     def __init__(self, family: Family, weights: Mapping[str, Tensor]) -> None:
         self.family, self.weights = family, weights
-        self.held: dict[int, set[str]] = {}  # device -> names of parts, of whose tensors it has each
-        self._parts: dict[str, Part] = {}
-        self._names: dict[tuple[Architecture, Selection], str] = {}
+        self.held: dict[int, dict[str, Part]] = {}
+        # Parts are there while a device holds them, an order is out for them, or they were asked for lately.
+        self._parts: WeakValueDictionary[str, Part] = WeakValueDictionary()
+        self._names: dict[tuple[Architecture, Selection], Part] = {}
         self._packed: dict[tuple[str, tuple[int, ...]], bytes] = {}
 
     def name(self, architecture: Architecture, selection: Selection) -> str:
         """The name of an architecture's frozen part; "" where it has none."""
+        part = self._part(architecture, selection)
+        return part.name if part else ""
+
+    def _part(self, architecture: Architecture, selection: Selection) -> Part | None:
         layout = frozen_layout(self.family, architecture)
         if not layout.entries:
-            return ""
+            return None
         key = _key(architecture, selection)
-        if key not in self._names:
+        part = self._names.pop(key, None)
+        if part is None:
             contents = self._contents(architecture, selection, range(len(layout.entries)))
             # Architectures share most of their tensors: one text for each is enough.
             part = Part(tuple(sys.intern(name_of(data)) for _, data in contents))
-            self._names[key] = part.name
-            self._parts[part.name] = part
-        return self._names[key]
+            part = self._parts.setdefault(part.name, part)
+        self._names[key] = part  # the last, because the first is forgotten
+        if len(self._names) > MAX_NAMED:
+            del self._names[next(iter(self._names))]
+        return part
 
     def _contents(
         self, architecture: Architecture, selection: Selection, places: Iterable[int]
@@ -74,30 +92,40 @@ class Frozen:
 
     def owed(self, device: int, architecture: Architecture, selection: Selection) -> Owed:
         """What a device still has to be sent before it can train an architecture."""
-        name = self.name(architecture, selection)
-        held = self.held.get(device, set())
-        if not name or name in held:
-            return Owed(name)
-        known = {tensor for part in held for tensor in self._parts[part].tensors}
+        part = self._part(architecture, selection)
+        if part is None:
+            return Owed()
+        held = self.held.get(device, {})
+        if part.name in held:
+            return Owed(part.name, part=part)
+        known = {tensor for other in held.values() for tensor in other.tensors}
         # Tensors of equal bytes, such as biases of zeros, are one.
-        first = {tensor: place for place, tensor in reversed([*enumerate(self._parts[name].tensors)])}
+        first = {tensor: place for place, tensor in reversed([*enumerate(part.tensors)])}
         places = tuple(sorted(place for tensor, place in first.items() if tensor not in known))
-        return Owed(name, places, packed_nbytes(frozen_layout(self.family, architecture), places))
+        return Owed(part.name, places, packed_nbytes(frozen_layout(self.family, architecture), places), part)
 
     def packed(self, architecture: Architecture, selection: Selection, places: tuple[int, ...]) -> bytes:
         """An architecture's frozen part as it travels with these of its tensors."""
-        name = self.name(architecture, selection)
-        if (name, places) not in self._packed:
-            data = packed_part(self._parts[name], dict(self._contents(architecture, selection, places)))
+        part = self._part(architecture, selection)
+        assert part is not None, "what is packed is owed to a device"
+        key = part.name, places
+        if key not in self._packed:
+            data = packed_part(part, dict(self._contents(architecture, selection, places)))
             if sum(map(len, self._packed.values())) + len(data) > MAX_CACHED_BYTES:
                 self._packed.clear()
-            self._packed[name, places] = data
-        return self._packed[name, places]
+            self._packed[key] = data
+        return self._packed[key]
 
     def has(self, device: int, name: str) -> None:
-        """A device has worked with these: it keeps them."""
-        if name:
-            self.held.setdefault(device, set()).add(name)
+        """A device has worked with these: it keeps them. Of many the one that it used least lately is forgotten."""
+        part = self._parts.get(name)
+        if part is None:  # nothing is frozen, or nobody has asked for it lately: then it is sent again
+            return
+        held = self.held.setdefault(device, {})
+        held.pop(name, None)
+        held[name] = part
+        if len(held) > MAX_HELD:
+            del held[next(iter(held))]
 
     def lost(self, device: int) -> None:
         """A device did not do its work, maybe because it has them no more: it is sent all of them again."""
@@ -105,12 +133,14 @@ class Frozen:
 
     def state(self) -> dict[str, Any]:
         """Who holds what, as JSON: parts by device, and of every part its tensors, which are listed once."""
-        parts = sorted(set().union(*self.held.values()))
-        tensors = list(dict.fromkeys(tensor for part in parts for tensor in self._parts[part].tensors))
+        parts = {name: part for held in self.held.values() for name, part in held.items()}
+        parts = dict(sorted(parts.items()))
+        tensors = list(dict.fromkeys(tensor for part in parts.values() for tensor in part.tensors))
         numbers = {tensor: number for number, tensor in enumerate(tensors)}
         return {
-            "held": {str(device): sorted(names) for device, names in sorted(self.held.items())},
-            "parts": {part: [numbers[tensor] for tensor in self._parts[part].tensors] for part in parts},
+            # In the order of their use, so that a run that resumes forgets the same ones.
+            "held": {str(device): list(held) for device, held in sorted(self.held.items())},
+            "parts": {name: [numbers[tensor] for tensor in part.tensors] for name, part in parts.items()},
             "tensors": tensors,
         }
 
@@ -118,9 +148,13 @@ class Frozen:
         """Restore `state`. Checkpoints of earlier versions name no tensors: devices are sent what is frozen again."""
         if "parts" not in state:
             return
-        tensors = state["tensors"]
-        self._parts |= {part: Part(tuple(tensors[n] for n in numbers)) for part, numbers in state["parts"].items()}
-        self.held = {int(device): set(names) for device, names in state["held"].items()}
+        tensors = [sys.intern(tensor) for tensor in state["tensors"]]
+        parts = {name: Part(tuple(tensors[n] for n in numbers)) for name, numbers in state["parts"].items()}
+        # A part that has been asked for already is one with what is read.
+        parts = {name: self._parts.setdefault(name, part) for name, part in parts.items()}
+        self.held = {
+            int(device): {name: parts[name] for name in names[-MAX_HELD:]} for device, names in state["held"].items()
+        }
 
 
 def _key(architecture: Architecture, selection: Selection) -> tuple[Architecture, Selection]:

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
+from client_app import state as client_state
 from client_app.state import DeviceState
+from messages.frozen import Part, name_of
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -109,3 +111,23 @@ def test_of_a_prefix_only_what_this_round_and_the_one_before_have_saved_stays(tm
     for _ in range(2):
         assert saved("lost-c", 8) == ["lost-b.4", "lost-b.7", "lost-c.8", "model.1"]
     assert saved("lost-a", 9) == ["lost-a.9", "lost-c.8", "model.1"]
+
+
+def test_the_folder_of_what_is_frozen_is_synced_once_for_all_tensors_and_once_for_their_list(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(client_state, "_sync", lambda path: synced.append(path.name.split(".")[0]))
+    contents = {name_of(data): memoryview(data) for data in (b"a" * 8, b"b" * 4, b"c" * 8)}
+    part = Part(tuple(contents))
+    state = DeviceState(str(tmp_path), "a run", 0)
+    state.keep_frozen(part, contents)
+    assert synced == [*contents, "frozen", part.name, "frozen"]
+    # What is there and right is left alone; what is damaged is written again.
+    synced.clear()
+    state.keep_frozen(part, contents)
+    assert synced == []
+    damaged = part.tensors[1]
+    path = state.folder.parent / "frozen" / f"{damaged}.packed"
+    path.write_bytes(b"x" * 4)
+    state.keep_frozen(part, contents)
+    assert synced == [damaged, "frozen"]
+    assert path.read_bytes() == b"b" * 4

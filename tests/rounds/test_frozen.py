@@ -12,8 +12,10 @@ from messages.error import MessageError
 from messages.frozen import read_part
 from messages.parcels import frozen_layout
 from models.family import make_family
-from rounds.frozen import Frozen, Owed
-from strategies.method import LEADING
+from models.placement import chosen
+from rounds import frozen as rounds_frozen
+from rounds.frozen import MAX_HELD, Frozen, Owed
+from strategies.method import LEADING, Selection
 
 SPEC = {
     **{"name": "encoder", "input_shape": [9], "classes": 2, "vocabulary": 40, "hidden": 16, "depth": 3, "heads": 4},
@@ -23,10 +25,15 @@ FAMILY = make_family(SPEC)
 ONE, TWO, THREE = reversed(FAMILY.candidates([1]))
 
 
-def drawn():
+# A family whose sub-models are cuts: each selection of channels has frozen tensors of its own.
+CUT = make_family({"name": "lenet5", "freeze": ["block1", "block2.conv"]})
+[HALF] = CUT.candidates([0.5])
+
+
+def drawn(family=FAMILY):
     """Frozen weights of which no two tensors are equal."""
     generator = torch.Generator().manual_seed(4)
-    full = FAMILY.tensors(FAMILY.full())
+    full = family.tensors(family.full())
     return {name: torch.randn(spec.shape, generator=generator) for name, spec in full.items() if spec.frozen}
 
 
@@ -66,11 +73,11 @@ def test_equal_tensors_travel_once():
     assert frozen.owed(0, ONE, LEADING).places == tuple(sorted(frozen.owed(0, ONE, LEADING).places))
 
 
-def send(frozen, state, device, arch):
+def send(frozen, state, device, arch, selection=LEADING):
     """What a server does for an order, and a device with its message."""
-    owed, layout = frozen.owed(device, arch, LEADING), frozen_layout(FAMILY, arch)
+    owed, layout = frozen.owed(device, arch, selection), frozen_layout(frozen.family, arch)
     if owed.nbytes:
-        data = frozen.packed(arch, LEADING, owed.places)
+        data = frozen.packed(arch, selection, owed.places)
         assert len(data) == owed.nbytes
         state.keep_frozen(*read_part(data, owed.name, layout))
     found = state.frozen(owed.name, layout)
@@ -101,6 +108,33 @@ def test_a_device_that_lost_one_tensor_has_nothing_and_is_sent_all(tmp_path, sam
     assert send(frozen, state, 0, ONE) is not None
 
 
+@pytest.mark.parametrize(
+    ("known", "asked", "failures"),
+    [
+        (None, THREE, 0),  # the message brings all of it
+        (ONE, ONE, 1),  # the message brings a name alone
+        (ONE, THREE, 1),  # the message brings layers, and the damage is in others
+    ],
+)
+def test_three_damaged_tensors_cost_one_round_at_most(tmp_path, known, asked, failures):
+    weights = drawn()
+    frozen, state = Frozen(FAMILY, weights), DeviceState(str(tmp_path), "run", 0)
+    send(frozen, state, 0, ONE)
+    [listed] = [path for path in (tmp_path / "run" / "frozen").iterdir() if path.stem == frozen.name(ONE, LEADING)]
+    tensors = sorted(path for path in listed.parent.iterdir() if path != listed)
+    for path in tensors[:3]:
+        path.write_bytes(bytes([7]) * path.stat().st_size)
+    if known is None:
+        frozen.lost(0)
+    for _ in range(failures):
+        assert send(frozen, state, 0, asked) is None
+        assert not any(path.exists() for path in tensors[:3])
+        frozen.lost(0)
+    found = send(frozen, state, 0, asked)
+    assert list(found) == list(frozen_specs(asked))
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in found.items())
+
+
 def test_what_is_kept_under_the_name_of_another_sub_model_is_refused(tmp_path):
     frozen, state = Frozen(FAMILY, drawn()), DeviceState(str(tmp_path), "run", 0)
     send(frozen, state, 0, ONE)
@@ -127,3 +161,58 @@ def test_devices_of_a_checkpoint_of_an_earlier_version_are_sent_it_again():
     frozen.load({"0": ["0" * 64]})
     assert frozen.held == {}
     assert frozen.owed(0, replace(ONE), LEADING).nbytes > 0
+
+
+def test_selections_that_change_every_round_leave_few_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds_frozen, "MAX_NAMED", 5)
+    frozen, devices, sizes = Frozen(CUT, drawn(CUT)), range(3), []
+    for number in range(50):
+        # All are asked before the first of them has answered.
+        asked = {d: frozen.owed(d, HALF, Selection(chosen, 3 * number + d)) for d in devices}
+        assert all(owed.nbytes for owed in asked.values())
+        for device, owed in asked.items():
+            frozen.has(device, owed.name)
+            assert owed.name in frozen.held[device]
+        del asked, owed
+        sizes.append(len(json.dumps(frozen.state())))
+    assert [len(held) for held in frozen.held.values()] == [MAX_HELD] * 3
+    assert len(frozen.state()["parts"]) == len(devices) * MAX_HELD
+    assert max(sizes) < 1.5 * sizes[MAX_HELD]  # some selections share small tensors
+    assert len(frozen._parts) <= len(devices) * MAX_HELD + 5
+    assert len(frozen._names) <= 5
+    for device in devices:
+        frozen.lost(device)
+    assert len(frozen._parts) <= 5
+
+
+def test_a_device_that_comes_back_to_a_part_of_long_ago_is_sent_it_again(tmp_path):
+    weights = drawn(CUT)
+    frozen, state = Frozen(CUT, weights), DeviceState(str(tmp_path), "run", 0)
+    selections = [Selection(chosen, number) for number in range(MAX_HELD + 1)]
+    for selection in selections:
+        send(frozen, state, 0, HALF, selection)
+    assert frozen.owed(0, HALF, selections[1]).places == ()
+    # One that is used again is not the oldest any more, here and after a restart.
+    send(frozen, state, 0, HALF, selections[1])
+    again = Frozen(CUT, weights)
+    again.load(json.loads(json.dumps(frozen.state())))
+    for each in (frozen, again):
+        assert each.owed(0, HALF, selections[0]).nbytes > 0
+        found = send(each, state, 0, HALF, selections[0])
+        wanted = CUT.place(HALF, selections[0].select).of(list(found)).gather(weights)
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+        assert not each.owed(0, HALF, selections[1]).nbytes
+        assert each.owed(0, HALF, selections[2]).nbytes > 0
+    assert again.state() == frozen.state()
+
+
+def test_a_checkpoint_with_more_parts_than_are_remembered_is_read():
+    frozen = Frozen(CUT, drawn(CUT))
+    names = [frozen.name(HALF, Selection(chosen, number)) for number in range(MAX_HELD + 2)]
+    tensors = [tensor for name in names for tensor in frozen._parts[name].tensors]
+    size = len(tensors) // len(names)
+    parts = {name: list(range(size * at, size * (at + 1))) for at, name in enumerate(names)}
+    again = Frozen(CUT, drawn(CUT))
+    again.load({"held": {"3": names}, "parts": parts, "tensors": tensors})
+    assert list(again.held[3]) == names[2:]
+    assert len(again._parts) == MAX_HELD
