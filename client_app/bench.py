@@ -49,6 +49,18 @@ class Refusal(Exception):
         self.overrun = overrun
 
 
+def _fitting(task: Task, device: int, family: Family) -> Task:
+    """The task as a device has it; UnfitError where its data fit neither what is agreed nor the family."""
+    found = task.for_device(device)
+    # Only here do a device's own texts and the family meet; the server has checked all others.
+    if task.spec.partition == "own" and found.vocabulary is not None:
+        try:
+            found.vocabulary.check_pairs(family.pair_separator)
+        except ValueError as error:
+            raise UnfitError(str(error)) from error
+    return found
+
+
 class Chance(random.Random):
     """The chance that a loss may use. While a loss is traced as one graph for all batches, to ask it is an error."""
 
@@ -134,7 +146,7 @@ class DeviceBench:
     ) -> None:
         self.order, self.local, self.family, self.training = order, local, family, training
         try:
-            self.task = task.for_device(order.device)
+            self.task = _fitting(task, order.device, family)
         except UnfitError as error:
             raise Refusal(f"device {order.device}: its data do not fit: {error}") from error
         self.place, self.device, self.wire = place, place.device, wire

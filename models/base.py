@@ -54,6 +54,11 @@ class Family(ABC):
         if not isinstance(self.freeze, tuple) or not all(isinstance(part, str) and part for part in self.freeze):
             raise ValueError(f"{self.name}: freeze must be a list of names such as ['embeddings'], not {self.freeze!r}")
 
+    @property
+    def pair_separator(self) -> int:
+        """The token by which networks tell the two texts of a pair apart; -1: they do not."""
+        return int(getattr(self, "separator", -1))
+
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with what only this machine can read, such as a folder, replaced by its contents.

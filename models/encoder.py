@@ -203,6 +203,11 @@ class Encoder(ModuleFamily):
             )
 
     @property
+    def pair_separator(self) -> int:
+        """See `Family.pair_separator`: of no use where all tokens are of one type, as DistilBERT's are."""
+        return self.separator if self.token_types > 1 and self.kind != "distilbert" else -1
+
+    @property
     def head_channels(self) -> int:
         """Channels of one head of the whole model."""
         return self.hidden // self.heads
@@ -382,7 +387,7 @@ class EncoderNetwork(Network):
             self.add_module(head, Classifier(hidden, family.classes, family.dropout, dense=family.head == "dense"))
         self.pad_id, self.positions_from_tokens = family.pad_id, family.kind == "roberta"
         self.has_types = family.kind != "distilbert"
-        self.separator = family.separator if family.token_types > 1 else -1
+        self.separator = family.pair_separator
         self.pooling = "none" if family.labels == "tokens" else family.pooling
 
     def forward(self, x: Tensor) -> Tensor:

@@ -115,8 +115,8 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             and the tensors are of that sub-model.
 
     Raises:
-        ValueError: the file cannot be read, nothing in it fits, most of it is of another architecture, a tensor has
-            another shape, or nothing in the file is called what `names` renames.
+        ValueError: the file cannot be read, nothing in it fits, most of it is of another architecture and `names` calls
+            nothing otherwise, a tensor has another shape, or nothing in the file is called what `names` renames.
     """
     full = wanted = family.tensors(family.full())
     renamed: dict[str, Tensor] = {}
@@ -149,7 +149,9 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             f"{file} has no tensor of {family.name}: it has {_some(tuple(renamed))}, and the family "
             f"{_some(tuple(full))}; initial-names says how one is called in the other{why}"
         )
-    _check_architecture(file, family.name, wanted, renamed)
+    # Who says what a name of the file is called here has chosen what to take; false and "" only leave out.
+    if not any(names.values() if names else ()):
+        _check_architecture(file, family.name, wanted, renamed)
     for name, tensor in found.items():
         called = theirs.get(name, name)
         if tuple(tensor.shape) != wanted[name].shape:
@@ -164,7 +166,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
         {name: tensor.to(wanted[name].dtype).contiguous() for name, tensor in found.items()},
         architecture,
         tuple(name for name in full if name not in found),
-        tuple(name for name in renamed if name not in wanted and name.rpartition(".")[2] != COUNTER),
+        tuple(name for name in renamed if name not in wanted and not _is_counter(name)),
         file,
         tuple(notes),
     )
@@ -208,8 +210,10 @@ def _check_architecture(file: Path, name: str, wanted: Mapping[str, TensorSpec],
 
     Both, because either alone is legitimate: a deeper file gives a model its first layers, and the weights of a few
     layers, or of adapters alone, begin a larger model. A few equal names, such as those of embeddings, are neither: the
-    rest of the model would be trained from nothing. Heads do not count, which every task has for itself.
+    rest of the model would be trained from nothing. Heads do not count, which every task has for itself, and neither do
+    counters of batch norm, which fit nowhere.
     """
+    given = {tensor: value for tensor, value in given.items() if not _is_counter(tensor)}
     body = [tensor for tensor, spec in wanted.items() if not _is_head(spec)]
     fitting, used = sum(tensor in given for tensor in body), sum(tensor in wanted for tensor in given)
     if 2 * fitting < len(body) and 2 * used < len(given):
@@ -219,8 +223,12 @@ def _check_architecture(file: Path, name: str, wanted: Mapping[str, TensorSpec],
             f"{file} is of another architecture than {name}: of the model's {len(body)} tensors that are no heads it "
             f"has {fitting}, and lacks {_some(lacking)}; of its own {len(given)} tensors the model has {used}, and "
             f"lacks {_some(over)}. Take the family of these weights (of an encoder its `kind`), or where only names "
-            "differ, map them by initial-names"
+            "differ, or only a part is wanted, map them by initial-names"
         )
+
+
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] == COUNTER
 
 
 def _is_head(spec: TensorSpec) -> bool:

@@ -427,7 +427,7 @@ def _initial(config: RunConfig, family: Family, task: Task) -> Mapping[str, Tens
     try:
         names = checked_names(parse_arguments(config.initial_names))
         found = load_initial(weights_file(config.initial_weights), family, names)
-        check_same_tokens(task, config.initial_weights, found.tensors)
+        check_same_tokens(task, family, config.initial_weights, found.tensors)
     except ValueError as error:
         raise ConfigError(f"initial-weights = {config.initial_weights!r}: {error}") from None
     log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
@@ -528,6 +528,7 @@ def _public(config: RunConfig, task: Task, family: Family) -> PublicData | None:
             dtype=family.input_dtype,
             examples=config.public_examples,
             seed=config.seed,
+            separator=family.pair_separator,
         )
     except ValueError as error:
         raise ConfigError(f"public-task = {config.public_task!r}: {error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from flwr.common import log
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.architecture import Architecture
 from models.base import Family
@@ -26,11 +26,14 @@ _FREE = re.compile(r"\[unused\d+\]|<unused\d+>|madeupword\d+")
 def check_vocabulary(task: Task, family: Family) -> None:
     """Raise ValueError where the family's embeddings are of another tokenizer than the task's texts.
 
-    A family says the rows of its embeddings in `vocabulary`, and in `pad_id` the token that it leaves out.
+    Likewise where it tells the texts of a pair apart by a token that stands inside of one. A family says the rows of
+    its embeddings in `vocabulary`, and in `pad_id` the token that it leaves out.
     """
     rows, pad_id = getattr(family, "vocabulary", None), getattr(family, "pad_id", None)
     if task.vocabulary is not None and isinstance(family, Bert) and rows is None:
         raise ValueError("it reads characters, as many as there are classes: take family = 'encoder'")
+    if task.vocabulary is not None:
+        task.vocabulary.check_pairs(family.pair_separator)
     if task.vocabulary is None or rows is None:
         return
     tokens = task.vocabulary.tokens
@@ -79,19 +82,19 @@ def _failure(family: Family, arch: Architecture, token: int) -> Exception | None
     return None
 
 
-def check_same_tokens(task: Task, initial_weights: str, tensors: Mapping[str, Tensor]) -> None:
+def check_same_tokens(task: Task, family: Family, initial_weights: str, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError where weights come from a folder whose own tokenizer numbers tokens otherwise than the task's.
 
     As many tokens do not make the same vocabulary: every word would have another word's embedding. Tokens that only one
     of them has behind the other's last are allowed, and so are words in place of tokens that the model keeps free.
-    Where the weights hold no embeddings (initial-names leaves them out), any tokenizer goes.
+    Where the weights hold no embeddings of tokens (initial-names leaves them out), any tokenizer goes.
     """
     folder, arguments = Path(initial_weights).expanduser(), task.spec.arguments
     if task.vocabulary is None or not isinstance(arguments, TextArguments) or not folder.is_dir():
         return
     if not any((folder / file).is_file() for file in ("tokenizer.json", VOCABULARY)):
         return
-    if not any(tensor.dim() == 2 and len(tensor) >= task.vocabulary.tokens for tensor in tensors.values()):
+    if tensors.keys().isdisjoint(_token_embeddings(family, task.vocabulary.tokens)):
         return
     try:
         own = load_tokenizer(str(folder.absolute()), "").get_vocab()
@@ -110,3 +113,17 @@ def check_same_tokens(task: Task, initial_weights: str, tensors: Mapping[str, Te
             f"{len(differing)} of {len(both)} differ, the first is number {first}, {ours[first]!r} and in the folder "
             f"{theirs[first]!r}: take tokenizer = {str(folder)!r}, or leave the model's embeddings out by initial-names"
         )
+
+
+def _token_embeddings(family: Family, tokens: int) -> set[str]:
+    """The names of tensors that hold a row per token: no other matrix counts, though a small vocabulary has fewer rows.
+
+    A family that does not say its `vocabulary` may have spare rows.
+    """
+    rows = getattr(family, "vocabulary", None)
+    return {
+        f"{name}.weight"
+        for name, module in family.without_memory(family.full()).named_modules()
+        if isinstance(module, nn.Embedding)
+        and (module.num_embeddings >= tokens if rows is None else module.num_embeddings == rows)
+    }

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from tasks.labels import NO_LABEL, LabelKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 DECODED_VERSION = 1
 """Raised whenever decoding changes, so that files of an older release are not read."""
@@ -64,13 +64,24 @@ class Vocabulary:
 
     tokens: how many there are, numbered from 0. pad_id: the one behind the end of a text. cut_texts: how many texts
     were longer than the limit, and were cut. separator: the token behind each text of a pair, where the tokenizer gives
-    the second another token type than the first; -1: texts come alone, or it does not.
+    the second another token type than the first; -1: texts come alone, or it does not. unclear_pair: where the
+    first pair stands a text of which holds the separator itself; "" where there is none.
     """
 
     tokens: int
     pad_id: int
     cut_texts: int = 0
     separator: int = -1
+    unclear_pair: str = ""
+
+    def check_pairs(self, separator: int) -> None:
+        """Raise ValueError where a model tells texts apart by a token (-1: by none) that stands inside of one."""
+        if separator >= 0 and self.unclear_pair:
+            raise ValueError(
+                f"{self.unclear_pair}: a text of this pair holds the tokenizer's separator, token {self.separator}, by "
+                "which the model tells the two texts apart: write it otherwise, or take a model with one token type, "
+                "such as DistilBERT"
+            )
 
 
 @dataclass(frozen=True)
@@ -239,14 +250,22 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
             natural_ids=tensors.get("natural_ids"),
             label_names=tuple(json.loads(bytes(tensors["label_names"].tolist()))) if "label_names" in tensors else (),
             label_sets=tensors.get("label_sets"),
-            vocabulary=Vocabulary(*tensors["vocabulary"].tolist()) if "vocabulary" in tensors else None,
+            vocabulary=_vocabulary(tensors),
         )
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"the cache file {file} cannot be read ({error}); delete it and it is made anew") from error
 
 
+def _vocabulary(tensors: Mapping[str, Tensor]) -> Vocabulary | None:
+    if "vocabulary" not in tensors:
+        return None
+    unclear = bytes(tensors["unclear_pair"].tolist()).decode() if "unclear_pair" in tensors else ""
+    return replace(Vocabulary(*tensors["vocabulary"].tolist()), unclear_pair=unclear)
+
+
 def _write(data: DataSet, file: Path) -> None:
     names, vocabulary = json.dumps(data.label_names).encode(), data.vocabulary
+    unclear = "" if vocabulary is None else vocabulary.unclear_pair
     tensors = {
         "train_inputs": data.train.inputs,
         "train_labels": data.train.labels,
@@ -258,7 +277,8 @@ def _write(data: DataSet, file: Path) -> None:
         "natural_ids": data.natural_ids,
         "label_names": torch.tensor(list(names), dtype=torch.uint8) if data.label_names else None,
         "label_sets": data.label_sets,
-        "vocabulary": None if vocabulary is None else torch.tensor(astuple(vocabulary)),
+        "vocabulary": None if vocabulary is None else torch.tensor(astuple(vocabulary)[:-1]),
+        "unclear_pair": torch.tensor(list(unclear.encode()), dtype=torch.uint8) if unclear else None,
     }
     with written_whole(file) as beside:
         save_file({key: value.contiguous() for key, value in tensors.items() if value is not None}, beside)

@@ -157,6 +157,13 @@ class Agreed(_Said):
     mean: tuple[Finite, ...] = ()
     std: tuple[Positive, ...] = ()
 
+    def takes(self, form: Form) -> bool:
+        """Whether examples of this form fit.
+
+        A run without a separator goes on without one: what was agreed before there were any says nothing of it.
+        """
+        return self.form == (form.model_copy(update={"separator": -1}) if self.form.separator < 0 else form)
+
     @property
     def classes(self) -> int:
         """A model's outputs."""
@@ -373,10 +380,13 @@ def form_of(data: DataSet) -> Form:
 def fitted(data: DataSet, agreed: Agreed) -> DataSet:
     """A device's examples with the labels and the normalization of the run; UnfitError where they do not fit."""
     form = form_of(data)
-    if form != agreed.form:
+    if not agreed.takes(form):
         raise UnfitError(f"its examples are {form}, the run's are {agreed.form}")
     train, test = (_renamed(part, data.label_names, agreed.label_names) for part in (data.train, data.test))
-    return replace(agreed.empty(), train=train, test=test)
+    found = replace(agreed.empty(), train=train, test=test)
+    if data.vocabulary is None or found.vocabulary is None:
+        return found
+    return replace(found, vocabulary=replace(found.vocabulary, unclear_pair=data.vocabulary.unclear_pair))
 
 
 def _renamed(part: Data, own: Sequence[str], names: Sequence[str]) -> Data:

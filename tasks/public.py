@@ -46,6 +46,7 @@ def load_public(
     dtype: torch.dtype,
     examples: int,
     seed: int,
+    separator: int = -1,
 ) -> PublicData:
     """The training inputs of a task as public data.
 
@@ -57,6 +58,7 @@ def load_public(
         dtype: of what the run's models read; int64 stands for tokens.
         examples: how many are drawn at random; 0 takes all.
         seed: what that draw follows from.
+        separator: by which the run's models tell the two texts of a pair apart; -1: they do not.
 
     Raises:
         ValueError: the inputs are of another shape, kind or vocabulary, or there are fewer, or the task must be given
@@ -77,6 +79,8 @@ def load_public(
     mine, theirs = (v and (v.tokens, v.pad_id) for v in (data.vocabulary, task.vocabulary))
     if mine != theirs:
         raise ValueError("its tokens are of another vocabulary than the task's: give both the same tokenizer")
+    if data.vocabulary is not None:
+        data.vocabulary.check_pairs(separator)
     inputs = data.train.inputs
     if examples > len(inputs):
         raise ValueError(f"it has {len(inputs)} training inputs, and public-examples asks for {examples}")

@@ -677,7 +677,8 @@ def with_test(task: Task, test: DataSet) -> Task:
     """The task with the test set that `server_test` found; UnfitError where it does not fit what is agreed."""
     assert task.spec.agreed is not None
     found = copy(task)
-    found.test = fitted(test, task.spec.agreed).test
+    data = fitted(test, task.spec.agreed)
+    found.test, found.vocabulary = data.test, data.vocabulary
     return found
 
 

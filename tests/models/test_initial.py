@@ -68,6 +68,29 @@ def test_a_part_of_a_model_and_a_model_of_a_part_are_of_its_architecture(tmp_pat
     assert load_initial(tmp_path / "adapters.safetensors", family).tensors.keys() == adapters.keys()
 
 
+def test_who_maps_a_part_of_another_network_by_name_gets_that_part(tmp_path):
+    """Two of ten tensors of LeNet, and two of the file's eight; leaving parts out alone is no such choice."""
+    theirs = {"conv1.weight": WEIGHTS[FIRST], "conv1.bias": WEIGHTS["block1.conv.bias"]}
+    theirs |= {f"layer{n}.weight": torch.zeros(2) for n in range(6)}
+    save_file(theirs, tmp_path / "theirs.safetensors")
+    found = load_initial(tmp_path / "theirs.safetensors", FAMILY, {"conv1": "block1.conv"})
+    assert set(found.tensors) == {FIRST, "block1.conv.bias"}
+    assert set(found.missing) == WEIGHTS.keys() - found.tensors.keys()
+    assert len(found.left_over) == 6
+    save_file({n.replace("conv1", "block1.conv"): t for n, t in theirs.items()}, tmp_path / "same.safetensors")
+    with pytest.raises(ValueError, match=r"it has 2, .*of its own 7 tensors the model has 2"):
+        load_initial(tmp_path / "same.safetensors", FAMILY, {"layer5": False})
+
+
+def test_counters_of_batch_norm_do_not_make_a_file_one_of_another_architecture(tmp_path):
+    """Two tensors of three that are no counters fit."""
+    counters = {f"norm{n}.num_batches_tracked": torch.tensor(1) for n in range(9)}
+    theirs = {FIRST: WEIGHTS[FIRST], "block1.conv.bias": WEIGHTS["block1.conv.bias"], "pooler.weight": torch.zeros(2)}
+    save_file(theirs | counters, tmp_path / "counted.safetensors")
+    found = load_initial(tmp_path / "counted.safetensors", FAMILY)
+    assert (set(found.tensors), found.left_over) == ({FIRST, "block1.conv.bias"}, ("pooler.weight",))
+
+
 def encoder(**changes):
     sizes = {"vocabulary": 40, "hidden": 16, "depth": 2, "heads": 4, "mlp": 20, "positions": 16}
     return make_family({"name": "encoder", "input_shape": [9], "classes": 3, **sizes, **changes})

@@ -388,6 +388,33 @@ def test_devices_agree_on_what_is_between_the_texts_of_a_pair(tmp_path):
     assert str(engine.own.spec.agreed.form).startswith("8 tokens of 47 in pairs with classes")
 
 
+@pytest.mark.parametrize("token_types", [1, 2])
+def test_a_device_with_a_separator_inside_of_a_text_works_where_the_model_does_not_go_by_it(tmp_path, token_types):
+    make_tokenizer(tmp_path / "words")
+    for device in range(DEVICES):
+        other = "a [SEP] plot" if device == 2 else "a plot"
+        rows = [{"text": "the film", "other": other, "label": "ab"[n % 2]} for n in range(10)]
+        (tmp_path / "devices" / f"{device:04d}").mkdir(parents=True)
+        write_lines(tmp_path / "devices" / f"{device:04d}" / "train.jsonl", *rows)
+    sizes = "hidden = 8, depth = 1, heads = 2, mlp = 8, positions = 16"
+    config = own_config(
+        tmp_path,
+        task="text",
+        task_arguments=f"tokenizer = '{tmp_path / 'words'}', max_tokens = 8, pair = 'other'",
+        family="encoder",
+        family_arguments=f"{sizes}, token_types = {token_types}",
+        data_dir=str(tmp_path),
+        fleet=fleet_file(tmp_path),
+        test_fraction=0.2,
+    )
+    outcomes = {d.outcome for d in read_devices(run(simulated_grid(), config)) if d.device == 2}
+    if token_types == 1:
+        assert outcomes == {"trained"}
+    else:
+        [why] = outcomes
+        assert "its data do not fit: train.jsonl:1: a text of this pair holds the tokenizer's separator" in why
+
+
 def test_texts_of_devices_that_were_cut_are_in_the_log(tmp_path, caplog):
     """Each of four devices has ten texts. Three of device 0 and four of device 2 have six tokens, and five are allowed.
 

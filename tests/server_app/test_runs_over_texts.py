@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from models.base import with_weights
 from server_app.app import run
@@ -198,10 +199,10 @@ def test_a_module_that_has_too_few_embeddings_is_refused_before_round_1(
         started(config(folder, family="own_pooled:Net", family_arguments="arguments = {rows = 47, broken = true}"))
 
 
-def model_folder(folder: Path, vocabulary: dict[str, int]) -> Path:
+def model_folder(folder: Path, vocabulary: dict[str, int], *, mlp: int = 16, positions: int = 16) -> Path:
     """A tiny BERT, and beside it a tokenizer of this vocabulary."""
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    made = transformers.BertConfig(vocab_size=len(VOCABULARY), max_position_embeddings=16, **sizes)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": mlp}
+    made = transformers.BertConfig(vocab_size=len(VOCABULARY), max_position_embeddings=positions, **sizes)
     transformers.BertModel(made).save_pretrained(folder / "model")
     file = make_tokenizer(folder / "model") / "tokenizer.json"
     content = json.loads(file.read_text())
@@ -224,6 +225,30 @@ def test_another_vocabulary_of_the_same_size_than_the_models_own_is_refused(fold
     started(config(folder, **settings, task_arguments=arguments))
 
 
+def test_only_embeddings_of_tokens_count_as_embeddings(folder: Path) -> None:
+    """An MLP, or a table of positions, with more rows than the vocabulary has tokens is none."""
+    words = [word for word, number in VOCABULARY.items() if number >= 5]
+    reversed_ = dict(VOCABULARY) | dict(zip(words, list(VOCABULARY.values())[:4:-1], strict=True))
+    settings = {"family": "encoder", "initial_weights": str(model_folder(folder, reversed_, mlp=64, positions=64))}
+    with pytest.raises(ConfigError, match="42 of 47 differ"):
+        started(config(folder, **settings))
+    started(config(folder, **settings, initial_names="'embeddings.word_embeddings' = false"))
+
+
+def test_embeddings_of_a_module_of_ones_own_are_compared_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not say its vocabulary, and has one spare row."""
+    pooled(folder, monkeypatch)
+    words = [word for word, number in VOCABULARY.items() if number >= 5]
+    reversed_ = dict(VOCABULARY) | dict(zip(words, list(VOCABULARY.values())[:4:-1], strict=True))
+    model = model_folder(folder, reversed_)
+    for file in ("config.json", "model.safetensors"):
+        (model / file).unlink()
+    save_file({"words.weight": torch.ones(48, 8)}, model / "model.safetensors")
+    settings = {"family": "own_pooled:Net", "family_arguments": "arguments = {rows = 48}"}
+    with pytest.raises(ConfigError, match="42 of 47 differ"):
+        started(config(folder, **settings, initial_weights=str(model)))
+
+
 def test_words_in_place_of_free_tokens_and_behind_the_last_are_the_models_vocabulary(folder: Path) -> None:
     free = {(f"[unused{n}]" if token in ("red", "blue") else token): n for token, n in VOCABULARY.items()}
     del free["[unused46]"]
@@ -239,6 +264,17 @@ def test_the_family_learns_the_separator_of_pairs_from_the_tokenizer(folder: Pat
     for task_arguments, separator in ((arguments, -1), (f"{arguments}, pair = 'other'", SEP)):
         engine, _ = started(config(folder, task_arguments=task_arguments, **settings))
         assert engine.method.family.spec()["separator"] == separator
+
+
+def test_a_separator_inside_of_a_text_is_refused_where_the_model_goes_by_it(folder: Path) -> None:
+    rows = [{"text": f"the {WORDS[n % 6]}", "other": "a [SEP] b", "label": "ab"[n % 2]} for n in range(96)]
+    write_lines(folder / "train.jsonl", *rows)
+    arguments = f"tokenizer = '{folder / 'words'}', max_tokens = 8, pair = 'other'"
+    settings = {"family": "encoder", "partition": "iid", "task_arguments": arguments}
+    with pytest.raises(ConfigError, match=r"train\.jsonl:\d+: a text of this pair holds the tokenizer's separator"):
+        started(config(folder, family_arguments=SMALL, **settings))
+    for other in ("kind = 'distilbert'", "token_types = 1"):
+        started(config(folder, family_arguments=f"{SMALL}, {other}", **settings))
 
 
 def test_a_run_with_other_embeddings_ends_before_round_1(folder: Path) -> None:

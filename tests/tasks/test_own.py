@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from messages.wire import DATA_ANSWER_LIMITS
+from rounds.own import OwnData
+from tasks.data import Vocabulary
 from tasks.own import (
     MAX_NAMES,
     Agreed,
@@ -22,6 +25,8 @@ from tasks.own import (
     UnfitError,
     agree,
     declared_by,
+    fitted,
+    form_of,
     made,
     moments_of,
     problem_of,
@@ -188,6 +193,24 @@ def test_labels_have_the_numbers_of_the_run_and_inputs_its_normalization(tmp_pat
     assert task.prepare(task.train.inputs, augment=None).unique().tolist() == [2.0]
     assert sorted(task.shard(1).train.tolist()) == [0, 1, 2]
     assert TaskSpec.from_json(json.loads(json.dumps(task.spec.to_json()))) == task.spec
+
+
+def test_a_run_over_pairs_that_began_without_a_separator_goes_on_without_one():
+    """An agreed.json from before has none; devices with BERT's tokenizer now say theirs."""
+    old = {"stored": "int32", "input_shape": [4], "labels": "classes", "vocabulary": [9, 0]}
+    agreed = Agreed.model_validate_json(json.dumps({"form": old, "label_names": ["a", "b"]}))
+    inputs = torch.zeros(2, 4, dtype=torch.int32)
+    data = replace(made([(inputs, ["a", "b"])]), vocabulary=Vocabulary(9, 0, separator=3))
+    found = fitted(data, agreed)
+    assert found.vocabulary == Vocabulary(9, 0)
+    own = OwnData(spec_of("", agreed=agreed), {}, 1)
+    pairs = said(0, (), form=form_of(data), moments=None)
+    assert own.take([pairs]) == {}
+    # Another vocabulary does not fit all the same, nor do single texts in a run over pairs.
+    with pytest.raises(UnfitError, match=r"4 tokens of 8 in pairs .*, the run's are 4 tokens of 9 with"):
+        fitted(replace(data, vocabulary=Vocabulary(8, 0, separator=3)), agreed)
+    with pytest.raises(UnfitError, match="the run's are 4 tokens of 9 in pairs"):
+        fitted(replace(data, vocabulary=Vocabulary(9, 0)), Agreed(form=form_of(data), label_names=("a", "b")))
 
 
 def test_data_that_change_are_seen_and_refused_where_they_no_longer_fit(tmp_path):

@@ -96,8 +96,17 @@ def test_a_tokenizer_that_gives_pairs_one_type_alone_has_no_separator(tmp_path: 
 
 def test_a_separator_inside_of_a_pair_is_told_with_its_place(tmp_path: Path, tokenizer: str) -> None:
     rows = [{"text": text, "other": "poor film", "label": text} for text in ("good", "bad [SEP] film")]
-    with pytest.raises(ValueError, match=r"train\.jsonl:2: a text of this pair holds \[SEP\], by which"):
-        load(examples(tmp_path, *rows), tokenizer, test="test.jsonl", pair="other")
+    for _ in range(2):  # from the files, and from the cache
+        load_task.cache_clear()
+        pairs = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl", pair="other").vocabulary
+        assert pairs is not None
+        pairs.check_pairs(-1)
+        with pytest.raises(ValueError, match=r"train\.jsonl:2: a text of this pair holds the tokenizer's separator"):
+            pairs.check_pairs(SEP)
+    write_lines(tmp_path / "train.jsonl", {**rows[0], "label": "x"}, {**rows[0], "label": "bad [SEP] film"})
+    of_test = load(tmp_path, tokenizer, test="test.jsonl", pair="other", classes=("x", "good", "bad [SEP] film"))
+    assert of_test.vocabulary is not None
+    assert of_test.vocabulary.unclear_pair.endswith("test.jsonl:2")
     alone = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl")
     assert alone.train.inputs.tolist()[1] == [CLS, *ids("bad"), SEP, *ids("film"), SEP]
     assert alone.vocabulary is not None
