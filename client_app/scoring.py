@@ -51,7 +51,7 @@ def score_order(
     with (
         out_of_memory_refused(order, place.available_bytes, bench.meter),
         memory_limit(limit_bytes, place.device, alike, alike),
-        closing(bench),  # whose limit, where a device half has taken batches, lies within this one
+        closing(bench),  # a device half that takes batches sets a limit of its own, which must end before this one
     ):
         if batch.training is None:
             seed_draws(order.seed, bench.device)  # a device that has not trained yet may lack layers of its own

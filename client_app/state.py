@@ -92,7 +92,7 @@ class DeviceState:
         if listed is None:
             return None
         found: dict[str, Tensor] = {}
-        # To the end also where one is damaged, so that all that are go at once, and not one with every order.
+        # All are read even where one is damaged, so that one order finds and removes all damaged files.
         for entry, tensor in zip(layout.entries, Part.read(listed, layout).tensors, strict=True):
             data = self._read_frozen(tensor)
             if data is not None:

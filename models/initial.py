@@ -49,7 +49,7 @@ class Initial:
     notes: tuple[str, ...] = ()
 
     def whole(self, family: Family, drawn: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The tensors that were found, in their whole size; what a sub-model's lack of it is as drawn."""
+        """The tensors that were found, in the global model's sizes; entries outside of the sub-model are as drawn."""
         if self.architecture == family.full():
             return self.tensors
         weights = drawn()

@@ -20,10 +20,9 @@ from models.placement import Axis, Window
 # Convolutions of fewer output channels, and their norms, take longer with the channels of a pixel side by side: cnn3
 # and ResNet-18 from 1.1 to 1.9 times as long in training mode, and 0.5 to 0.9 times as long with 8 channels and more.
 LEAST_CHANNELS_LAST = 8
-# Values in a tensor from which on a pool that trains is faster by slices: at 100,000 it is level with PyTorch's, and
-# at 500,000 it takes 0.6 to 0.8 of the time.
+# A pool that trains is faster by slices for tensors of at least so many values: at 100,000 it is level with PyTorch's.
 LEAST_BY_SLICES = 2**17
-SLICED_TOGETHER = 2**18  # values
+SLICED_TOGETHER = 2**18  # values whose gradients are made at a time
 
 Shape = tuple[int, ...]
 """Of one example: (channels, height, width) of an image, (channels, length) of a signal, (positions, channels) of a
@@ -502,18 +501,12 @@ class Network(nn.Module):
         return [*logits, x]
 
 
-def pays_by_slices(shape: Sequence[int]) -> bool:
-    """Whether a pool over windows of four trains faster by slices, for inputs (batch, channels, height, width)."""
-    return math.prod(shape) >= LEAST_BY_SLICES and shape[2] % 2 == shape[3] % 2 == 0
-
-
 class HalvingMaxPool(nn.MaxPool2d):
-    """`nn.MaxPool2d(2)` that trains in about two thirds of its time where tensors are large and contiguous.
+    """`nn.MaxPool2d(2)` that trains in less time where tensors are large and contiguous.
 
-    The bits are PyTorch's, but where a value is no number: of equal values in a window the first in row-major order
-    takes the gradient. It keeps no
-    places of the maxima, so that a step takes less memory than its price, which is of PyTorch's pool: that is what
-    tensors with the channels of a pixel side by side take.
+    For finite values the bits are PyTorch's: of equal values in a window the first in row-major order takes the
+    gradient. The places of the maxima are not kept, so that a step takes less memory than its price. The price is that
+    of PyTorch's pool, which is used for tensors with the channels of a pixel side by side.
     """
 
     def __init__(self) -> None:
@@ -525,7 +518,8 @@ class HalvingMaxPool(nn.MaxPool2d):
             x.requires_grad
             and torch.is_grad_enabled()
             and x.device.type == "cpu"
-            and pays_by_slices(x.shape)
+            and x.numel() >= LEAST_BY_SLICES
+            and x.shape[2] % 2 == x.shape[3] % 2 == 0
             and x.is_contiguous()
         )
         return _MaxOfFourToTrain.apply(x) if by_slices else super().forward(x)
@@ -536,7 +530,7 @@ class _MaxOfFourToTrain(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        maxima = MaxOfFour.of(x)
+        maxima = _max_of_four(x)
         ctx.save_for_backward(x, maxima.clone())  # the next layer may change its input in place
         return maxima
 
@@ -562,14 +556,13 @@ class MaxOfFour(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) -> half the sides; a rest at the border is dropped."""
-        return self.of(x)
+        return _max_of_four(x)
 
-    @staticmethod
-    def of(x: Tensor) -> Tensor:
-        """What `forward` gives."""
-        height, width = (side // 2 * 2 for side in x.shape[2:])
-        columns = torch.maximum(x[..., :width:2], x[..., 1:width:2])
-        return torch.maximum(columns[:, :, :height:2], columns[:, :, 1:height:2])
+
+def _max_of_four(x: Tensor) -> Tensor:
+    height, width = (side // 2 * 2 for side in x.shape[2:])
+    columns = torch.maximum(x[..., :width:2], x[..., 1:width:2])
+    return torch.maximum(columns[:, :, :height:2], columns[:, :, 1:height:2])
 
 
 def pool_first(network: nn.Module) -> None:

@@ -65,8 +65,8 @@ class OwnData:
         for said in summaries:
             agreed = self.spec.agreed
             why = problem_of(said, self.max_examples)
-            if not why and agreed is not None and said.form is not None and not agreed.takes(said.form):
-                why = f"its examples are {said.form}, the run's are {agreed.form}"
+            if not why and agreed is not None and said.form is not None:
+                why = agreed.misfit(said.form)
             if why:
                 unfit[said.device] = why
                 self._claims.pop(said.device, None)

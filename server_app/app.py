@@ -258,7 +258,8 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         cut_texts, texts = task.vocabulary.cut_texts, len(task.train) + len(task.test)
         if own is not None:  # the server's texts are those that it tests on, if any
             of_devices = own.cut_texts(range(config.devices))
-            cut_texts, texts = _cut_in(test) + of_devices[0], texts + of_devices[1]
+            cut_texts = (test.cut_texts if test is not None else 0) + of_devices[0]
+            texts += of_devices[1]
         tell_cut(cut_texts, texts, task.input_shape[0])
     tested = own is not None or any(len(task.own_test(device)[1]) for device in range(config.devices))
     if config.personal_every and not tested:
@@ -318,6 +319,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         score_without_model=task.metric.without_model(task.test.labels),
     )
 
+    initial, initial_file = _initial(config, family, task)
     setup = Setup(
         family,
         settings,
@@ -325,9 +327,9 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         config.below_smallest,
         config.both_models,
         config.shared,
-        _initial(config, family, task),
+        initial,
         _public(config, task, family),
-        weights_file(config.initial_weights) if config.initial_weights else None,
+        initial_file,
     )
     with _naming("strategy", config.strategy):
         method = kind(setup, params)
@@ -350,11 +352,6 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         )
     scores = scorer(task, held_out=config.deliver == "best") if len(task.test) else None
     return Engine(method, _population(config, method, task, own), own), scores
-
-
-def _cut_in(test: DataSet | None) -> int:
-    """How many of the server's texts were cut, where only devices have others."""
-    return 0 if test is None or test.vocabulary is None else test.vocabulary.cut_texts
 
 
 def _privacy(config: RunConfig) -> Privacy | None:
@@ -420,18 +417,22 @@ def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
     return rates
 
 
-def _initial(config: RunConfig, family: Family, task: Task) -> Mapping[str, Tensor]:
-    """The weights that a run is given; {} where it has none. The log says what was found of them, and what was not."""
+def _initial(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[str, Tensor], Path | None]:
+    """The weights that a run is given, and their file; ({}, None) where it has none.
+
+    The log says what was found of them, and what was not.
+    """
     if not config.initial_weights:
-        return {}
+        return {}, None
     try:
         names = checked_names(parse_arguments(config.initial_names))
-        found = load_initial(weights_file(config.initial_weights), family, names)
+        file = weights_file(config.initial_weights)
+        found = load_initial(file, family, names)
         check_same_tokens(task, family, config.initial_weights, found.tensors)
     except ValueError as error:
         raise ConfigError(f"initial-weights = {config.initial_weights!r}: {error}") from None
     log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
-    return found.whole(family, lambda: initial_weights(family, config.seed))
+    return found.whole(family, lambda: initial_weights(family, config.seed)), file
 
 
 def _initial_digest(config: RunConfig) -> str:

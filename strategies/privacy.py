@@ -140,7 +140,7 @@ class PrivateMean(CoordinateMean):
         result = dict(previous)
         for name, old in previous.items():
             if name not in self._frozen:
-                self._begin(self._totals, [name])  # where nobody came, which nobody is to tell
+                self._begin(self._totals, [name])  # there is none where no update has come, which the noise must hide
                 total = self._totals.pop(name)
                 # Sums are whole numbers: to round the noise is to round the sum with it, which reveals no more.
                 noise = gaussian(total.numel(), generator).mul_(deviation).round_().to(torch.int64)

@@ -324,9 +324,10 @@ class RaFL(CandidateMethod):
             self.teachers = Teachers(public, setup.family.classes)
         self.personal_models: dict[int, list[Architecture]] = {}  # of every device those that it keeps, largest first
         self.lost_models = 0
-        # Of devices whose budget asks for another personal model: "more" or "less", and in how many contacts in a row.
+        # By device, whether its budget asks for "more" or for "less" than its personal model, and in how many contacts
+        # in a row it has done so. Devices whose budget asks for neither are not in it.
         self.changes: dict[int, tuple[str, int]] = {}
-        # Likewise what was last asked for, "" for nothing, behind the round.
+        # By device, the round in which it was last asked, and what its budget asked for: "more", "less" or nothing, "".
         self.asked: dict[int, tuple[int, str]] = {}
         self.scorers: list[tuple[int, Architecture, Selection]] = []  # the devices of the newest round
 
@@ -581,13 +582,11 @@ class RaFL(CandidateMethod):
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:
         """The personal model that the device keeps, or would be sent now; a pool does not grow by it.
 
-        None also while none that it keeps fits and it waits whether that is for good.
+        None as well where no model that it keeps fits, and it is not known yet whether its budget has changed for good.
         """
-        found = self._largest_kept(device, budget)
-        if found is None and self.below_the_smallest in self.personal_models.get(device, []):
-            found = self.search(device, budget, grows=False) or self.below_the_smallest
-        waits = self.params.search_again and device in self.personal_models and not self._for_good(device, "less")
-        if found is None and not waits:
+        found, kept = self._largest_kept(device, budget), self.personal_models.get(device, [])
+        may_wait = self.params.search_again and kept and self.below_the_smallest not in kept
+        if found is None and not (may_wait and not self._for_good(device, "less")):
             found = self.search(device, budget, grows=False) or self.below_the_smallest
         return None if found is None else (found, LEADING)
 

@@ -107,6 +107,11 @@ class DataSet:
     label_sets: Tensor | None = None
     vocabulary: Vocabulary | None = None
 
+    @property
+    def cut_texts(self) -> int:
+        """How many texts were longer than the limit, and were cut; 0 where the inputs are no texts."""
+        return 0 if self.vocabulary is None else self.vocabulary.cut_texts
+
 
 def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None) -> DataSet:
     """A data set of images (bytes) or signals (float32): counts the classes, measures mean and deviation per channel.

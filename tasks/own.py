@@ -157,12 +157,13 @@ class Agreed(_Said):
     mean: tuple[Finite, ...] = ()
     std: tuple[Positive, ...] = ()
 
-    def takes(self, form: Form) -> bool:
-        """Whether examples of this form fit.
+    def misfit(self, form: Form) -> str:
+        """Why examples of this form do not fit; "" where they do.
 
         A run without a separator goes on without one: what was agreed before there were any says nothing of it.
         """
-        return self.form == (form.model_copy(update={"separator": -1}) if self.form.separator < 0 else form)
+        compared = form.model_copy(update={"separator": -1}) if self.form.separator < 0 else form
+        return "" if compared == self.form else f"its examples are {form}, the run's are {self.form}"
 
     @property
     def classes(self) -> int:
@@ -380,8 +381,8 @@ def form_of(data: DataSet) -> Form:
 def fitted(data: DataSet, agreed: Agreed) -> DataSet:
     """A device's examples with the labels and the normalization of the run; UnfitError where they do not fit."""
     form = form_of(data)
-    if not agreed.takes(form):
-        raise UnfitError(f"its examples are {form}, the run's are {agreed.form}")
+    if why := agreed.misfit(form):
+        raise UnfitError(why)
     train, test = (_renamed(part, data.label_names, agreed.label_names) for part in (data.train, data.test))
     found = replace(agreed.empty(), train=train, test=test)
     if data.vocabulary is None or found.vocabulary is None:

@@ -625,7 +625,7 @@ def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
     try:
         data = own_data(spec, _folder(spec, device))
         form = form_of(data)
-        cut_texts = 0 if data.vocabulary is None else data.vocabulary.cut_texts
+        cut_texts = data.cut_texts
         if spec.agreed is not None:
             data = fitted(data, spec.agreed)
         names = label_names_of(data) if spec.agreed is None else ()

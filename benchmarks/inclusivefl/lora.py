@@ -1,7 +1,7 @@
 """A BERT with LoRA's adapters, by the package `peft`, as a family of levels: what travel.py compares with.
 
-Encoders have LoRA of their own since (`lora`), which computes the same. This is a function of one's own, as
-docs/your-model.md has them, and what the recorded figures are of. Its base is frozen by the run's key `freeze`, so that
+Encoders now have LoRA of their own (`lora`), which computes the same. The recorded figures are of this function, which
+is one of the user's own as docs/your-model.md describes them. Its base is frozen by the run's key `freeze`, so that
 it travels to a device once. Adapters and head are trained.
 """
 

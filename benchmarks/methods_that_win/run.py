@@ -76,12 +76,16 @@ FIVE_WIDTHS = {
     },
 }
 
+# All users take batch norm statistics, as hapt.toml has it for the other methods.
+ALL_USERS = {name: [*METHODS[name], f"{name}.statistics-devices=30"] for name in ("anycostfl", "federated-dropout")}
+OWN = {"five-widths": FIVE_WIDTHS, "hapt": ALL_USERS}
+
 
 def methods_of(twin: str) -> dict[str, list[str]]:
     """The rows of a twin: name -> settings beside those of its experiment file."""
     file = HERE / f"{twin}-fleet.toml"
     fleet = [f"fleet={file}"] if file.exists() else []  # else the experiment names one of the project's fleets
-    own = FIVE_WIDTHS if twin == "five-widths" else {}
+    own = OWN.get(twin, {})
     rated = {
         f"{name}-rate-{rate}": [*METHODS[name], f"learning-rate={rate}"]
         for rate in RATES.get(twin, ())
@@ -93,9 +97,6 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for name in RATED
     }
     rows = METHODS | own | rated | longer
-    if twin == "hapt":  # as the experiment file has it for the other methods
-        for name in ("anycostfl", "federated-dropout"):
-            rows[name] = [*rows[name], f"{name}.statistics-devices=30"]
     return {name: [*fleet, *settings] for name, settings in rows.items()}
 
 

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from client_app.server_clock import clock_trouble
+from tests.tls import self_signed
 
 
 @pytest.fixture
@@ -53,12 +54,10 @@ def test_a_wrong_clock_is_told_with_the_command_that_mends_it(server, offset, wo
 
 
 def test_a_certificate_that_is_not_valid_yet_does_not_hide_the_date(server, tmp_path):
-    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate), "-days", "-1"]
-    if subprocess.run(command, capture_output=True).returncode:
-        command[-1] = "1"  # an OpenSSL that makes no expired ones
-        subprocess.run(command, check=True, capture_output=True)
+    try:
+        certificate, key = self_signed(tmp_path, days=-1)
+    except subprocess.CalledProcessError:  # an OpenSSL that makes no expired ones
+        certificate, key = self_signed(tmp_path, days=1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)

@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import subprocess
 import threading
 
 import httpx
@@ -10,19 +9,12 @@ import pytest
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from messages.retries import retry_closed_connections
-
-
-def make_certificate(folder):
-    certificate, key = folder / "server.crt", folder / "server.key"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1", "-days", "2"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
+from tests.tls import self_signed
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    return make_certificate(tmp_path_factory.mktemp("tls"))
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 class ClosingServer:
@@ -78,7 +70,7 @@ def test_a_request_whose_connection_is_closed_is_sent_again(certificate):
 
 
 def test_a_certificate_of_another_authority_ends_it_at_once(certificate, tmp_path):
-    server = ClosingServer(*make_certificate(tmp_path))
+    server = ClosingServer(*self_signed(tmp_path))
     server.connections = 1  # the first one gets its handshake
     grid, waits = grid_to(server, certificate[0])
     retry_closed_connections(grid._retry_invoker)
