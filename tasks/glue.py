@@ -51,7 +51,7 @@ def load(name: str, data_dir: str, arguments: TextArguments) -> DataSet:
     FileNotFoundError when there is no copy and the hub cannot be reached, ValueError when a copy lacks a column.
     """
     part, task = PARTS[name], f"glue-{name}"
-    repository = Repository(REPOSITORY, 0, config=name)
+    repository = Repository(REPOSITORY, config=name)
     labels: Labels = "classes" if part.classes else "numbers"
     files = []
     folder = hub.existing_folder(task, data_dir) if data_dir else None

@@ -40,7 +40,7 @@ class Repository:
     """Where a data set is on the hub and what its columns are called."""
 
     path: str
-    channels: int
+    channels: int = 0
     image: str = "image"
     label: str = "label"
     config: str | None = None

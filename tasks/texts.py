@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch.nn import functional
 
 from tasks.data import Data, DataSet, find_file, no_file, stratified_test
-from tasks.hub import existing_folder, import_datasets
+from tasks.hub import Repository, existing_folder, find_local, import_datasets, open_split
 from tasks.labels import NO_LABEL
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
 from tasks.own import FLOAT32_MAX
@@ -46,8 +46,19 @@ class OwnTextArguments(TextArguments):
     test: tuple[str, ...] | str = Field(
         "", description="File or files to test on, with the same columns; empty: a part of those to train on"
     )
+    hub: str = Field(
+        "",
+        description="Name of a data set on the Hugging Face hub, such as owner/name; data-dir may have a local copy",
+        pattern=r"^([\w.-]+(/[\w.-]+)?)?$",
+        max_length=200,
+    )
+    hub_config: str = Field("", description="Its configuration, where it has several", pattern=r"^[\w.-]*$")
+    train_split: str = Field("train", description="Its split to train on", pattern=r"^[\w.-]+$")
+    test_split: str = Field(
+        "", description="Its split to test on; empty: a part of that to train on", pattern=r"^[\w.-]*$"
+    )
     test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.2, description="Share of the training file that is kept for testing where there is no test file"
+        0.2, description="Share of what is to train on that is kept for testing where there is nothing to test on"
     )
     labels: Labels = Field(
         "classes", description="What labels are: names of classes, numbers, or tags (a list beside a list of words)"
@@ -83,6 +94,12 @@ class OwnTextArguments(TextArguments):
                 raise ValueError(f"{name!r} is no file name that ends in {', '.join(FORMATS)}")
         if not self.train_files:
             raise ValueError("train: at least one file is needed")
+        of_files = sorted({"train", "test"} & self.model_fields_set)
+        of_hub = sorted({"hub_config", "train_split", "test_split"} & self.model_fields_set)
+        if self.hub and of_files:
+            raise ValueError(f"{of_files[0]} names files: of a data set of the hub say train_split and test_split")
+        if of_hub and not self.hub:
+            raise ValueError(f"{of_hub[0]} is of a data set of the hub, which `hub` names")
         return self
 
     @property
@@ -101,21 +118,43 @@ def _listed(names: tuple[str, ...] | str) -> tuple[str, ...]:
 
 
 def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
-    """The files in `data_dir`, which must be given.
+    """The files in `data_dir`, or a data set of the hub.
 
-    FileNotFoundError where a file is not there, ValueError with file and line where something in it is wrong.
+    FileNotFoundError where a file is not there, or the hub cannot be reached and `data_dir` has no copy; ValueError
+    with file and line where something in it is wrong.
     """
-    if not data_dir:
-        raise ValueError("the task 'text' needs data-dir: the folder of your files")
-    folder = existing_folder("text", data_dir)
-    training, testing = (
-        [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
-        for names in (arguments.train_files, arguments.test_files)
-    )
+    if not data_dir and not arguments.hub:
+        raise ValueError("the task 'text' needs data-dir, the folder of your files, or `hub` in task-arguments")
+    folder = existing_folder("text", data_dir) if data_dir else None
+    kept_for_test = 0.0 if arguments.test_split else arguments.test_share
+    repository = Repository(arguments.hub, config=arguments.hub_config or None, held_out=kept_for_test)
+    if arguments.hub:
+        files = [] if folder is None else find_local(folder)
+        if folder is not None and not files:
+            raise FileNotFoundError(
+                f"{folder}: no copy of {arguments.hub}; expected parquet files such as train-00000-of-00001.parquet, "
+                "or a folder that save_to_disk of `datasets` wrote"
+            )
+    else:
+        assert folder is not None
+        training, testing = (
+            [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
+            for names in (arguments.train_files, arguments.test_files)
+        )
+        files = [*training, *testing]
+
+    def of_split(split: str) -> Texts:
+        rows = _named_rows(open_split(repository, split, folder))
+        return _texts_of(rows, f"{arguments.hub}, split {split}", arguments, before_number=", row ")
 
     def read() -> DataSet:
-        train = _together([read_texts(file, arguments) for file in training])
-        test = _together([read_texts(file, arguments) for file in testing]) if testing else None
+        test: Texts | None = None
+        if arguments.hub:
+            train = of_split(arguments.train_split)
+            test = of_split(arguments.test_split) if arguments.test_split else None
+        else:
+            train = _together([read_texts(file, arguments) for file in training])
+            test = _together([read_texts(file, arguments) for file in testing]) if testing else None
         if test is None:
             train, test = held_out(train, arguments.labels, arguments.test_share)
         found = make_text_data_set(
@@ -128,10 +167,12 @@ def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
             own_labels=arguments.own_labels,
         )
         if arguments.metric == "f1" and found.classes != 2:
-            raise ValueError(f"{folder}: metric = 'f1' needs two classes, the labels have {found.classes}")
+            raise ValueError(
+                f"{folder or arguments.hub}: metric = 'f1' needs two classes, the labels have {found.classes}"
+            )
         return found
 
-    return tokenized_once("text", [*training, *testing], data_dir, arguments, read)
+    return tokenized_once("text", files, data_dir, arguments, read)
 
 
 def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
@@ -140,6 +181,8 @@ def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
     In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote. Inputs have `max_tokens` tokens
     on every device.
     """
+    if arguments.hub:
+        raise ValueError("task-arguments: `hub` names texts that a run deals out, but these devices have their own")
     folder = existing_folder("text", data_dir)
     there = [
         [folder / name for name in names if (folder / name).is_file()] or saved(folder / part)
@@ -197,7 +240,11 @@ def files_behind(file: Path) -> list[Path]:
 
 def saved_rows(file: Path) -> Rows:
     """The rows of the data set that an .arrow file is of; names stand in place of the numbers of classes."""
-    rows = import_datasets().load_from_disk(str(file.parent))
+    return _named_rows(import_datasets().load_from_disk(str(file.parent)))
+
+
+def _named_rows(rows: Any) -> Rows:
+    """The rows of a data set of `datasets`, counted from 1; names stand in place of the numbers of classes."""
     names = {column: feature.names for column, feature in rows.features.items() if hasattr(feature, "names")}
     for number, row in enumerate(rows.with_format(None), start=1):
         yield number, {column: names[column][v] if column in names else v for column, v in row.items()}
@@ -245,32 +292,44 @@ def held_out(texts: Texts, labels: Labels, share: float) -> tuple[Texts, Texts]:
 def read_texts(file: Path, arguments: OwnTextArguments) -> Texts:
     """The texts of a file by its columns; ValueError names file and line of what is wrong."""
     check_size(file.stat().st_size, file)
-    found = Texts()
     rows = {".jsonl": json_rows, ".csv": csv_rows, ".tsv": tsv_rows, ".conll": conll_rows, ".arrow": saved_rows}[
         file.suffix
     ](file)
+    if file.suffix == ".conll" and arguments.labels != "tags":
+        raise ValueError(f"{file}: a CoNLL file has words with tags: say labels = 'tags'")
+    return _texts_of(rows, str(file), arguments, conll=file.suffix == ".conll")
+
+
+def _texts_of(
+    rows: Rows, source: str, arguments: OwnTextArguments, *, before_number: str = ":", conll: bool = False
+) -> Texts:
+    """The texts of numbered rows by their columns; ValueError names what is wrong by source and number.
+
+    before_number: what stands between the two.
+    conll: whether columns are those of a CoNLL file, which has no names of its own.
+    """
+    found = Texts()
     tags = arguments.labels == "tags"
     text = _words if tags else _text
     label: Callable[[object], Any] = {"classes": as_name, "numbers": as_float32, "tags": _words}[arguments.labels]
     readers = {arguments.text: (found.texts, text), arguments.label: (found.labels, label)}
-    if file.suffix == ".conll":
-        if not tags:
-            raise ValueError(f"{file}: a CoNLL file has words with tags: say labels = 'tags'")
+    if conll:
         readers = {"words": (found.texts, _words), "tags": (found.labels, _words)}
     if arguments.pair:
         readers[arguments.pair] = (found.pairs, _text)
     if arguments.source:
         readers[arguments.source] = (found.sources, as_name)
-    for line, row in rows:
+    for number, row in rows:
+        place = f"{source}{before_number}{number}"
         for column, (values, read) in readers.items():
             if column not in row:
-                raise ValueError(f"{file}:{line}: no column {column!r}, there are {', '.join(map(repr, row))}")
+                raise ValueError(f"{place}: no column {column!r}, there are {', '.join(map(repr, row))}")
             try:
                 values.append(read(row[column]))
             except ValueError as error:
-                raise ValueError(f"{file}:{line}: {column} {error}") from None
-        found.places.append(f"{file}:{line}")
-    found.check(arguments.labels, file)
+                raise ValueError(f"{place}: {column} {error}") from None
+        found.places.append(place)
+    found.check(arguments.labels, source)
     return found
 
 

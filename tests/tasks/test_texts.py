@@ -4,10 +4,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from text_files import CLS, PAD, SEP, UNK, VOCABULARY, ids, make_tokenizer, write_lines
 
+from tasks import hub, texts
 from tasks.arguments import read_arguments
 from tasks.labels import NO_LABEL
 from tasks.metrics import EntityF1, Matthews
@@ -15,7 +17,7 @@ from tasks.task import TASKS, Task, TaskSpec, load_task
 from tasks.tokens import load_tokenizer
 
 
-def load(folder: Path, tokenizer: str, *, devices: int = 2, partition: str = "iid", **arguments: Any) -> Task:
+def load(folder: Path | str, tokenizer: str, *, devices: int = 2, partition: str = "iid", **arguments: Any) -> Task:
     given = read_arguments("text", TASKS["text"].arguments, {"tokenizer": tokenizer, **arguments})
     return load_task(TaskSpec("text", devices, data_dir=str(folder), partition=partition, arguments=given))
 
@@ -209,6 +211,57 @@ def test_without_a_test_file_a_share_of_each_class_is_kept(tmp_path: Path, token
     assert task.train.labels.bincount().tolist() == [7, 28]
 
 
+def hub_rows(*labels: int) -> datasets.Dataset:
+    """Questions as a data set of the hub has them, whose labels are numbers of named classes."""
+    columns = {"question": ["what day" if label else "who works" for label in labels], "kind": list(labels)}
+    kinds = datasets.ClassLabel(names=["person", "time"])
+    features = datasets.Features({"question": datasets.Value("string"), "kind": kinds})
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+OF_HUB = {"hub": "somebody/questions", "text": "question", "label": "kind"}
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_name(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(repository: hub.Repository, split: str) -> datasets.Dataset:
+        asked.append((repository.path, repository.config, split))
+        return hub_rows(1, 0, 0) if split == "dev" else hub_rows(0, 1, 1)
+
+    monkeypatch.setattr(hub, "_download", download)
+    splits = {"hub_config": "small", "train_split": "training", "test_split": "dev"}
+    task = load("", tokenizer, **OF_HUB, **splits)
+    assert asked == [("somebody/questions", "small", "training"), ("somebody/questions", "small", "dev")]
+    assert task.label_names == ("person", "time")
+    assert (task.train.labels.tolist(), task.test.labels.tolist()) == ([0, 1, 1], [1, 0, 0])
+    assert task.train.inputs[0].tolist() == [CLS, *ids("who works"), SEP]
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_copy_of_a_data_set_of_the_hub(tmp_path: Path, tokenizer: str, saved: bool) -> None:
+    rows = hub_rows(*([0] * 10 + [1] * 40))
+    if saved:
+        rows.save_to_disk(tmp_path / "copy")
+    else:
+        (tmp_path / "copy").mkdir()
+        rows.to_parquet(tmp_path / "copy" / "train-00000-of-00001.parquet")
+    task = load(tmp_path / "copy", tokenizer, test_share=0.3, **OF_HUB)
+    assert task.test.labels.bincount().tolist() == [3, 12]
+    assert task.train.labels.bincount().tolist() == [7, 28]
+    with pytest.raises(ValueError, match=re.escape("split train, row 1: no column 'label', there are 'question', ")):
+        load(tmp_path / "copy", tokenizer, **OF_HUB | {"label": "label"})
+
+
+def test_without_a_folder_and_a_copy_the_error_says_what_is_expected(tmp_path: Path, tokenizer: str) -> None:
+    with pytest.raises(ValueError, match="needs data-dir, the folder of your files, or `hub`"):
+        load("", tokenizer)
+    with pytest.raises(FileNotFoundError, match="no copy of somebody/questions; expected parquet files"):
+        load(tmp_path, tokenizer, **OF_HUB)
+    with pytest.raises(ValueError, match="`hub` names texts that a run deals out, but these devices have their own"):
+        texts.own(str(tmp_path), read_arguments("text", texts.OwnTextArguments, {"tokenizer": tokenizer, **OF_HUB}))
+
+
 def test_numbers_as_names_are_in_their_order(tmp_path: Path, tokenizer: str) -> None:
     rows = [{"text": "good", "label": number} for number in (10, 9, 2, 10)]
     task = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl")
@@ -237,6 +290,9 @@ def test_the_metric_may_be_chosen(tmp_path: Path, tokenizer: str) -> None:
         ({"train": "../x.jsonl"}, "'../x.jsonl' is no file name that ends in .jsonl, .csv"),
         ({"train": "x.parquet"}, "'x.parquet' is no file name that ends in .jsonl"),
         ({"classes": ["a", "a"]}, "a name is listed twice"),
+        ({"hub": "a/b/c"}, "hub = 'a/b/c': "),
+        ({"hub": "a/b", "train": "train.csv"}, "train names files: of a data set of the hub say train_split"),
+        ({"test_split": "test"}, "test_split is of a data set of the hub, which `hub` names"),
         ({"max_tokens": 2}, "max_tokens = 2: must be greater than or equal to 3"),
         ({"lenght": 5}, "there is no argument 'lenght'; the task takes tokenizer, max_tokens, train"),
         ({"tokenizr": "x"}, "there is no argument 'tokenizr'; did you mean 'tokenizer'? The task takes tokenizer"),
