@@ -171,6 +171,27 @@ def test_four_unequal_nodes_train_four_unequal_models(deployment):
     assert rounds[1]["score"] > max(rounds[0]["score"], 0.15)
 
 
+def test_a_fleet_over_four_containers_has_the_bits_of_a_fleet_in_one(deployment):
+    # Devices of five widths, of which each keeps corrections of its own (SCAFFOLD) in its node's state folder.
+    fleet = (
+        *QUICK,
+        *("fleet=five-widths", "devices=10", "devices-per-round=5", "strategy=scaffold", "local-steps=5"),
+        *("rounds=3", "deadline-seconds=0", "evaluate-every=3", "seed=2"),
+    )
+    nodes = deployment.start_run("fleet-over-nodes", *fleet, "engine=nodes", "workers=4")
+    deployment.finish(nodes, "fleet-over-nodes", 600)
+    settings = [part for setting in ("run-name=fleet-in-one", *fleet, "workers=2") for part in ("--set", setting)]
+    here = ("run", "--rm", "-T", "--entrypoint", "wildflower", "runner", "run")
+    deployment.compose(*here, "/app/benchmarks/deployment/digits.toml", *settings)
+    devices = deployment.journal("fleet-over-nodes", "devices")
+    assert [d["outcome"] for d in devices] == ["trained"] * 15
+    assert len({d["node"] for d in devices}) == 4
+    file = "checkpoint/round-3/state.safetensors"
+    over_nodes, in_one = (deployment.read(f"{name}/{file}") for name in ("fleet-over-nodes", "fleet-in-one"))
+    assert len(over_nodes) > 10_000
+    assert over_nodes == in_one
+
+
 def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_certificate(
     deployment, shaped, tmp_path
 ):
