@@ -13,7 +13,7 @@ from messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining, Sco
 from messages.packing import MessageError
 from models.base import Family
 from models.layers import Network, pool_first
-from strategies.method import local_half
+from strategies.method import Answer, local_half
 from strategies.statistics import take_statistics
 from tasks.scoring import score
 from tasks.task import Task
@@ -48,6 +48,8 @@ def score_order(
         alike = family.build(bench.architecture)
     # Training, batch norm's statistics and scoring have batches of their own sizes, each with code of its own.
     limit_bytes = min(bench.limits.values(), default=None)
+    answer: Answer | None = None
+    beside: list[list[float]] = []
     with (
         out_of_memory_refused(order, place.available_bytes, bench.meter),
         memory_limit(limit_bytes, place.device, alike, alike),
@@ -57,7 +59,8 @@ def score_order(
             seed_draws(order.seed, bench.device)  # a device that has not trained yet may lack layers of its own
             model: Network | None = local.model(bench)
         else:
-            model = do_order(bench).answer.model
+            answer = do_order(bench).answer
+            model = answer.model
         if model is None:
             raise MessageError(f"device {order.device}: {order.local.name} trained no model that could be scored")
         if order.data == "shard" and family.with_statistics != family:
@@ -65,7 +68,12 @@ def score_order(
         scored = local.scored(bench, model) if order.data == "shard" else model
         own = bench.task if order.data == "shard" else task
         found = score(scored, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
-    return Score(device=order.device, sums=found.sums, loss_sum=found.loss_sum, examples=found.examples)
+        if order.data == "shard":
+            for network in local.beside(bench, answer):
+                figures = score(network, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
+                beside.append(figures.sums)
+    device, sums, examples = order.device, found.sums, found.examples
+    return Score(device=device, sums=sums, loss_sum=found.loss_sum, examples=examples, beside=beside)
 
 
 def _with_statistics(model: Network, bench: DeviceBench, training: LocalTraining) -> Network:

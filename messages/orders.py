@@ -29,6 +29,7 @@ Examples = Annotated[int, Field(ge=0, lt=2**31)]  # bounded, because they are we
 # one would make an error of each.
 MAX_CLASSES, MAX_ORDERS, MAX_KEYS, MAX_ERRORS = 2**16, 2**20, 64, 16
 MAX_SUMS = 4 * MAX_CLASSES
+MAX_BESIDE = 4  # networks that are scored beside a device's model
 Line = Annotated[str, Field(max_length=MAX_LETTERS)]
 Frozen = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 Digest = Annotated[str, Field(max_length=64)]
@@ -342,11 +343,18 @@ class EvaluationBatch(_Model):
     orders: list[EvaluationOrder] = Field(min_length=1)
 
 
+Sums = Annotated[list[float], Field(max_length=MAX_SUMS, fail_fast=True)]
+
+
 class Score(_Model):
-    """Sums of the task's metric and of the losses of one evaluation order; `error` where it could not be done."""
+    """Sums of the task's metric and of the losses of one evaluation order; `error` where it could not be done.
+
+    beside: the metric's sums of further networks, over the same examples, in the order of `Local.scored_beside`.
+    """
 
     device: NonNegative
     sums: list[float] = Field(default_factory=list, max_length=MAX_SUMS, fail_fast=True)
+    beside: list[Sums] = Field(default_factory=list, max_length=MAX_BESIDE, fail_fast=True)
     loss_sum: float = 0.0
     examples: NonNegative = 0
     error: Line | None = None

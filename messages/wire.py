@@ -26,7 +26,7 @@ def reply_limits(orders: int, groups: int, classes: int, parcels: int = 1) -> Li
 
 
 def evaluation_limits(orders: int, sums: int) -> Limits:
-    """How much may be in a reply to so many evaluation orders, with so many sums of a metric for each."""
+    """How much may be in a reply to so many evaluation orders, with so many sums of metrics for each."""
     return Limits(_BASE_BYTES + orders * (_ORDER_BYTES + sums * _NUMBER_BYTES), 0)
 
 

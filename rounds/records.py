@@ -87,6 +87,7 @@ def round_record(
         "personal_score": personal.score if personal else None,
         "personal_score_by_tier": personal.score_by_tier if personal else None,
         "personal_score_by_device": personal.score_by_device if personal else None,
+        "personal_score_by_network": personal.score_by_network if personal else None,
         "personal_devices": personal.devices if personal else None,
         "personal_failed": personal.failed if personal else None,
         "epsilon": privacy.epsilon(work.round) if privacy else None,

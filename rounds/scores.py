@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Literal
@@ -58,6 +58,7 @@ class Personal:
 
     devices: how many were scored. failed: how many were asked and have no score that may be used. score_by_device: of
     each, where there are few, or where devices have label sets of their own, so that a mean over them says little.
+    score_by_network: of the networks that devices scored beside their models, by name; None where there are none.
     """
 
     score: float | None
@@ -65,6 +66,7 @@ class Personal:
     devices: int
     failed: int
     score_by_device: dict[int, float] | None = None
+    score_by_network: dict[str, float] | None = None
 
 
 def mean_score(scores: Mapping[int, Score], metric: Metric, population: Population) -> Evaluation | None:
@@ -126,15 +128,29 @@ def pooled(scores: Mapping[int, Score], metric: Metric) -> tuple[float, float]:
 
 
 def personal_score(
-    scores: Mapping[int, Score], asked: int, metric: Metric, population: Population, *, by_device: bool = False
+    scores: Mapping[int, Score],
+    asked: int,
+    metric: Metric,
+    population: Population,
+    *,
+    by_device: bool = False,
+    beside: Sequence[str] = (),
 ) -> Personal:
-    """`mean_score` of devices' scores on their own test shards, of so many that were asked."""
+    """`mean_score` of devices' scores on their own test shards, of so many that were asked.
+
+    beside: names of the networks that devices scored beside their models.
+    """
     mean = mean_score(scores, metric, population)
     failed = asked - len(scores)
     each = {device: metric.value(score.sums, score.examples) for device, score in sorted(scores.items())}
     if mean is None:
         return Personal(None, {}, 0, failed, {} if by_device else None)
-    return Personal(mean.score, mean.score_by_tier, len(scores), failed, each if by_device else None)
+    networks = {
+        name: float(np.mean([metric.value(scores[d].beside[place], scores[d].examples) for d in sorted(scores)]))
+        for place, name in enumerate(beside)
+    }
+    by_network = networks or None
+    return Personal(mean.score, mean.score_by_tier, len(scores), failed, each if by_device else None, by_network)
 
 
 def score_on_devices(
@@ -184,7 +200,7 @@ def score_on_devices(
         return Message(to_records(content, arrays), node, MessageType.EVALUATE, ttl=ttl, group_id=str(orders.round))
 
     metric, classes = settings.metric, orders.family.classes
-    sums = metric.size(classes)
+    beside = {a.device: len(a.task.local.scored_beside) if data == "shard" else 0 for a in orders.assignments}
     found: dict[int, Score] = {}
     troubles: Counter[str] = Counter()
     replies = exchange(
@@ -201,6 +217,7 @@ def score_on_devices(
             troubles[reply.why] += len(devices)
             continue
         try:
+            sums = metric.size(classes) * (1 + max(beside[device] for device in devices))
             scores = _read(settings.run, orders.round, devices, sums, reply)
         except MessageError as error:
             troubles[one_line(f"the reply is refused: {error}")] += len(devices)
@@ -210,7 +227,7 @@ def score_on_devices(
         for device in devices:
             maximum = population.holdings.testing(device) if data == "shard" else population.holdings.test_set
             try:
-                found[device] = _checked(scores.get(device), metric, classes, maximum)
+                found[device] = _checked(scores.get(device), metric, classes, maximum, beside[device])
             except ValueError as error:
                 troubles[one_line(str(error))] += 1
     for why, times in troubles.most_common(MAX_REASONS):
@@ -229,14 +246,15 @@ def _read(run: str, round_number: int, devices: list[int], sums: int, reply: Mes
     return {score.device: score for score in answer.scores}
 
 
-def _checked(score: Score | None, metric: Metric, classes: int, maximum: int) -> Score:
+def _checked(score: Score | None, metric: Metric, classes: int, maximum: int, beside: int) -> Score:
     """A score that may be used; ValueError says why another may not.
 
     Args:
         score: a device's own; None where it sent none.
         metric: of the task.
         classes: a model's outputs.
-        most: examples that the device has to be scored on.
+        maximum: examples that the device has to be scored on.
+        beside: networks that it had to score beside its model.
     """
     if score is None:
         raise ValueError("the node's reply says nothing of this device")
@@ -244,8 +262,11 @@ def _checked(score: Score | None, metric: Metric, classes: int, maximum: int) ->
         raise ValueError(score.error)
     if not 0 < score.examples <= maximum:
         raise ValueError(f"refused: a score of {score.examples} examples cannot be right, the device has {maximum}")
+    if len(score.beside) != beside:
+        raise ValueError(f"refused: scores of {len(score.beside)} networks beside the model, asked were {beside}")
     try:
-        metric.check(score.sums, score.examples, classes)
+        for sums in (score.sums, *score.beside):
+            metric.check(sums, score.examples, classes)
     except ValueError as error:
         raise ValueError(f"refused: {error}") from None
     if not math.isfinite(score.loss_sum):

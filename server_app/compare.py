@@ -468,7 +468,7 @@ def _part_tables(groups: Sequence[Group], scale: Scale) -> list[TextTable]:
 
     def personal(summary: Summary) -> dict[str, float]:
         everyone = {} if summary.personal_score is None else {"all devices": summary.personal_score}
-        return everyone | (summary.personal_score_by_tier or {})
+        return everyone | (summary.personal_score_by_tier or {}) | (summary.personal_score_by_network or {})
 
     text, unit = _short(scale)
     tables = [

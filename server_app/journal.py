@@ -120,6 +120,8 @@ class RoundRecord(ScoreRecord):
     personal_failed: Count | None
     # None too where there are many devices, unless these have label sets of their own; earlier versions do not have it.
     personal_score_by_device: dict[int, float] | None = None
+    # Of further networks that devices scored on their own examples; None too where the method has none.
+    personal_score_by_network: dict[str, float] | None = None
     # What all rounds so far cost of privacy. None without differential privacy; earlier versions do not have them.
     epsilon: float | None = None
     delta: float | None = None
@@ -230,6 +232,7 @@ class Summary(ScoreRecord):
     final_evaluations: Count | None = None  # how many the means are over
     personal_score: float | None  # means over the personal evaluations in the last fifth of the rounds
     personal_score_by_tier: dict[str, float] | None
+    personal_score_by_network: dict[str, float] | None = None
     epsilon: float | None = None  # of the whole run; these two are None without differential privacy
     delta: float | None = None
     bytes_down: Bytes
@@ -434,6 +437,8 @@ def scalars_of(record: RoundRecord) -> dict[str, float | None]:
     scalars |= {f"{metric}_by_exit/{number}": value for number, value in enumerate(by_exit, start=1)}
     personal = record.personal_score_by_tier or {}
     scalars |= {f"personal_{metric}_by_tier/{tier}": value for tier, value in personal.items()}
+    beside = record.personal_score_by_network or {}
+    scalars |= {f"personal_{metric}_by_network/{name}": value for name, value in beside.items()}
     scalars |= {f"metrics/{name}": value for name, value in record.metrics.items()}
     scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.items()}
     return scalars
@@ -697,7 +702,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
             outcomes[device.outcome_word] += 1
             if device.tier is not None:
                 tier_of[device.device] = device.tier
-    delivered = _means_by_tier([r.delivered_score_by_tier for r in final], tier_of)
+    delivered = _means_by_name([r.delivered_score_by_tier for r in final], tier_of)
     of_tiers = (delivered or {}).items()
     worst, worst_score = min(of_tiers, key=lambda of_tier: rounds[-1].scale.rank(of_tier[1]), default=(None, None))
     exits = [r.score_by_exit for r in final if r.score_by_exit is not None]
@@ -709,7 +714,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         final_score=_mean(r.score for r in final),
         best_score=best.score if best else None,
         best_round=best.round if best else None,
-        score_by_tier=_means_by_tier([r.score_by_tier for r in final], tier_of),
+        score_by_tier=_means_by_name([r.score_by_tier for r in final], tier_of),
         score_by_exit=[sum(scores) / len(scores) for scores in zip(*exits, strict=True)] if exits else None,
         delivered_score=_mean(r.delivered_score for r in final),
         delivered_score_by_tier=delivered,
@@ -725,7 +730,8 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         scored_devices=last.scored_devices if last else None,
         final_evaluations=len(final),
         personal_score=_mean(r.personal_score for r in personal),
-        personal_score_by_tier=_means_by_tier([r.personal_score_by_tier for r in personal], tier_of),
+        personal_score_by_tier=_means_by_name([r.personal_score_by_tier for r in personal], tier_of),
+        personal_score_by_network=_means_by_name([r.personal_score_by_network for r in personal], {}),
         epsilon=rounds[-1].epsilon if rounds else None,
         delta=rounds[-1].delta if rounds else None,
         bytes_down=sum(record.bytes_down for record in rounds),
@@ -742,14 +748,17 @@ def last_fifth(evaluated: Sequence[RoundRecord]) -> Sequence[RoundRecord]:
     return evaluated[-max(1, round(len(evaluated) / 5)) :]
 
 
-def _means_by_tier(
+def _means_by_name(
     of_rounds: Sequence[Mapping[str, float] | None], tier_of: Mapping[int, str]
 ) -> dict[str, float] | None:
-    """The means by tier, each over the rounds that have one, in the order of the fleet; None where no round has any."""
-    there = [by_tier for by_tier in of_rounds if by_tier is not None]
-    names = in_fleet_order((tier for by_tier in there for tier in by_tier), tier_of)
-    means = {tier: _mean(by_tier.get(tier) for by_tier in there) for tier in names}
-    return {tier: mean for tier, mean in means.items() if mean is not None} if there else None
+    """The means by name, each over the rounds that have one; None where no round has any.
+
+    Names of tiers come in the order of the fleet, others as rounds have them.
+    """
+    there = [by_name for by_name in of_rounds if by_name is not None]
+    names = in_fleet_order((name for by_name in there for name in by_name), tier_of)
+    means = {name: _mean(by_name.get(name) for by_name in there) for name in names}
+    return {name: mean for name, mean in means.items() if mean is not None} if there else None
 
 
 def in_fleet_order(tiers: Iterable[str], tier_of: Mapping[int, str]) -> list[str]:

@@ -266,11 +266,12 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> C
         where = f"device {summary.worst_device}, of {summary.scored_devices} that have a score"
         delivered.append(("Worst device", text(summary.worst_device_score), where))
     whole = f"{summary.scale.title} of the whole model" if delivered else f"Final {label}"
-    tiers = ", ".join(f"{tier} {text(score)}" for tier, score in (summary.personal_score_by_tier or {}).items())
+    of_parts = {**(summary.personal_score_by_tier or {}), **(summary.personal_score_by_network or {})}
+    parts = ", ".join(f"{name} {text(score)}" for name, score in of_parts.items())
     personal = (
         []
         if summary.personal_score is None
-        else [(f"Personal {label}", text(summary.personal_score), f"last fifth of the rounds: {tiers}")]
+        else [(f"Personal {label}", text(summary.personal_score), f"last fifth of the rounds: {parts}")]
     )
     private = (
         [] if summary.epsilon is None else [("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}")]
@@ -337,6 +338,11 @@ def _score_charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> 
     personal += [
         Line(tier, numbers, [(record.personal_score_by_tier or {}).get(tier) for record in rounds])
         for tier in personal_tiers
+    ]
+    networks = dict.fromkeys(name for record in rounds for name in record.personal_score_by_network or {})
+    personal += [
+        Line(name, numbers, [(record.personal_score_by_network or {}).get(name) for record in rounds])
+        for name in networks
     ]
     traffic = [float(total) for total in accumulate(record.bytes_down + record.bytes_up for record in rounds)]
     delivered_traffic = [Line("delivered", traffic, delivered)] if known else []

@@ -210,6 +210,18 @@ class Local(BaseModel, ABC):
         """The module that is scored on the device's own examples; by default the model itself."""
         return model
 
+    @property
+    def scored_beside(self) -> tuple[str, ...]:
+        """Names of further networks that are scored on the device's own examples; by default there are none."""
+        return ()
+
+    def beside(self, bench: Bench, answer: Answer | None) -> list[torch.nn.Module]:
+        """The networks that `scored_beside` names, in its order.
+
+        answer: what the training before came to; None where nothing is trained before devices are scored.
+        """
+        return []
+
     def reference(self) -> LocalHalf:
         """This device half as it travels."""
         kind = type(self)

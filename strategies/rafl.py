@@ -158,6 +158,20 @@ class MutualLearning(Local):
         bench.keep("personal", personal.state_dict())
         return Answer(personal, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [1.0]})
 
+    @property
+    def scored_beside(self) -> tuple[str, ...]:
+        """The knowledge network is scored on the device's own examples, too."""
+        return ("knowledge network",)
+
+    def beside(self, bench: Bench, answer: Answer | None) -> list[nn.Module]:
+        """The knowledge network as the device has trained it, or as it was sent."""
+        own, architecture = self.network(bench.family)
+        weights = bench.received["weights"] if answer is None else answer.parcels["weights"]
+        knowledge = with_weights(own, architecture, weights).to(bench.device)
+        if answer is None and self.calibrates_knowledge:
+            calibrated(knowledge, bench.batches(knowledge, once=True))
+        return [knowledge]
+
 
 def mutual_losses(personal: Tensor, knowledge: Tensor, task_loss: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """L_l and L_k of one batch (Eqs. 5 and 6): each network's loss, and its divergence from the other, held fixed.

@@ -94,8 +94,10 @@ class OwnTextArguments(TextArguments):
                 raise ValueError(f"{name!r} is no file name that ends in {', '.join(FORMATS)}")
         if not self.train_files:
             raise ValueError("train: at least one file is needed")
-        of_files = sorted({"train", "test"} & self.model_fields_set)
-        of_hub = sorted({"hub_config", "train_split", "test_split"} & self.model_fields_set)
+        # Not what was set: nodes are sent all arguments with their values.
+        changed = [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]
+        of_files = [name for name in changed if name in ("train", "test")]
+        of_hub = [name for name in changed if name in ("hub_config", "train_split", "test_split")]
         if self.hub and of_files:
             raise ValueError(f"{of_files[0]} names files: of a data set of the hub say train_split and test_split")
         if of_hub and not self.hub:

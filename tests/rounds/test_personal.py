@@ -227,6 +227,7 @@ def of_scores(**values):
         (of_scores(sums=[-1.0]), "a count is not a whole number"),
         (of_scores(sums=[3.0, 3.0]), "2 sums are not the 1 of accuracy"),
         (of_scores(sums=[0.0] * 10**5), "the reply is refused"),
+        (of_scores(beside=[[1.0]]), "scores of 1 networks beside the model, asked were 0"),
         (of_scores(loss_sum=math.nan), "the loss is not finite"),
         (of_scores(error="no luck"), "no luck"),
         (of_scores(error="two\nlines \x1b[2J\u202e of a device"), "two lines  [2J  of a device"),
@@ -249,6 +250,7 @@ def of_scores(**values):
         "below none",
         "too many sums",
         "far too many sums",
+        "a network too many",
         "nan",
         "error",
         "an error that cannot be printed",
@@ -271,6 +273,23 @@ def test_what_cannot_be_true_is_refused_and_counted(change, words, tmp_path, mon
     assert all(line.isprintable() for line in told)
     honest = a_round(tmp_path / "honest")[2]
     assert honest["personal_devices"] == 6
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ([], "scores of 0 networks beside the model, asked were 1"),
+        ([[7.0]], "7 correct answers to 6 examples cannot be right"),
+    ],
+)
+def test_a_score_of_a_second_network_that_cannot_be_true_is_refused(beside, words, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("rounds.scores.log", lambda level, text, *values: told.append(text % values))
+    grid = simulated_grid(2)
+    grid.tamper = changed(of_scores(beside=beside))
+    record = a_round(tmp_path, "rafl", grid=grid)[2]
+    assert (record["personal_devices"], record["personal_failed"]) == (3, 3)
+    assert any(words in line for line in told)
 
 
 def test_a_node_that_dies_costs_its_devices_only(tmp_path):

@@ -31,6 +31,7 @@ def a_round(number: int, **changes) -> dict:
         "personal_score": None,
         "personal_score_by_tier": None,
         "personal_score_by_device": None,
+        "personal_score_by_network": None,
         "personal_devices": None,
         "personal_failed": None,
         "epsilon": None,

@@ -244,6 +244,8 @@ def test_exits_and_personal_accuracies_side_by_side(tmp_path):
     for name, exits, tiers in (("a", [0.2, 0.4], {"weak": 0.5}), ("b", None, {"weak": 0.7, "strong": 0.9})):
         journal = Journal.open(tmp_path / name, CONFIG | {"strategy": "heterofl" if name == "a" else "fedrolex"}, False)
         personal = {"personal_score": 0.6, "personal_score_by_tier": tiers, "personal_devices": 4}
+        if name == "a":
+            personal["personal_score_by_network"] = {"second network": 0.3}
         journal.write_round(a_round(1, score_by_exit=exits, personal_failed=1, **personal), [])
         journal.finish("finished")
     comparison = compare([tmp_path / "a", tmp_path / "b"])
@@ -252,8 +254,8 @@ def test_exits_and_personal_accuracies_side_by_side(tmp_path):
         {"method": "fedrolex", "exit 1": "none", "exit 2": "none"},
     ]
     assert rows_of(comparison, "Personal accuracy, mean over the last fifth of the rounds, %") == [
-        {"method": "heterofl", "all devices": "60.0", "weak": "50.0", "strong": "none"},
-        {"method": "fedrolex", "all devices": "60.0", "weak": "70.0", "strong": "90.0"},
+        {"method": "heterofl", "all devices": "60.0", "weak": "50.0", "second network": "30.0", "strong": "none"},
+        {"method": "fedrolex", "all devices": "60.0", "weak": "70.0", "second network": "none", "strong": "90.0"},
     ]
 
 

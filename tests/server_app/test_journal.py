@@ -242,6 +242,7 @@ def test_summary_of_a_finished_run(tmp_path):
         "final_evaluations": 1,
         "personal_score": None,
         "personal_score_by_tier": None,
+        "personal_score_by_network": None,
         "epsilon": None,
         "delta": None,
         "bytes_down": 4000,

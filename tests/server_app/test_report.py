@@ -132,11 +132,13 @@ def test_every_round_is_a_line_of_the_data(tmp_path):
 def test_exits_and_personal_accuracy_have_their_charts(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     personal = {"personal_score": 0.625, "personal_score_by_tier": {"weak": 0.5, "strong": 0.75}}
+    personal["personal_score_by_network"] = {"second network": 0.125}
     journal.write_round(a_round(1, score_by_exit=[0.25, 0.5], **personal, personal_devices=4, personal_failed=0), [])
     journal.write_round(a_round(2), [])
     journal.finish("finished")
     page = (tmp_path / "report.html").read_text()
-    for text in ("Accuracy by exit of the global model", "exit 2", "Personal accuracy, on devices", "weak", "strong"):
+    names = ("exit 2", "weak", "strong", "second network")
+    for text in ("Accuracy by exit of the global model", "Personal accuracy, on devices", *names):
         assert text in page
     three_rounds(tmp_path / "without").finish("finished")
     page = (tmp_path / "without" / "report.html").read_text()

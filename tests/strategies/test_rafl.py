@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from devices.budget import Budget
 from messages.orders import LocalTraining
@@ -26,6 +26,7 @@ from strategies.method import Order, parcel_bytes
 from strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
 from strategies.submodel import initial_weights
 from tasks.public import PublicData
+from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Logits
 from tests.strategies.halves import FAMILY, came_back, setup
@@ -703,6 +704,42 @@ def test_the_global_score_is_the_knowledge_networks_and_tiers_score_their_own(tm
     assert record["score"] == scorer(model).score
     assert all((model.weights[name] == value).all() for name, value in engine.method.knowledge.items())
     assert record["score_by_tier"].keys() == {engine.population.tier(d) for d in engine.method.personal_models}
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_devices_score_the_knowledge_network_on_their_own_examples(epochs, tmp_path):
+    """As it was sent, or as they have trained it for the score: here done again by hand."""
+    keys = METHODS["rafl"] | {"personal-every": 1, "personal-epochs": epochs, "test-fraction": 0.25}
+    keys |= {"momentum": 0.0, "weight-decay": 0.0, "batch-size": 1000, "learning-rate": 0.1}
+    engine, scorer = started(small_config(tmp_path, **keys | {"evaluate-every": 9, "devices-per-round": 6}))
+    record = run(engine, scorer, (1,), simulated_grid())[0]
+    method, device_state = engine.method, tmp_path / "runs" / "small" / "device-state"
+    task = load_task(TaskSpec.from_json(engine.settings.task))
+    shares = []
+    for device, [architecture] in sorted(method.personal_models.items()):
+        weights = {name: value.clone() for name, value in method.knowledge.items()}
+        own = with_weights(method.knowledge_family, method.knowledge_architecture, weights)
+        if epochs:
+            personal = method.family.build(architecture)
+            [kept] = device_state.rglob(f"device-{device}/*.safetensors")
+            personal.load_state_dict(load_file(kept))
+            train = task.shard(device).train
+            images, labels = task.prepare(task.train.inputs[train], augment=None), task.train.labels[train]
+            networks = (personal, own)
+            steps = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
+            for _ in range(epochs):
+                said = [network.train()(images) for network in networks]
+                both = mutual_losses(*said, tuple(F.cross_entropy(each, labels) for each in said))
+                for step, loss in zip(steps, both, strict=True):
+                    step.zero_grad()
+                    loss.backward(retain_graph=True)
+                for step in steps:
+                    step.step()
+        test_images, test_labels = task.own_test(device)
+        with torch.no_grad():
+            answers = own.eval()(task.prepare(test_images, augment=None)).argmax(dim=1)
+        shares.append((answers == test_labels).double().mean().item())
+    assert record["personal_score_by_network"] == {"knowledge network": pytest.approx(sum(shares) / 6)}
 
 
 def test_ensemble_distillation_goes_on_from_the_average(tmp_path):
