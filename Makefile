@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-compose test-guides test-arm64 lint clean
+.PHONY: setup demo test test-compose test-guides test-arm64 test-gpu lint clean
 
 setup: $(VENV)/installed
 
@@ -42,6 +42,10 @@ test-guides: setup
 # An arm64 node under emulation; needs what test-compose needs, and qemu-user-static with binfmt_misc.
 test-arm64: setup
 	$(BIN)/pytest --exitfirst tests/compose/arm64.py $(PYTEST_ARGS)
+
+# Workers that share GPUs, on a machine where PyTorch sees one.
+test-gpu: setup
+	$(BIN)/pytest --exitfirst tests/gpu.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
