@@ -12,6 +12,7 @@ SMALL = "family-arguments=conv_channels = [6, 3], hidden = [84]"
 # Without FedDyn's correction, which is of one model: strong devices train two. Scored by the deepest exit.
 DEPTHFL = ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", "both-models=true"]
 DEPTHFL += ["depthfl.alpha=0", "depthfl.scored=deepest"]
+EXITS, NARROW = "family-arguments=exits = [1, 2]", "family-arguments=conv_channels = [4, 16], exits = [1, 2]"
 # The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper.
 RECIPFL = ["strategy=recipfl", "recipfl.class-counts=first-upload"]
 METHODS = {
@@ -21,9 +22,13 @@ METHODS = {
     "exclusive-both": ["strategy=fedavg", "fedavg.use=affordable", "both-models=true"],
     # The narrow cut has 5,692 parameters, the small model of the others 5,593.
     "heterofl": ["strategy=heterofl", "family=lenet5", "family-arguments=", "widths=1, 0.33", "both-models=true"],
-    "depthfl": [*DEPTHFL, "family-arguments=exits = [1, 2]"],
+    "depthfl": [*DEPTHFL, EXITS],
     # DepthFL's weak model has 8,818 parameters and its strong one 53,120, with both heads; here 5,882 and 49,384.
-    "depthfl-narrow": [*DEPTHFL, "family-arguments=conv_channels = [4, 16], exits = [1, 2]"],
+    "depthfl-narrow": [*DEPTHFL, NARROW],
+    # As the paper has it: FedDyn's correction, and the mean of the exits is scored. Strong devices train one model, whose
+    # first exit is that of the weak ones.
+    "depthfl-feddyn": ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", EXITS],
+    "depthfl-narrow-feddyn": ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", NARROW],
     # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs.
     "recipfl": [*RECIPFL, "recipfl.tile=0"],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.
