@@ -556,6 +556,7 @@ def with_weights(family: Family, architecture: Architecture, weights: Mapping[st
 def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
     """What `load_state_dict(weights, assign=True)` does, in a third of the time, which counts once per device."""
     left = dict(weights)
+    made: dict[int, Tensor] = {}  # what a tensor of the model has become: tied weights are one under several names
 
     def taken(name: str, before: Tensor) -> Tensor:
         found = left.pop(name, None)
@@ -568,11 +569,17 @@ def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
         before = f"{path}." if path else ""
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                value = taken(before + name, parameter)
-                module._parameters[name] = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
+                if (new := made.get(id(parameter))) is None:
+                    value = taken(before + name, parameter)
+                    new = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
+                    made[id(parameter)] = made[id(new)] = new  # a module that stands at two places is met twice
+                module._parameters[name] = new
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                module._buffers[name] = taken(before + name, buffer)
+                if (new := made.get(id(buffer))) is None:
+                    new = taken(before + name, buffer)
+                    made[id(buffer)] = made[id(new)] = new
+                module._buffers[name] = new
     if left:
         raise ValueError(f"{type(model).__name__} has no tensor {', '.join(sorted(left)[:3])}")
 

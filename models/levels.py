@@ -170,7 +170,10 @@ def _check_ties(where: str, state: Mapping[str, Tensor]) -> None:
     for name, tensor in state.items():
         first = seen.setdefault(tensor.untyped_storage()._cdata, name)
         if first != name:
-            raise ValueError(f"{where}: {first} and {name} are one tensor, and tied weights are not built")
+            raise ValueError(
+                f"{where}: {first} and {name} share memory, and are not one tensor: tie weights by giving a module "
+                "another one's parameter as it is"
+            )
 
 
 def _lists(names: Iterable[str]) -> dict[str, set[int]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 class AnyNetwork(Network):
     """Any module as a network with one exit: its own parameters, buffers and children, under their own names.
 
-    Buffers of whole numbers, such as batch norm's counters, do not travel: they are left out of the state.
+    Buffers of whole numbers, such as batch norm's counters, do not travel: they are left out of the state. Of tied
+    weights, that is one tensor under several names, the state has the first name alone.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -39,6 +41,28 @@ class AnyNetwork(Network):
             for name, buffer in part._buffers.items():
                 if buffer is not None and not buffer.is_floating_point():
                     part._non_persistent_buffers_set.add(name)
+        first: dict[int, str] = {}  # tensor -> its first name
+        tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        names = [(name, first.setdefault(id(tensor), name)) for name, tensor in tensors]
+        self._ties = {name: of for name, of in names if name != of}
+
+    def state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """As of `nn.Module`, but for further names of tied weights."""
+        state = super().state_dict(*arguments, **options)
+        for name in self._ties:
+            state.pop(options.get("prefix", "") + name, None)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of `nn.Module`; ties stay, and their further names need not be there."""
+        if not self._ties:
+            return super().load_state_dict(state_dict, strict, assign)
+        if assign:
+            raise ValueError("tied weights are loaded in place: assign = True would give each name a tensor of its own")
+        whole = OrderedDict(state_dict)
+        whole.update({name: state_dict[of] for name, of in self._ties.items() if of in state_dict})
+        whole._metadata = getattr(state_dict, "_metadata", None)  # type: ignore[attr-defined]  # PyTorch's versions
+        return super().load_state_dict(whole, strict)
 
     def forward(self, x: Tensor) -> Tensor:
         """What the module returns: (batch, *input shape) -> (batch, classes)."""

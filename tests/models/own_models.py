@@ -39,9 +39,31 @@ def sized(hidden: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
-def tied(classes: int) -> nn.Module:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, classes))
-    module[2].weight = module[1].weight
+def tied(classes: int, layers: int = 2) -> nn.Module:
+    """Square layers over one weight, each with its own bias."""
+    squares = [nn.Linear(64, 64) for _ in range(layers)]
+    for square in squares[1:]:
+        square.weight = squares[0].weight
+    return nn.Sequential(nn.Flatten(), nn.Sequential(*squares), nn.Linear(64, classes))
+
+
+class Twice(nn.Module):
+    """One block, with its norm, at two places."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU())
+        self.second = self.first
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) -> (batch, classes)."""
+        return self.head(self.second(self.first(images.flatten(1))))
+
+
+def overlapping(classes: int) -> nn.Module:
+    module = tied(classes)
+    module[1][1].weight = nn.Parameter(module[1][0].weight.data.t())
     return module
 
 

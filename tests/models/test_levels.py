@@ -9,6 +9,7 @@ from models.base import with_weights
 from models.cost import cost
 from models.family import make_family
 from models.placement import rolling
+from tests.models import own_models
 from tests.models.own_models import Deep
 
 torch.set_num_threads(1)
@@ -81,6 +82,66 @@ def test_any_module_works_whole():
     assert cost(family, family.full(), batch_size=4, optimizer="sgd").parameters == 21
 
 
+TIED = {"input_shape": [1, 8, 8], "classes": 10}
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "further"),
+    [
+        ("tied", ["1.0.weight", "1.0.bias", "1.1.bias", "2.weight", "2.bias"], ["1.1.weight"]),
+        (
+            "Twice",
+            [
+                *(f"first.0.{part}" for part in ("weight", "bias")),
+                *(f"first.1.{part}" for part in ("weight", "bias", "running_mean", "running_var")),
+                *("head.weight", "head.bias"),
+            ],
+            [f"second.{part}" for part in ("0.weight", "0.bias", "1.weight", "1.running_mean")],
+        ),
+    ],
+)
+def test_tied_weights_are_one_tensor_and_learn_as_such(name, own, further):
+    """Against the module by itself: its state, three steps of SGD, and what it answers then."""
+    family = make_family(TIED | {"name": f"{OWN}:{name}"})
+    assert list(family.tensors(family.full())) == own
+    torch.manual_seed(0)
+    alone = getattr(own_models, name)(classes=10)
+    whole = alone.state_dict()
+    model = with_weights(family, family.full(), {part: whole[part].clone() for part in own})
+    assert list(model.state_dict()) == own
+    assert set(further) < set(whole)
+    for part in further:
+        first = part.replace("second", "first").replace("1.1.weight", "1.0.weight")
+        assert model.get_submodule(part.rpartition(".")[0]) is not None
+        assert tensor_of(model, part) is tensor_of(model, first)
+    assert cost(family, family.full(), batch_size=4, optimizer="sgd").parameters == sum(
+        p.numel() for p in alone.parameters()
+    )
+    images, labels = torch.randn(8, 1, 8, 8), torch.arange(8)
+    for network in (alone, model):
+        steps = torch.optim.SGD(network.parameters(), lr=0.1)
+        for _ in range(3):
+            steps.zero_grad()
+            torch.nn.functional.cross_entropy(network.train()(images), labels).backward()
+            steps.step()
+    assert torch.equal(model.eval()(images), alone.eval()(images))
+    again = family.build(family.full())
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.eval()(images), alone(images))
+
+
+def tensor_of(model, name):
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    return module._parameters.get(own, module._buffers.get(own))
+
+
+def test_levels_may_be_tied():
+    family = make_family(TIED | {"name": f"{OWN}:tied", "levels": [{"layers": 1}, {"layers": 3}]})
+    small, large = (family.tensors(arch) for arch in (family.smallest(), family.full()))
+    assert set(large) - set(small) == {"1.1.bias", "1.2.bias"}
+
+
 def test_the_price_of_a_small_network_by_hand():
     family = make_family({"name": "torch.nn:Linear", "input_shape": [6], "classes": 3, "arguments": {
         "in_features": 6, "out_features": 3}})  # fmt: skip
@@ -107,7 +168,7 @@ def test_pricing_allocates_nothing(monkeypatch):
             "has a tensor 'a.weight', which the level",
         ),
         ({"name": f"{OWN}:sized", "levels": [{"hidden": 9}, {"hidden": 4}]}, "1.weight has shape"),
-        ({"name": f"{OWN}:tied"}, "1.weight and 2.weight are one tensor"),
+        ({"name": f"{OWN}:overlapping"}, "1.0.weight and 1.1.weight share memory, and are not one tensor"),
         ({"name": f"{OWN}:broken", "levels": [{"layers": 1}]}, "fails: KeyError: 'layers'"),
         ({"name": f"{OWN}:number", "levels": [{"layers": 1}]}, "returns int, not an nn.Module"),
         ({"name": f"{OWN}:Deep", "levels": [{"layer": 1}]}, "unexpected keyword argument 'layer'"),
