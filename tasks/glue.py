@@ -6,15 +6,24 @@ The labels of GLUE's own test sets are not public: models are tested on the vali
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from tasks import hub
 from tasks.data import DataSet
 from tasks.hub import Repository
-from tasks.metrics import ACCURACY, F1, Matthews, Metric, Pearson
+from tasks.metrics import ACCURACY, F1, METRICS, Matthews, Metric, Pearson
+from tasks.texts import METRICS_OF, MetricName
 from tasks.tokens import Labels, TextArguments, Texts, make_text_data_set, tokenized_once
 
 REPOSITORY = "nyu-mll/glue"
+
+
+class GlueArguments(TextArguments):
+    """What the tasks of GLUE take."""
+
+    metric: MetricName | Literal[""] = Field("", description="Metric; empty: that of InclusiveFL's paper")
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,20 @@ PARTS = {
 """Metrics are those of InclusiveFL's paper (section 4.1); columns and the order of classes are the hub's."""
 
 
-def load(name: str, data_dir: str, arguments: TextArguments) -> DataSet:
+def metric(name: str, arguments: GlueArguments, data: DataSet) -> Metric:
+    """The metric that the arguments name, or else the paper's; ValueError where it does not go with the labels."""
+    part, chosen = PARTS[name], arguments.metric
+    if not chosen:
+        return part.metric
+    allowed = METRICS_OF["classes" if part.classes else "numbers"]
+    if chosen == "f1" and len(part.classes) != 2:
+        raise ValueError(f"glue-{name}: metric = 'f1' needs two classes, the labels have {len(part.classes)}")
+    if chosen not in allowed:
+        raise ValueError(f"glue-{name}: metric = {chosen!r} does not go with its labels: {', '.join(allowed)}")
+    return METRICS[chosen]()
+
+
+def load(name: str, data_dir: str, arguments: GlueArguments) -> DataSet:
     """The task `name` of PARTS from a local copy of the hub's files in `data_dir`, else from the hub.
 
     FileNotFoundError when there is no copy and the hub cannot be reached, ValueError when a copy lacks a column.

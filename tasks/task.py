@@ -53,7 +53,6 @@ from tasks.own import (
     label_names_of,
     moments_of,
 )
-from tasks.tokens import TextArguments
 
 __all__ = ["PARTITIONS", "TASKS", "Agreed", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
@@ -112,8 +111,10 @@ TASKS: dict[str, Kind] = {
     "trec": Kind(trec.load, "encoder", arguments=trec.TrecArguments),
     "nero": Kind(nero.load, "encoder", arguments=nero.NeroArguments),
     **{
-        f"glue-{name}": Kind(partial(glue.load, name), "encoder", metric=part.metric, arguments=TextArguments)
-        for name, part in glue.PARTS.items()
+        f"glue-{name}": Kind(
+            partial(glue.load, name), "encoder", metric=partial(glue.metric, name), arguments=glue.GlueArguments
+        )
+        for name in glue.PARTS
     },
 }
 

@@ -14,7 +14,7 @@ from text_files import CLS, SEP, ids
 
 from tasks import glue, hub, nero, sentiment, trec
 from tasks.arguments import read_arguments
-from tasks.metrics import F1, EntityF1, Matthews, Pearson
+from tasks.metrics import F1, Accuracy, EntityF1, Matthews, MeanAbsoluteError, Metric, Pearson
 from tasks.task import TASKS, Task, TaskSpec, load_task
 
 
@@ -166,9 +166,29 @@ def test_glue_is_read_from_a_copy_of_the_hubs_files(name: str, tmp_path: Path, t
     assert separators == len(part.columns)
 
 
-def test_metrics_of_glue_are_those_of_the_paper() -> None:
-    metrics = {name: TASKS[f"glue-{name}"].metric for name in ("cola", "mrpc", "stsb")}
-    assert metrics == {"cola": Matthews(), "mrpc": F1(), "stsb": Pearson()}
+@pytest.mark.parametrize(
+    ("name", "chosen", "metric"),
+    [
+        *(("cola", "", Matthews()), ("mrpc", "", F1()), ("stsb", "", Pearson()), ("qqp", "", Accuracy())),
+        *(("mrpc", "accuracy", Accuracy()), ("qqp", "f1", F1()), ("stsb", "mean_absolute_error", MeanAbsoluteError())),
+    ],
+)
+def test_metrics_of_glue_are_those_of_the_paper_or_as_one_likes(
+    name: str, chosen: str, metric: Metric, tmp_path: Path, tokenizer: str
+) -> None:
+    part = glue.PARTS[name]
+    labels: list[Any] = list(range(len(part.classes))) or [0.0, 2.5, 5.0]
+    folder = write_glue(tmp_path, name, labels, ("train", part.validation))
+    assert load(f"glue-{name}", folder, tokenizer, metric=chosen).metric == metric
+
+
+def test_a_metric_that_does_not_go_with_the_labels_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    write_glue(tmp_path, "mnli", [0, 1, 2], ("train", "validation_matched"))
+    write_glue(tmp_path, "stsb", [0.0, 2.5], ("train", "validation"))
+    with pytest.raises(ValueError, match="glue-mnli: metric = 'f1' needs two classes, the labels have 3"):
+        load("glue-mnli", tmp_path, tokenizer, metric="f1")
+    with pytest.raises(ValueError, match="glue-stsb: metric = 'accuracy' does not go with its labels: pearson, mean"):
+        load("glue-stsb", tmp_path, tokenizer, metric="accuracy")
 
 
 def test_mnli_is_tested_on_the_matched_part(tmp_path: Path, tokenizer: str) -> None:
