@@ -1,6 +1,6 @@
 """HypeMeFed's experiments on Fashion-MNIST, and on HAPT's phone sensors.
 
-python -m benchmarks.hypemefed.run preliminary|ten-exits|hapt|fills [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
+python -m benchmarks.hypemefed.run preliminary|ten-exits|hapt|fills|by-user [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
 """
 
 from pathlib import Path
@@ -82,6 +82,11 @@ NOISY = {
     for alpha in (0.1, 0.5)
     for fill, sets in FILLS.items()
 }
+# The same where every device holds what one user did, between the network's first part on all devices and the whole.
+BY_USER = {
+    "all-large": ["strategy=fedavg", ONE_EXIT],
+    "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
+} | {fill: ["strategy=hypemefed", *sets] for fill, sets in FILLS.items()}
 ONCE = ("exits-and-hypernetworks-weights", "hypernetworks-weights")  # with the first seed only
 
 
@@ -94,7 +99,13 @@ def study(name: str, methods: dict[str, list[str]]) -> Study:
 
 STUDIES = [
     study(name, methods)
-    for name, methods in {"preliminary": PRELIMINARY, "ten-exits": TEN, "hapt": HAPT, "fills": NOISY}.items()
+    for name, methods in {
+        "preliminary": PRELIMINARY,
+        "ten-exits": TEN,
+        "hapt": HAPT,
+        "fills": NOISY,
+        "by-user": BY_USER,
+    }.items()
 ]
 
 if __name__ == "__main__":
