@@ -1,6 +1,8 @@
 """HypeMeFed's experiments on Fashion-MNIST, and on HAPT's phone sensors.
 
-python -m benchmarks.hypemefed.run preliminary|ten-exits|hapt|fills|by-user [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
+python -m benchmarks.hypemefed.run STUDY [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]
+
+STUDY is preliminary, ten-exits, hapt, fills or by-user.
 """
 
 from pathlib import Path

@@ -25,7 +25,7 @@ METHODS = {
     "depthfl": [*DEPTHFL, EXITS],
     # DepthFL's weak model has 8,818 parameters and its strong one 53,120, with both heads; here 5,882 and 49,384.
     "depthfl-narrow": [*DEPTHFL, NARROW],
-    # As the paper has it: FedDyn's correction, and the mean of the exits is scored. Strong devices train one model, whose
+    # As the paper has it: FedDyn's correction, and the mean of the exits is scored. Strong devices train one model; its
     # first exit is that of the weak ones.
     "depthfl-feddyn": ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", EXITS],
     "depthfl-narrow-feddyn": ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", NARROW],
