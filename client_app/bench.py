@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from messages.packing import Entry, Layout, MessageError, pick, unpack
 from messages.parcels import Parcel, Parcels, Weights, digest, frozen_layout
 from models.architecture import Architecture
 from models.base import Family, trained_parameters, with_weights
-from models.layers import Network
+from models.layers import Network, mean_statistics
 from strategies.losses import Loss, Regularizer
 from strategies.method import Answer, Local
 from tasks.own import UnfitError
@@ -391,19 +391,17 @@ class DeviceBench:
         model.train()
         # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches
         # would not lead away.
-        norms = batch_norms(model) if new_statistics else []
         seen, total = 0, torch.zeros((), dtype=torch.float64)
-        for number, (inputs, labels) in enumerate(self.batches(model), start=1):
-            for norm in norms:
-                norm.momentum = max(0.1, 1 / number)
-            optimizer.zero_grad(set_to_none=True)
-            value = loss(inputs, labels)
-            value.backward()
-            if self.training.clip_norm:
-                nn.utils.clip_grad_norm_(model.parameters(), self.training.clip_norm)
-            optimizer.step()
-            seen += len(labels)
-            total += value.detach().to("cpu", torch.float64) * len(labels)
+        with mean_statistics(model, least=0.1) if new_statistics else nullcontext():
+            for inputs, labels in self.batches(model):
+                optimizer.zero_grad(set_to_none=True)
+                value = loss(inputs, labels)
+                value.backward()
+                if self.training.clip_norm:
+                    nn.utils.clip_grad_norm_(model.parameters(), self.training.clip_norm)
+                optimizer.step()
+                seen += len(labels)
+                total += value.detach().to("cpu", torch.float64) * len(labels)
         model.zero_grad(set_to_none=True)  # they would be held for nothing where the model is scored or teaches
         return float(total) / max(1, seen)
 
@@ -549,11 +547,6 @@ def out_of_memory_refused(
         said = str(error).split("\n")[0] or type(error).__name__
         held = f" after {meter.peak_bytes()} bytes" if meter else ""
         raise Refusal(f"out of memory{held}{words}: {said}", overrun=True) from error
-
-
-def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """The batch norms of a model."""
-    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
 def regularized(loss: Loss, model: Network, regularizer: Regularizer) -> Loss:

@@ -134,6 +134,8 @@ def trace(model: Network, loss: Loss) -> LossGraph:
     steps: list[dict[str, Any]] = []
     constants: dict[str, Tensor] = {}
     values: dict[fx.Node, Any] = {}
+    # The trainer is given every tensor once; tied weights have several names.
+    names = {id(each): name for name, each in (*model.named_parameters(), *model.named_buffers())}
 
     def as_json(value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -146,8 +148,9 @@ def trace(model: Network, loss: Loss) -> LossGraph:
             return value
         raise Untraceable(f"an argument of the loss cannot be sent to the board's trainer: {value!r}")
 
-    def tensor(module: nn.Module, path: str, name: str) -> dict[str, str] | None:
-        return None if getattr(module, name) is None else {"tensor": f"{path}.{name}".removeprefix("model.")}
+    def tensor(module: nn.Module, name: str) -> dict[str, str] | None:
+        found = getattr(module, name)
+        return None if found is None else {"tensor": names[id(found)]}
 
     def step(name: str, arguments: list[Any], options: Mapping[str, Any] | None = None) -> dict[str, int]:
         steps.append({"operator": name, "arguments": arguments, "options": dict(options or {})})
@@ -163,13 +166,15 @@ def trace(model: Network, loss: Loss) -> LossGraph:
                 constants[name] = operator.attrgetter(name)(whole)
                 if constants[name].requires_grad:
                     raise Untraceable("a term of the loss does not depend on the batch, so that it cannot be traced")
-            values[node] = {"tensor": name.removeprefix("model.")}
+            of_model = name.removeprefix("model.")
+            known = names.get(id(operator.attrgetter(name)(whole)), of_model) if of_model != name else name
+            values[node] = {"tensor": known}
         elif node.op == "call_module":
             module = whole.get_submodule(str(node.target))
             if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "approximate", "none") != "none":
                 raise Untraceable(f"the board's trainer has no operator {module}")
             operator_name, own = MODULES[type(module)]
-            values[node] = step(operator_name, [*arguments, *own(module, partial(tensor, module, str(node.target)))])
+            values[node] = step(operator_name, [*arguments, *own(module, partial(tensor, module))])
         elif node.op == "call_function" and node.target is getattr and arguments[1] == "shape":
             values[node] = step("shape", arguments[:1])
         elif node.op == "call_function" and node.target in FUNCTIONS:

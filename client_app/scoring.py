@@ -69,7 +69,13 @@ def score_order(
         own = bench.task if order.data == "shard" else task
         found = score(scored, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
         if order.data == "shard":
-            for network in local.beside(bench, answer):
+            networks = local.beside(bench, answer)
+            if len(networks) != len(local.scored_beside):
+                raise MessageError(
+                    f"{order.local.name} gives {len(networks)} networks to score beside the model, and names "
+                    f"{len(local.scored_beside)}"
+                )
+            for network in networks:
                 figures = score(network, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
                 beside.append(figures.sums)
     device, sums, examples = order.device, found.sums, found.examples

@@ -82,6 +82,10 @@ class Family(ABC):
             return False
         return any(lies_in(name, part) for part in self.freeze)
 
+    def further_names(self) -> Mapping[str, str]:
+        """Of tied weights of the full model: each further name of a tensor -> the name that it goes by."""
+        return {}
+
     def check_parts(self, parts: Iterable[str]) -> None:
         """Raise ValueError where a part, the beginning of tensors' names in front of a dot, names nothing."""
         names = list(self.tensors(self.full()))
@@ -89,6 +93,12 @@ class Family(ABC):
             if not any(lies_in(name, part) for name in names):
                 known = dict.fromkeys(name[:position] for name in names for position in _ends(name))
                 raise ValueError(f"{self.name} has no part {part!r}; {nearest(part, known)}")
+            for further, first in self.further_names().items():
+                if lies_in(further, part) and not lies_in(first, part):
+                    raise ValueError(
+                        f"{self.name}: the part {part!r} holds {further}, which is one tensor with {first}: it goes by "
+                        "that name, so that this part must be named by it, or together with it"
+                    )
 
     def check_freeze(self) -> None:
         """Raise ValueError where an entry of `freeze` names nothing, or where nothing is left to train."""
@@ -356,8 +366,11 @@ class BlockFamily(Family):
         return Channels(CLASSES, self.classes, self.classes)
 
     def scaled(self, channels: Channels) -> tuple[Layer, ...]:
-        """Return what follows a hidden layer's output before its norm, if any: the scaler where the family has one."""
-        return (Scale(channels),) if self.scaler else ()
+        """Return what follows a hidden layer's output before its norm: the scaler of a cut layer, or nothing.
+
+        A whole layer would be divided by 1: a pass over a large tensor for nothing.
+        """
+        return (Scale(channels),) if self.scaler and channels.kept < channels.full else ()
 
     # Sub-models
 
@@ -588,8 +601,8 @@ def _fill(model: Network, family: Family, architecture: Architecture) -> None:
     """Give a model without memory the buffers that its state leaves out, as a fresh one has them."""
     if not any(buffer.is_meta for buffer in model.buffers()):
         return
-    fresh = dict(family.build(architecture).named_buffers())
-    for name, buffer in list(model.named_buffers()):
+    fresh = dict(family.build(architecture).named_buffers(remove_duplicate=False))
+    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         if buffer.is_meta:
             path, _, own = name.rpartition(".")
             model.get_submodule(path)._buffers[own] = fresh[name]

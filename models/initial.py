@@ -130,6 +130,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
         if new:
             renamed[new] = tensor
     renamed = _without_prefix(renamed, wanted)
+    _join_ties(renamed, family.further_names(), file)
     architecture, notes = family.full(), []
     theirs: Mapping[str, str] = {}
     if not renamed.keys() & wanted.keys():
@@ -170,6 +171,22 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
         file,
         tuple(notes),
     )
+
+
+def _join_ties(tensors: dict[str, Tensor], further_names: Mapping[str, str], file: Path) -> None:
+    """Let tied weights have one name, in place; ValueError where a file has two different tensors for them.
+
+    Files may have all of their names or any one: `safetensors.torch.save_model` keeps one of its own choice.
+    """
+    for further, first in further_names.items():
+        if further not in tensors:
+            continue
+        tensor = tensors.pop(further)
+        if not torch.equal(tensors.setdefault(first, tensor), tensor):
+            raise ValueError(
+                f"{file}: {further} and {first} are one tensor in the model, and differ in the file; "
+                f"initial-names = \"'{further}' = false\" leaves one of them out"
+            )
 
 
 def _published(family: Family) -> tuple[tuple[Architecture, Mapping[str, str]] | None, str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -242,6 +244,32 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
         nn.Module._load_from_state_dict(self, *arguments)
 
 
+@contextmanager
+def mean_statistics(model: nn.Module, least: float = 0.0) -> Iterator[None]:
+    """Let batch norms' running statistics become the mean over the batches that they meet in a `with` block.
+
+    A norm meets as many batches as it is used: one that stands at two places of a network meets two in a pass.
+
+    Args:
+        least: the momentum below which they go on as a moving average.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    uses: Counter[nn.Module] = Counter()
+
+    def before_use(norm: Any, _: object) -> None:
+        uses[norm] += 1
+        norm.momentum = max(least, 1 / uses[norm])
+
+    momenta = [norm.momentum for norm in norms]
+    hooks = [norm.register_forward_pre_hook(before_use) for norm in norms]
+    try:
+        yield
+    finally:
+        for norm, momentum, hook in zip(norms, momenta, hooks, strict=True):
+            hook.remove()
+            norm.momentum = momentum
+
+
 @dataclass(frozen=True)
 class Norm(Layer):
     """Batch norm: with running statistics, or static (HeteroFL's sBN), which always uses the batch's own."""
@@ -274,7 +302,7 @@ class Scaler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape to the same shape."""
-        return x if self.rate == 1 else x / self.rate  # a pass over large tensors, and room for its result
+        return x / self.rate
 
 
 @dataclass(frozen=True)

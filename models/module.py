@@ -27,6 +27,9 @@ class AnyNetwork(Network):
 
     Buffers of whole numbers, such as batch norm's counters, do not travel: they are left out of the state. Of tied
     weights, that is one tensor under several names, the state has the first name alone.
+
+    Attributes:
+        ties: each further name of a tied tensor -> its first name.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -42,25 +45,24 @@ class AnyNetwork(Network):
                 if buffer is not None and not buffer.is_floating_point():
                     part._non_persistent_buffers_set.add(name)
         first: dict[int, str] = {}  # tensor -> its first name
-        tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        names = [(name, first.setdefault(id(tensor), name)) for name, tensor in tensors]
-        self._ties = {name: of for name, of in names if name != of}
+        names = [(n, first.setdefault(id(tensor), n)) for n, tensor in super().state_dict(keep_vars=True).items()]
+        self.ties = {name: of for name, of in names if name != of}
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         """As of `nn.Module`, but for further names of tied weights."""
         state = super().state_dict(*arguments, **options)
-        for name in self._ties:
+        for name in self.ties:
             state.pop(options.get("prefix", "") + name, None)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As of `nn.Module`; ties stay, and their further names need not be there."""
-        if not self._ties:
+        if not self.ties:
             return super().load_state_dict(state_dict, strict, assign)
         if assign:
             raise ValueError("tied weights are loaded in place: assign = True would give each name a tensor of its own")
         whole = OrderedDict(state_dict)
-        whole.update({name: state_dict[of] for name, of in self._ties.items() if of in state_dict})
+        whole.update({name: state_dict[of] for name, of in self.ties.items() if of in state_dict})
         whole._metadata = getattr(state_dict, "_metadata", None)  # type: ignore[attr-defined]  # PyTorch's versions
         return super().load_state_dict(whole, strict)
 
@@ -100,6 +102,10 @@ class ModuleFamily(Family):
         """See `Family.tensors`; the network is built once, on the meta device."""
         return _tensors(self, arch)
 
+    def further_names(self) -> Mapping[str, str]:
+        """See `Family.further_names`."""
+        return _further_names(self)
+
     def place(self, arch: Architecture, select: Select = leading) -> Placement:
         """See `Family.place`: leading slices, the only cut there is."""
         if select is not leading:
@@ -136,6 +142,13 @@ def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
 
     found = meta_state(family, arch)
     return family._marked({name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in found.items()})
+
+
+@lru_cache(maxsize=64)
+def _further_names(family: ModuleFamily) -> dict[str, str]:
+    with torch.device("meta"):
+        network = family.build(family.full())
+    return network.ties if isinstance(network, AnyNetwork) else {}
 
 
 @lru_cache(maxsize=64)

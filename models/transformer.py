@@ -169,7 +169,7 @@ class Attention(Layer):
 
     def build(self) -> nn.Module:
         """Return a `SelfAttention`."""
-        rate = self.heads.kept / self.heads.full if self.scaler else None
+        rate = self.heads.kept / self.heads.full if self.scaler and self.heads.kept < self.heads.full else None
         return SelfAttention(self.channels.kept, self.heads.kept, self.head_size, rate)
 
     def tensors(self) -> dict[str, TensorSpec]:

@@ -820,7 +820,7 @@ class Engine:
             self.settings.metric,
             self.population,
             by_device=self.settings.label_sets or len(assignments) <= MAX_TOLD,
-            beside=next((a.task.local.scored_beside for a in assignments), ()),
+            beside={a.device: a.task.local.scored_beside for a in assignments},
         )
 
     def _order_to_score(self, device: int) -> list[Assignment]:

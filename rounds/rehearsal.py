@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from messages.error import MessageError
+from messages.orders import MAX_BESIDE
 from messages.packing import Layout
 from messages.parcels import STATISTICS, Parcel, digest
 from rounds.work import parcels_of
@@ -34,6 +35,11 @@ def rehearse_parcels(method: Method) -> None:
         there = local_half(type(local.reference()).model_validate_json(local.reference().model_dump_json()))
     except (MessageError, ValueError) as error:
         raise RehearsalError(f"its device half {name} cannot travel: {error}") from error
+    beside = local.scored_beside
+    if len(set(beside)) != len(beside) or len(beside) > MAX_BESIDE or not all(isinstance(n, str) and n for n in beside):
+        raise RehearsalError(
+            f"`scored_beside` of {name} must be at most {MAX_BESIDE} different names of networks, not {beside!r}"
+        )
     mine, theirs = (parcels_of(half, method.family, order.architecture) for half in (local, there))
     for function, parcels in zip(("sent", "returned"), mine, strict=True):
         if not isinstance(parcels, dict) or not all(isinstance(parcel, Parcel) for parcel in parcels.values()):

@@ -134,22 +134,22 @@ def personal_score(
     population: Population,
     *,
     by_device: bool = False,
-    beside: Sequence[str] = (),
+    beside: Mapping[int, Sequence[str]] | None = None,
 ) -> Personal:
     """`mean_score` of devices' scores on their own test shards, of so many that were asked.
 
-    beside: names of the networks that devices scored beside their models.
+    beside: by device, names of the networks that it scored beside its model.
     """
     mean = mean_score(scores, metric, population)
     failed = asked - len(scores)
     each = {device: metric.value(score.sums, score.examples) for device, score in sorted(scores.items())}
     if mean is None:
         return Personal(None, {}, 0, failed, {} if by_device else None)
-    networks = {
-        name: float(np.mean([metric.value(scores[d].beside[place], scores[d].examples) for d in sorted(scores)]))
-        for place, name in enumerate(beside)
-    }
-    by_network = networks or None
+    networks: dict[str, list[float]] = defaultdict(list)
+    for device, score in sorted(scores.items()):
+        for name, sums in zip((beside or {}).get(device, ()), score.beside, strict=True):
+            networks[name].append(metric.value(sums, score.examples))
+    by_network = {name: float(np.mean(values)) for name, values in networks.items()} or None
     return Personal(mean.score, mean.score_by_tier, len(scores), failed, each if by_device else None, by_network)
 
 

@@ -468,13 +468,17 @@ def _part_tables(groups: Sequence[Group], scale: Scale) -> list[TextTable]:
 
     def personal(summary: Summary) -> dict[str, float]:
         everyone = {} if summary.personal_score is None else {"all devices": summary.personal_score}
-        return everyone | (summary.personal_score_by_tier or {}) | (summary.personal_score_by_network or {})
+        return everyone | (summary.personal_score_by_tier or {})
+
+    def networks(summary: Summary) -> dict[str, float]:
+        return summary.personal_score_by_network or {}
 
     text, unit = _short(scale)
     tables = [
         _part_table(f"{scale.title} by tier{unit}", groups, tiers, text),
         _part_table(f"{scale.title} of the whole model by exit{unit}", groups, exits, text),
         _part_table(f"Personal {scale.label}, mean over the last fifth of the rounds{unit}", groups, personal, text),
+        _part_table(f"Personal {scale.label} of devices' other networks{unit}", groups, networks, text),
     ]
     return [table for table in tables if len(table.headers) > 1]
 

@@ -15,7 +15,7 @@ from messages.orders import Merge
 from messages.parcels import STATISTICS, Parcel
 from models.architecture import Architecture
 from models.base import Family
-from models.layers import MeanOfExits, Network, pool_first
+from models.layers import MeanOfExits, Network, mean_statistics, pool_first
 from strategies.method import Answer, Bench, Local
 from tasks.task import laid_out_for
 
@@ -67,9 +67,6 @@ class ScoreModel(Local):
 def take_statistics(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
     """One pass in training mode without gradients; batch norm's statistics become the mean over the batches."""
     model.train()
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    with torch.no_grad():
-        for number, (inputs, _) in enumerate(batches, start=1):
-            for norm in norms:
-                norm.momentum = 1.0 / number
+    with torch.no_grad(), mean_statistics(model):
+        for inputs, _ in batches:
             model(laid_out_for(model, inputs))

@@ -157,11 +157,8 @@ def calibrated(network: Network, batches: Iterable[Batch]) -> Network:
     Every sub-network has its own: those of another make its outputs worthless (Yu and Huang 2019). A network without
     running statistics stays as it is.
     """
-    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    if norms:
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in network.modules()):
         take_statistics(network, batches)
-        for norm in norms:
-            norm.momentum = 0.1  # that of training, which the pass has changed
     return network.eval()
 
 

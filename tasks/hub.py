@@ -1,4 +1,4 @@
-"""Image data sets in the format of the Hugging Face hub: downloaded by `datasets`, or from a local copy."""
+"""Data sets in the format of the Hugging Face hub: downloaded by `datasets`, or from a local copy. Images, and rows."""
 
 from __future__ import annotations
 
@@ -131,6 +131,8 @@ def import_datasets() -> Any:
 
 def _download(repository: Repository, split: str) -> Dataset:
     datasets = import_datasets()
+    if Path(repository.path).exists():  # which `datasets` would read
+        raise ValueError(f"{repository.path} lies here, and so is no name on the hub: set data-dir to it")
     problem = unreachable()
     try:
         with _offline() if problem else nullcontext():
@@ -140,6 +142,9 @@ def _download(repository: Repository, split: str) -> Dataset:
             f"the data set {repository.path} could not be downloaded ({problem or error}); "
             f"connect to the hub once, or set data-dir to a local copy of {repository.path}"
         ) from error
+    except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:  # such as an unknown configuration
+        config = f", configuration {repository.config}" if repository.config else ""
+        raise ValueError(f"the data set {repository.path}{config}, split {split}, cannot be read: {error}") from error
 
 
 def unreachable() -> str:
@@ -183,6 +188,13 @@ def _open(folder: Path, repository: Repository, split: str) -> Dataset:
     if repository.config is not None and (folder / repository.config).is_dir():
         folder = folder / repository.config
     parquet = sorted(file for file in folder.rglob("*.parquet") if _is_of_split(file, split))
+    places = sorted({str(file.parent.parent if file.parent.name == split else file.parent) for file in parquet})
+    if len(places) > 1:
+        named = f"is none of them: {repository.config}" if repository.config else "is not named"
+        raise ValueError(
+            f"{folder}: several folders have data of the split '{split}' ({', '.join(places)}), and the configuration "
+            f"{named}. data-dir may be one of them"
+        )
     if parquet:
         import pyarrow
 
@@ -190,7 +202,11 @@ def _open(folder: Path, repository: Repository, split: str) -> Dataset:
     # A repository without a test set may have been saved as one data set, without a folder per split.
     for saved in (folder / split, folder) if repository.held_out else (folder / split,):
         if (saved / "state.json").is_file():
-            return datasets.load_from_disk(str(saved))
+            rows = datasets.load_from_disk(str(saved))
+            # Without a name, or as a part of a split: train[:10%].
+            if saved == folder and rows.split is not None and str(rows.split).partition("[")[0] != split:
+                raise ValueError(f"{saved}: this is the split '{rows.split}', and not '{split}'")
+            return rows
     raise FileNotFoundError(f"{folder}: no data of the split '{split}', such as {split}-00000-of-00001.parquet")
 
 

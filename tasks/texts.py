@@ -1,4 +1,4 @@
-"""Files of texts, and the task `text`: any such files of one's own."""
+"""Files of texts, and the task `text`: any such files of one's own, or a data set of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.hub import Repository, existing_folder, find_local, import_datasets, 
 from tasks.labels import NO_LABEL
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
 from tasks.own import FLOAT32_MAX
-from tasks.tokens import Labels, TextArguments, Texts, joined, make_text_data_set, names_of, tokenized_once
+from tasks.tokens import HUB_NAME, Labels, TextArguments, Texts, joined, make_text_data_set, names_of, tokenized_once
 
 MAX_FILE_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class OwnTextArguments(TextArguments):
     hub: str = Field(
         "",
         description="Name of a data set on the Hugging Face hub, such as owner/name; data-dir may have a local copy",
-        pattern=r"^([\w.-]+(/[\w.-]+)?)?$",
+        pattern=rf"^({HUB_NAME})?$",
         max_length=200,
     )
     hub_config: str = Field("", description="Its configuration, where it has several", pattern=r"^[\w.-]*$")
@@ -146,8 +146,9 @@ def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         files = [*training, *testing]
 
     def of_split(split: str) -> Texts:
-        rows = _named_rows(open_split(repository, split, folder))
-        return _texts_of(rows, f"{arguments.hub}, split {split}", arguments, before_number=", row ")
+        source = f"{arguments.hub}, split {split}"
+        rows = _named_rows(open_split(repository, split, folder), f"{source}, row ")
+        return _texts_of(rows, source, arguments, before_number=", row ")
 
     def read() -> DataSet:
         test: Texts | None = None
@@ -242,14 +243,29 @@ def files_behind(file: Path) -> list[Path]:
 
 def saved_rows(file: Path) -> Rows:
     """The rows of the data set that an .arrow file is of; names stand in place of the numbers of classes."""
-    return _named_rows(import_datasets().load_from_disk(str(file.parent)))
+    return _named_rows(import_datasets().load_from_disk(str(file.parent)), f"{file}:")
 
 
-def _named_rows(rows: Any) -> Rows:
-    """The rows of a data set of `datasets`, counted from 1; names stand in place of the numbers of classes."""
-    names = {column: feature.names for column, feature in rows.features.items() if hasattr(feature, "names")}
+def _named_rows(rows: Any, source: object) -> Rows:
+    """The rows of a data set of `datasets`, counted from 1; names stand in place of the numbers of classes and tags.
+
+    ValueError by `source` and row where a number is not that of a class. On the hub -1 is often a label that is not
+    public.
+    """
+    # Of a column of lists, such as tags, the feature is that of an entry.
+    entries = {column: getattr(feature, "feature", feature) for column, feature in rows.features.items()}
+    names = {column: feature.names for column, feature in entries.items() if hasattr(feature, "names")}
+
+    def named(column: str, value: Any, number: int) -> Any:
+        if isinstance(value, list):
+            return [named(column, entry, number) for entry in value]
+        if value is not None and not 0 <= value < len(names[column]):
+            most = len(names[column]) - 1
+            raise ValueError(f"{source}{number}: {column} is {value}, and its classes are 0 to {most}")
+        return None if value is None else names[column][value]
+
     for number, row in enumerate(rows.with_format(None), start=1):
-        yield number, {column: names[column][v] if column in names else v for column, v in row.items()}
+        yield number, {c: named(c, value, number) if c in names else value for c, value in row.items()}
 
 
 def _filled(part: Data, arguments: OwnTextArguments, found: DataSet) -> Data:

@@ -31,7 +31,7 @@ TOKENIZED_VERSION = 2
 
 VOCABULARY = "vocab.txt"
 SAY_WHICH = ("tokenizer.json", "tokenizer_config.json", "config.json")  # what kind of tokenizer a folder has
-_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"  # of a model, or of a data set: no path
 
 INSTALL = "pip install 'wildflower[text]'"
 
@@ -156,7 +156,7 @@ def load_tokenizer(name: str, data_dir: str, *, words: bool = False) -> PreTrain
     except ImportError as error:
         raise FileNotFoundError(f"tasks of texts need the package transformers: {INSTALL}") from error
     folder = _folder(name, data_dir)
-    if folder is None and not _HUB_NAME.fullmatch(name):
+    if folder is None and not re.fullmatch(HUB_NAME, name):
         raise FileNotFoundError(f"tokenizer = {name!r}: no such folder{f', nor below {data_dir}' if data_dir else ''}")
     # Without a network every request to the hub is tried many times.
     options: dict[str, Any] = {"local_files_only": folder is not None or bool(unreachable())}

@@ -623,6 +623,8 @@ def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, st
         row(f"personal {label}", text(summary.personal_score))
     for tier, score in (summary.personal_score_by_tier or {}).items():
         row(f"  tier {tier}", text(score))
+    for name, score in (summary.personal_score_by_network or {}).items():
+        row(f"  {name}", text(score))
     row("bytes down", bytes_text(summary.bytes_down))
     row("bytes up", bytes_text(summary.bytes_up))
     row("devices", ", ".join(f"{count} {word}" for word, count in summary.devices_by_outcome.items()))

@@ -84,7 +84,8 @@ NOISY = {
     for alpha in (0.1, 0.5)
     for fill, sets in FILLS.items()
 }
-# The same where every device holds what one user did, between the network's first part on all devices and the whole.
+# The same where every device holds what one user did. All-small and all-large are the bounds: the part up to the first
+# exit, and the whole network, on all devices.
 BY_USER = {
     "all-large": ["strategy=fedavg", ONE_EXIT],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],

@@ -35,6 +35,7 @@ from messages.packing import unpack
 from models.bert import BertTiny
 from models.cnn import Cnn3, Cnn10
 from models.densenet import DenseNet121
+from models.family import make_family
 from models.lenet import LeNet5
 from models.resnet import ResNet18
 from models.vgg import Vgg
@@ -70,6 +71,7 @@ FAMILIES = [
     VitTiny(input_shape=SMALL),
     BertTiny(),
     DenseNet121(input_shape=SMALL),
+    make_family({"name": "tests.models.own_models:tied", "input_shape": [1, 8, 8], "classes": 10}),
 ]
 
 

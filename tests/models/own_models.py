@@ -61,6 +61,22 @@ class Twice(nn.Module):
         return self.head(self.second(self.first(images.flatten(1))))
 
 
+class Masked(nn.Module):
+    """Two parts with one mask, which is no part of the state."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 64), nn.Linear(64, classes)
+        mask = (torch.arange(64) % 2).float()
+        self.first.register_buffer("mask", mask, persistent=False)
+        self.head.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) -> (batch, classes)."""
+        x = self.first(images.flatten(1)) * self.first.mask
+        return self.head(x * self.head.mask)
+
+
 def overlapping(classes: int) -> nn.Module:
     module = tied(classes)
     module[1][1].weight = nn.Parameter(module[1][0].weight.data.t())

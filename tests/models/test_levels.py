@@ -8,7 +8,9 @@ from models.architecture import Architecture
 from models.base import with_weights
 from models.cost import cost
 from models.family import make_family
+from models.initial import load_initial
 from models.placement import rolling
+from strategies.statistics import take_statistics
 from tests.models import own_models
 from tests.models.own_models import Deep
 
@@ -112,7 +114,6 @@ def test_tied_weights_are_one_tensor_and_learn_as_such(name, own, further):
     assert set(further) < set(whole)
     for part in further:
         first = part.replace("second", "first").replace("1.1.weight", "1.0.weight")
-        assert model.get_submodule(part.rpartition(".")[0]) is not None
         assert tensor_of(model, part) is tensor_of(model, first)
     assert cost(family, family.full(), batch_size=4, optimizer="sgd").parameters == sum(
         p.numel() for p in alone.parameters()
@@ -134,6 +135,60 @@ def tensor_of(model, name):
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
     return module._parameters.get(own, module._buffers.get(own))
+
+
+def test_a_buffer_that_two_modules_share_and_no_state_has():
+    family = make_family(TIED | {"name": f"{OWN}:Masked"})
+    weights = family.initial()
+    assert list(weights) == ["first.weight", "first.bias", "head.weight", "head.bias"]
+    alone = own_models.Masked(classes=10)
+    alone.load_state_dict(weights)
+    images = torch.randn(3, 1, 8, 8)
+    assert torch.equal(with_weights(family, family.full(), weights)(images), alone(images))
+
+
+def test_a_norm_that_is_used_twice_takes_the_mean_of_both_uses():
+    """Batch by batch by hand: four inputs of the one norm, each with the statistics of its own."""
+    torch.manual_seed(0)
+    model = own_models.Twice(classes=10)
+    seen = []
+    norm = model.first[1]
+    hook = norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
+    batches = [(torch.randn(8, 1, 8, 8), torch.zeros(8)) for _ in range(2)]
+    take_statistics(model, batches)
+    hook.remove()
+    assert len(seen) == 4
+    torch.testing.assert_close(norm.running_mean, torch.stack([x.mean(dim=0) for x in seen]).mean(dim=0))
+    torch.testing.assert_close(norm.running_var, torch.stack([x.var(dim=0) for x in seen]).mean(dim=0))
+    assert norm.momentum == 0.1
+
+
+def test_a_part_that_holds_a_further_name_alone_is_refused():
+    family = make_family(TIED | {"name": f"{OWN}:tied", "freeze": ("1.1",)})
+    with pytest.raises(ValueError, match=r"the part '1.1' holds 1.1.weight, which is one tensor with 1.0.weight"):
+        family.check_freeze()
+    make_family(TIED | {"name": f"{OWN}:tied", "freeze": ("1",)}).check_freeze()
+    make_family(TIED | {"name": f"{OWN}:tied", "freeze": ("1.0",)}).check_freeze()
+
+
+@pytest.mark.parametrize("kept", [("1.0.weight",), ("1.1.weight",), ("1.0.weight", "1.1.weight")])
+def test_a_file_may_have_any_name_of_a_tied_tensor(kept, tmp_path):
+    family = make_family(TIED | {"name": f"{OWN}:tied"})
+    state = own_models.tied(classes=10).state_dict()
+    torch.save({n: t for n, t in state.items() if "weight" not in n or n in (*kept, "2.weight")}, tmp_path / "w.pth")
+    found = load_initial(tmp_path / "w.pth", family)
+    assert (found.missing, found.left_over) == ((), ())
+    assert torch.equal(found.tensors["1.0.weight"], state["1.0.weight"])
+
+
+def test_a_file_with_two_tensors_for_one_is_refused(tmp_path):
+    family = make_family(TIED | {"name": f"{OWN}:tied"})
+    state = own_models.tied(classes=10).state_dict()
+    torch.save(state | {"1.1.weight": state["1.1.weight"] + 1}, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"1.1.weight and 1.0.weight are one tensor in the model, and differ in the"):
+        load_initial(tmp_path / "w.pth", family)
+    found = load_initial(tmp_path / "w.pth", family, {"1.1.weight": False})
+    assert torch.equal(found.tensors["1.0.weight"], state["1.0.weight"])
 
 
 def test_levels_may_be_tied():

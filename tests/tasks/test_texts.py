@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
 import pytest
 import torch
 from text_files import CLS, PAD, SEP, UNK, VOCABULARY, ids, make_tokenizer, write_lines
@@ -253,6 +254,61 @@ def test_a_copy_of_a_data_set_of_the_hub(tmp_path: Path, tokenizer: str, saved: 
         load(tmp_path / "copy", tokenizer, **OF_HUB | {"label": "label"})
 
 
+def test_tags_of_the_hub_are_lists_of_numbers_of_classes(tmp_path: Path, tokenizer: str) -> None:
+    names = datasets.ClassLabel(names=["O", "B-PER"])
+    features = {"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": datasets.Sequence(names)}
+    columns = {"tokens": [["john", "works"], ["who", "lives"]] * 5, "ner_tags": [[1, 0], [0, 0]] * 5}
+    datasets.Dataset.from_dict(columns, features=datasets.Features(features)).save_to_disk(tmp_path / "copy")
+    arguments = {"hub": "a/b", "text": "tokens", "label": "ner_tags", "labels": "tags", "test_share": 0.5}
+    task = load(tmp_path / "copy", tokenizer, **arguments)
+    assert task.label_names == ("B-PER", "O")
+    assert {tuple(labels) for labels in task.train.labels.tolist()} == {
+        (NO_LABEL, 0, 1, NO_LABEL),
+        (NO_LABEL, 1, 1, NO_LABEL),
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "words"), [(-1, "kind is -1, and its classes are 0 to 1"), (None, "kind is None, it")]
+)
+def test_a_label_of_the_hub_that_is_not_public_is_refused(
+    label: int | None, words: str, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = hub_rows(0, 1)
+    column = pyarrow.chunked_array([pyarrow.array([0, label], pyarrow.int64())])
+    broken = datasets.Dataset(rows.data.table.set_column(1, rows.data.table.field("kind"), column))
+    monkeypatch.setattr(hub, "_download", lambda repository, split: broken)
+    with pytest.raises(ValueError, match=re.escape(f"somebody/questions, split train, row 2: {words}")):
+        load("", tokenizer, **OF_HUB)
+
+
+def test_a_folder_is_no_name_on_the_hub(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_rows(0, 1).to_parquet(tmp_path / "mine" / "texts" / "train.parquet")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="mine/texts lies here, and so is no name on the hub: set data-dir to it"):
+        load("", tokenizer, **OF_HUB | {"hub": "mine/texts"})
+
+
+def test_what_the_hub_says_of_an_unknown_split_is_told(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*_: object, **__: object) -> None:
+        raise ValueError("Unknown split")
+
+    monkeypatch.setattr(hub, "unreachable", lambda: "")
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ValueError, match="somebody/questions, configuration x, split train, cannot be read: Unknown"):
+        load("", tokenizer, **OF_HUB, hub_config="x")
+
+
+def test_a_copy_of_several_configurations_must_say_which(tmp_path: Path, tokenizer: str) -> None:
+    for config, label in (("a", 0), ("b", 1)):
+        (tmp_path / config).mkdir()
+        hub_rows(*[label, 1 - label] * 4).to_parquet(tmp_path / config / "train-00000-of-00001.parquet")
+    for given, words in (({}, "configuration is not named"), ({"hub_config": "c"}, "configuration is none of them: c")):
+        with pytest.raises(ValueError, match=f"several folders have data of the split 'train' .*{words}"):
+            load(tmp_path, tokenizer, **OF_HUB, **given)
+    assert len(load(tmp_path, tokenizer, **OF_HUB, hub_config="a").train) == 6
+
+
 def test_without_a_folder_and_a_copy_the_error_says_what_is_expected(tmp_path: Path, tokenizer: str) -> None:
     with pytest.raises(ValueError, match="needs data-dir, the folder of your files, or `hub`"):
         load("", tokenizer)
@@ -291,6 +347,7 @@ def test_the_metric_may_be_chosen(tmp_path: Path, tokenizer: str) -> None:
         ({"train": "x.parquet"}, "'x.parquet' is no file name that ends in .jsonl"),
         ({"classes": ["a", "a"]}, "a name is listed twice"),
         ({"hub": "a/b/c"}, "hub = 'a/b/c': "),
+        ({"hub": "../b"}, "hub = '../b': "),
         ({"hub": "a/b", "train": "train.csv"}, "train names files: of a data set of the hub say train_split"),
         ({"test_split": "test"}, "test_split is of a data set of the hub, which `hub` names"),
         ({"max_tokens": 2}, "max_tokens = 2: must be greater than or equal to 3"),
