@@ -1,0 +1,89 @@
+"""How many devices should take batch norm statistics: HeteroFL's scores of one model by the number of devices.
+
+The model of one run is scored again and again, with the statistics of other devices each time. What differs between two
+draws of as many devices is what the draw alone makes of a score.
+
+    python -m benchmarks.methods_that_win.statistics [--twins cnn3 resnet6] [--seeds 1 2 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from benchmarks.tables import markdown, write_between
+from client_app.app import app as client
+from server_app.app import build
+from server_app.config import RunConfig
+from tests.grid import InProcessGrid
+from wildflower.settings import read_experiment
+
+HERE = Path(__file__).parent
+RESULTS, README = HERE / "statistics.json", HERE / "README.md"
+TWINS, SEEDS = ("cnn3", "resnet6"), (1, 2, 3)
+COUNTS = (10, 30, 100)  # of 100 devices
+DRAWS = 3
+Scores = dict[str, list[float]]  # number of devices -> delivered score by draw, and "whole ..." the whole model's
+
+
+def scores_of(twin: str, seed: int) -> Scores:
+    """Train HeteroFL in its experiment's setting, and score the last model with statistics of so many devices."""
+    found: Scores = {}
+    with tempfile.TemporaryDirectory() as folder:
+        given = read_experiment(HERE / f"{twin}.toml") | {"strategy": "heterofl", "seed": seed, "output-dir": folder}
+        config = RunConfig.from_run_config(given | {"run-name": "run", "evaluate-every": given["rounds"]})
+        engine, scorer = build(config)
+        grid = InProcessGrid(client, 1)
+        for number in range(1, config.rounds):  # the last one would be scored
+            engine.run_round(grid, number, scorer)
+        params = engine.method.params  # type: ignore[attr-defined]
+        for count in COUNTS:
+            engine.method.params = params.model_copy(update={"statistics_devices": count})  # type: ignore[attr-defined]
+            for draw in range(DRAWS if count < config.devices else 1):
+                engine.method.round = config.rounds + draw  # which devices are drawn depends on it
+                evaluation = engine.evaluate(grid, scorer)
+                assert evaluation is not None
+                assert evaluation.delivered is not None
+                found.setdefault(str(count), []).append(evaluation.delivered.score)
+                found.setdefault(f"whole {count}", []).append(evaluation.score)
+    return found
+
+
+def table(results: dict[str, Scores]) -> str:
+    """Per twin and number of devices: the mean over seeds and draws, and how far draws of one model lie apart."""
+    rows = []
+    for twin in TWINS:
+        runs = [results[key] for seed in SEEDS if (key := f"{twin} {seed}") in results]
+        for count in COUNTS if runs else ():
+            cells = [twin, str(count), str(len(runs))]
+            for name in (str(count), f"whole {count}"):
+                apart = mean(max(run[name]) - min(run[name]) for run in runs)
+                cells += [f"{100 * mean(mean(run[name]) for run in runs):.1f}", f"{100 * apart:.1f}"]
+            rows.append(cells)
+    heads = ["twin", "devices with statistics", "seeds", "delivered", "highest minus lowest of three draws"]
+    return markdown([*heads, "whole model", "highest minus lowest of three draws"], rows)
+
+
+def main() -> None:
+    """Measure what is missing, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--twins", nargs="+", default=list(TWINS), choices=TWINS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Scores] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for seed in arguments.seeds:
+        for twin in arguments.twins:
+            if f"{twin} {seed}" not in results:
+                results[f"{twin} {seed}"] = scores_of(twin, seed)
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(write_between(README, "statistics", table(results)))
+
+
+if __name__ == "__main__":
+    main()
