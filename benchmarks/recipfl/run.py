@@ -12,6 +12,7 @@ SMALL = "family-arguments=conv_channels = [6, 3], hidden = [84]"
 # Without FedDyn's correction, which is of one model: strong devices train two. Scored by the deepest exit.
 DEPTHFL = ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", "both-models=true"]
 DEPTHFL += ["depthfl.alpha=0", "depthfl.scored=deepest"]
+FEDDYN = ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", "depthfl.alpha=0.1", "depthfl.scored=mean"]
 EXITS, NARROW = "family-arguments=exits = [1, 2]", "family-arguments=conv_channels = [4, 16], exits = [1, 2]"
 # The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper.
 RECIPFL = ["strategy=recipfl", "recipfl.class-counts=first-upload"]
@@ -27,8 +28,8 @@ METHODS = {
     "depthfl-narrow": [*DEPTHFL, NARROW],
     # As the paper has it: FedDyn's correction, and the mean of the exits is scored. Strong devices train one model; its
     # first exit is that of the weak ones.
-    "depthfl-feddyn": ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", EXITS],
-    "depthfl-narrow-feddyn": ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", NARROW],
+    "depthfl-feddyn": [*FEDDYN, EXITS],
+    "depthfl-narrow-feddyn": [*FEDDYN, NARROW],
     # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs.
     "recipfl": [*RECIPFL, "recipfl.tile=0"],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.

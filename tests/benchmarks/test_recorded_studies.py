@@ -29,6 +29,8 @@ EXITS = {
     "preliminary": {"small": 1, "medium": 2, "large": 3},
     "ten-exits": {f"exit {number}": number for number in range(1, 11)},
     "hapt": {"small": 1, "medium": 2, "large": 3},
+    "fills": {"small": 1, "medium": 2, "large": 3},
+    "by-user": {"small": 1, "medium": 2, "large": 3},
 }
 
 
