@@ -12,7 +12,13 @@ SMALL = "family-arguments=conv_channels = [6, 3], hidden = [84]"
 # Without FedDyn's correction, which is of one model: strong devices train two. Scored by the deepest exit.
 DEPTHFL = ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", "both-models=true"]
 DEPTHFL += ["depthfl.alpha=0", "depthfl.scored=deepest"]
-FEDDYN = ["strategy=depthfl", "family=lenet5", "depthfl.ramp-rounds=100", "depthfl.alpha=0.1", "depthfl.scored=mean"]
+FEDDYN = [
+    "strategy=depthfl",
+    "family=lenet5",
+    "depthfl.ramp-rounds=100",
+    "depthfl.alpha=0.1",
+    "depthfl.scored=ensemble",
+]
 EXITS, NARROW = "family-arguments=exits = [1, 2]", "family-arguments=conv_channels = [4, 16], exits = [1, 2]"
 # The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper.
 RECIPFL = ["strategy=recipfl", "recipfl.class-counts=first-upload"]
