@@ -265,7 +265,7 @@ def test_batch_norm_statistics_are_of_ten_devices_or_of_as_many_as_a_round_has(p
 def test_a_reply_lets_go_of_its_arrays_before_it_is_merged(tmp_path, monkeypatch):
     """So that a server does not hold what came and what was read of it while it adds that up."""
     engine, scorer = started(small_config(tmp_path, strategy="heterofl"))
-    grid, replies, held = simulated_grid(1), [], []
+    grid, replies, held = simulated_grid(), [], []
     grid.tamper = lambda message: replies.append(message) or message
 
     def merged(contribution, absorb=engine.method.absorb):
