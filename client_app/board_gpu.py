@@ -162,13 +162,14 @@ def trace(model: Network, loss: Loss) -> LossGraph:
         arguments, options = as_json(node.args), {key: as_json(value) for key, value in node.kwargs.items()}
         if node.op == "get_attr":
             name = str(node.target)
-            if not name.startswith("model."):
-                constants[name] = operator.attrgetter(name)(whole)
-                if constants[name].requires_grad:
-                    raise Untraceable("a term of the loss does not depend on the batch, so that it cannot be traced")
-            of_model = name.removeprefix("model.")
-            known = names.get(id(operator.attrgetter(name)(whole)), of_model) if of_model != name else name
-            values[node] = {"tensor": known}
+            found = operator.attrgetter(name)(whole)
+            if name.startswith("model."):
+                name = names.get(id(found), name.removeprefix("model."))
+            elif found.requires_grad:
+                raise Untraceable("a term of the loss does not depend on the batch, so that it cannot be traced")
+            else:
+                constants[name] = found
+            values[node] = {"tensor": name}
         elif node.op == "call_module":
             module = whole.get_submodule(str(node.target))
             if getattr(module, "padding_mode", "zeros") != "zeros" or getattr(module, "approximate", "none") != "none":

@@ -78,8 +78,7 @@ def score_order(
             for network in networks:
                 figures = score(network, own, inputs, labels, batch_size=batch.batch_size, device=place.device)
                 beside.append(figures.sums)
-    device, sums, examples = order.device, found.sums, found.examples
-    return Score(device=device, sums=sums, loss_sum=found.loss_sum, examples=examples, beside=beside)
+    return Score(device=order.device, sums=found.sums, loss_sum=found.loss_sum, examples=found.examples, beside=beside)
 
 
 def _with_statistics(model: Network, bench: DeviceBench, training: LocalTraining) -> Network:

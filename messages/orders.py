@@ -353,7 +353,7 @@ class Score(_Model):
     """
 
     device: NonNegative
-    sums: list[float] = Field(default_factory=list, max_length=MAX_SUMS, fail_fast=True)
+    sums: Sums = Field(default_factory=list)
     beside: list[Sums] = Field(default_factory=list, max_length=MAX_BESIDE, fail_fast=True)
     loss_sum: float = 0.0
     examples: NonNegative = 0

@@ -96,8 +96,8 @@ class Family(ABC):
             for further, first in self.further_names().items():
                 if lies_in(further, part) and not lies_in(first, part):
                     raise ValueError(
-                        f"{self.name}: the part {part!r} holds {further}, which is one tensor with {first}: it goes by "
-                        "that name, so that this part must be named by it, or together with it"
+                        f"{self.name}: the part {part!r} holds {further}, which is one tensor with {first}. The "
+                        f"tensor goes by the name {first}: name a part that holds that"
                     )
 
     def check_freeze(self) -> None:

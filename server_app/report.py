@@ -266,8 +266,8 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> C
         where = f"device {summary.worst_device}, of {summary.scored_devices} that have a score"
         delivered.append(("Worst device", text(summary.worst_device_score), where))
     whole = f"{summary.scale.title} of the whole model" if delivered else f"Final {label}"
-    of_parts = {**(summary.personal_score_by_tier or {}), **(summary.personal_score_by_network or {})}
-    parts = ", ".join(f"{name} {text(score)}" for name, score in of_parts.items())
+    of_parts = (summary.personal_score_by_tier or {}, summary.personal_score_by_network or {})
+    parts = ", ".join(f"{name} {text(score)}" for scores in of_parts for name, score in scores.items())
     personal = (
         []
         if summary.personal_score is None

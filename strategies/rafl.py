@@ -131,6 +131,10 @@ class MutualLearning(Local):
                 return dict(bench.build().state_dict()), False
         return (bench.received.get("personal"), self.calibrates) if kept is None else (kept, False)
 
+    def _knowledge(self, bench: Bench, weights: Weights) -> Network:
+        own, architecture = self.network(bench.family)
+        return with_weights(own, architecture, weights).to(bench.device)
+
     def model(self, bench: Bench) -> Network:
         """The personal model."""
         weights, cut = self._personal(bench)
@@ -141,8 +145,7 @@ class MutualLearning(Local):
 
     def train(self, bench: Bench) -> Answer:
         """Train both networks in one loop; where the personal model is lost, the knowledge network alone."""
-        own, architecture = self.network(bench.family)
-        knowledge = with_weights(own, architecture, bench.received["weights"]).to(bench.device)
+        knowledge = self._knowledge(bench, bench.received["weights"])
         weights, cut = self._personal(bench)
         if weights is None:
             if self.calibrates_knowledge:
@@ -165,9 +168,7 @@ class MutualLearning(Local):
 
     def beside(self, bench: Bench, answer: Answer | None) -> list[nn.Module]:
         """The knowledge network as the device has trained it, or as it was sent."""
-        own, architecture = self.network(bench.family)
-        weights = bench.received["weights"] if answer is None else answer.parcels["weights"]
-        knowledge = with_weights(own, architecture, weights).to(bench.device)
+        knowledge = self._knowledge(bench, (bench.received if answer is None else answer.parcels)["weights"])
         if answer is None and self.calibrates_knowledge:
             calibrated(knowledge, bench.batches(knowledge, once=True))
         return [knowledge]

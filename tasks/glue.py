@@ -75,15 +75,8 @@ def load(name: str, data_dir: str, arguments: GlueArguments) -> DataSet:
     part, task = PARTS[name], f"glue-{name}"
     repository = Repository(REPOSITORY, config=name)
     labels: Labels = "classes" if part.classes else "numbers"
-    files = []
     folder = hub.existing_folder(task, data_dir) if data_dir else None
-    if folder is not None:
-        files = hub.find_local(folder / name if (folder / name).is_dir() else folder)
-        if not files:
-            raise FileNotFoundError(
-                f"{folder}: no data of the task '{task}'; expected parquet files such as "
-                f"{name}/train-00000-of-00001.parquet, or a folder that save_to_disk of `datasets` wrote"
-            )
+    files = [] if folder is None else hub.files_of_copy(folder, f"data of the task '{task}'", name)
 
     def read() -> DataSet:
         train, test = (

@@ -84,6 +84,23 @@ def find_local(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet")) or sorted(folder.rglob("*.arrow"))
 
 
+def files_of_copy(folder: Path, what: str, part: str = "") -> list[Path]:
+    """`find_local`; FileNotFoundError where there are no files.
+
+    Args:
+        what: is looked for, as the error calls it.
+        part: a folder inside, which is searched instead if it is there.
+    """
+    files = find_local(folder / part if (folder / part).is_dir() else folder)
+    if not files:
+        example = Path(part) / "train-00000-of-00001.parquet"
+        raise FileNotFoundError(
+            f"{folder}: no {what}; expected parquet files such as {example}, or a folder that save_to_disk of "
+            "`datasets` wrote"
+        )
+    return files
+
+
 def load(name: str, data_dir: str) -> DataSet:
     """The data set `name` of REPOSITORIES from a local copy in `data_dir`, else from the hub.
 
@@ -103,12 +120,7 @@ def _load(name: str, repository: Repository, data_dir: str) -> DataSet:
         key = digest(decoded=DECODED_VERSION, repository=repository.path, config=repository.config, **size)
         return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, None)))
     folder = existing_folder(name, data_dir)
-    files = find_local(folder)
-    if not files:
-        raise FileNotFoundError(
-            f"{folder}: no data of the task '{name}'; expected parquet files such as train-00000-of-00001.parquet, "
-            "or a folder that save_to_disk of `datasets` wrote"
-        )
+    files = files_of_copy(folder, f"data of the task '{name}'")
     key = digest(decoded=DECODED_VERSION, files=describe_files(files), **size)
     return decoded_once(name, key, lambda: _decode(repository, lambda split: open_split(repository, split, folder)))
 

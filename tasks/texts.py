@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch.nn import functional
 
 from tasks.data import Data, DataSet, find_file, no_file, stratified_test
-from tasks.hub import Repository, existing_folder, find_local, import_datasets, open_split
+from tasks.hub import Repository, existing_folder, files_of_copy, import_datasets, open_split
 from tasks.labels import NO_LABEL
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
 from tasks.own import FLOAT32_MAX
@@ -128,36 +128,10 @@ def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
     if not data_dir and not arguments.hub:
         raise ValueError("the task 'text' needs data-dir, the folder of your files, or `hub` in task-arguments")
     folder = existing_folder("text", data_dir) if data_dir else None
-    kept_for_test = 0.0 if arguments.test_split else arguments.test_share
-    repository = Repository(arguments.hub, config=arguments.hub_config or None, held_out=kept_for_test)
-    if arguments.hub:
-        files = [] if folder is None else find_local(folder)
-        if folder is not None and not files:
-            raise FileNotFoundError(
-                f"{folder}: no copy of {arguments.hub}; expected parquet files such as train-00000-of-00001.parquet, "
-                "or a folder that save_to_disk of `datasets` wrote"
-            )
-    else:
-        assert folder is not None
-        training, testing = (
-            [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
-            for names in (arguments.train_files, arguments.test_files)
-        )
-        files = [*training, *testing]
-
-    def of_split(split: str) -> Texts:
-        source = f"{arguments.hub}, split {split}"
-        rows = _named_rows(open_split(repository, split, folder), f"{source}, row ")
-        return _texts_of(rows, source, arguments, before_number=", row ")
+    files, parts = _of_hub(folder, arguments) if folder is None or arguments.hub else _of_files(folder, arguments)
 
     def read() -> DataSet:
-        test: Texts | None = None
-        if arguments.hub:
-            train = of_split(arguments.train_split)
-            test = of_split(arguments.test_split) if arguments.test_split else None
-        else:
-            train = _together([read_texts(file, arguments) for file in training])
-            test = _together([read_texts(file, arguments) for file in testing]) if testing else None
+        train, test = parts()
         if test is None:
             train, test = held_out(train, arguments.labels, arguments.test_share)
         found = make_text_data_set(
@@ -176,6 +150,41 @@ def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         return found
 
     return tokenized_once("text", files, data_dir, arguments, read)
+
+
+Parts = Callable[[], tuple[Texts, Texts | None]]
+"""Reads the texts to train on and those to test on; None where there are no others."""
+
+
+def _of_files(folder: Path, arguments: OwnTextArguments) -> tuple[list[Path], Parts]:
+    """The files that the arguments name, and what reads them."""
+    training, testing = (
+        [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
+        for names in (arguments.train_files, arguments.test_files)
+    )
+
+    def parts() -> tuple[Texts, Texts | None]:
+        train = _together([read_texts(file, arguments) for file in training])
+        return train, _together([read_texts(file, arguments) for file in testing]) if testing else None
+
+    return [*training, *testing], parts
+
+
+def _of_hub(folder: Path | None, arguments: OwnTextArguments) -> tuple[list[Path], Parts]:
+    """The files of a local copy, none where there is no folder, and what reads the data set that the arguments name."""
+    share = 0.0 if arguments.test_split else arguments.test_share  # that `load` keeps for testing
+    repository = Repository(arguments.hub, config=arguments.hub_config or None, held_out=share)
+
+    def texts_of(split: str) -> Texts:
+        source = f"{arguments.hub}, split {split}"
+        rows = _named_rows(open_split(repository, split, folder), f"{source}, row ")
+        return _texts_of(rows, source, arguments, before_number=", row ")
+
+    def parts() -> tuple[Texts, Texts | None]:
+        train = texts_of(arguments.train_split)
+        return train, texts_of(arguments.test_split) if arguments.test_split else None
+
+    return [] if folder is None else files_of_copy(folder, f"copy of {arguments.hub}"), parts
 
 
 def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
