@@ -773,7 +773,8 @@ class Engine:
         afford to train the model take part. Each device's variance is that within its own batches: what differs between
         devices is not in it, unlike in one pass over pooled data.
         """
-        architecture, local = model.architecture, TakeStatistics()
+        architecture = model.architecture
+        local = TakeStatistics(examples=self.method.statistics_examples)
         orders = [Order(device, architecture) for device in devices]
         asked = [self.ask(o, LEADING, self._budget_of(o), local) for o in orders]
         able = [a for a in asked if fits(a.task.cost, a.budget)]

@@ -88,6 +88,9 @@ class StatisticsParams(Params):
         description="Devices that take batch norm statistics for an evaluation; 0: as many as devices-per-round, and "
         "10 at least",
     )
+    statistics_examples: CountOrZero = Field(
+        0, description="Training examples that each of them passes at most, drawn anew each time; 0: all"
+    )
 
 
 class HeteroFLParams(StatisticsParams):
@@ -133,6 +136,11 @@ class HeteroFL(SubModelMethod):
     def statistics_devices(self) -> int:
         """How many devices take the statistics of one model."""
         return int(self.params.statistics_devices)
+
+    @property
+    def statistics_examples(self) -> int:
+        """How many examples each of them passes at most."""
+        return int(self.params.statistics_examples)
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The widest candidate that fits, or in dynamic mode any of those that fit."""

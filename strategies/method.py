@@ -658,6 +658,11 @@ class Method(ABC):
         """
         return 0
 
+    @property
+    def statistics_examples(self) -> int:
+        """How many examples each of them passes at most; 0: all."""
+        return 0
+
     def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]] | None:
         """The devices that score a model of their own on the task's test set; None: models are scored on the server.
 

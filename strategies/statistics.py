@@ -5,7 +5,9 @@ The engine asks devices for them wherever a method gives a model to score that h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from itertools import islice
 from typing import ClassVar, Literal
 
 import torch
@@ -17,6 +19,7 @@ from models.architecture import Architecture
 from models.base import Family
 from models.layers import MeanOfExits, Network, mean_statistics, pool_first
 from strategies.method import Answer, Bench, Local
+from strategies.params import CountOrZero
 from tasks.task import laid_out_for
 
 # How many take statistics by default where a round has fewer devices. With six of them a score depends on which devices
@@ -25,9 +28,14 @@ LEAST_DEVICES = 10
 
 
 class TakeStatistics(Local):
-    """One pass over the device's examples in training mode, without gradients; the statistics are averaged."""
+    """One pass over the device's examples in training mode, without gradients; the statistics are averaged.
+
+    examples: the most that a device passes, drawn anew each time and rounded up to whole batches; 0: all. How much the
+        device counts in the average does not depend on it.
+    """
 
     trains: ClassVar[bool] = False
+    examples: CountOrZero = 0
 
     def returned(self, family: Family, architecture: Architecture) -> dict[str, Parcel]:
         """The running means and variances as "statistics", averaged by examples."""
@@ -38,7 +46,9 @@ class TakeStatistics(Local):
         """Take them."""
         model = self.model(bench)
         pool_first(model)
-        take_statistics(model, bench.batches(model, once=True))
+        batches = bench.batches(model, once=True)
+        most = math.ceil(self.examples / bench.training.batch_size)
+        take_statistics(model, islice(batches, most) if most else batches)
         return Answer(model, {"statistics": dict(model.state_dict())})
 
 

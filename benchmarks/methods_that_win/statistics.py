@@ -1,4 +1,4 @@
-"""How many devices should take batch norm statistics: HeteroFL's scores of one model by the number of devices.
+"""Who should take batch norm statistics: HeteroFL's scores of one model by the number of devices and of their examples.
 
 The model of one run is scored again and again, with the statistics of other devices each time. What differs between two
 draws of as many devices is what the draw alone makes of a score.
@@ -26,9 +26,10 @@ from wildflower.settings import read_experiment
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "statistics.json", HERE / "README.md"
 TWINS, SEEDS = ("cnn3", "resnet6"), (1, 2, 3)
-COUNTS = (10, 30, 100)  # of 100 devices
-DRAWS = 3
-Scores = dict[str, list[float]]  # number of devices -> delivered score by draw, and "whole ..." the whole model's
+# So many of 100 devices, and the most that each passes of its 600 examples in the mean; 0: all.
+COUNTS = ((10, 0), (10, 128), (30, 0), (30, 128), (30, 64), (30, 32), (100, 0))
+DRAWS = 5
+Scores = dict[str, list[float]]  # "devices, examples" -> delivered score by draw, and "whole ..." the whole model's
 
 
 def scores_of(twin: str, seed: int) -> Scores:
@@ -42,31 +43,34 @@ def scores_of(twin: str, seed: int) -> Scores:
         for number in range(1, config.rounds):  # the last one would be scored
             engine.run_round(grid, number, scorer)
         params = engine.method.params  # type: ignore[attr-defined]
-        for count in COUNTS:
-            engine.method.params = params.model_copy(update={"statistics_devices": count})  # type: ignore[attr-defined]
-            for draw in range(DRAWS if count < config.devices else 1):
+        for devices, examples in COUNTS:
+            own = {"statistics_devices": devices, "statistics_examples": examples}
+            engine.method.params = params.model_copy(update=own)  # type: ignore[attr-defined]
+            count = f"{devices}, {examples}"
+            for draw in range(DRAWS if devices < config.devices else 1):
                 engine.method.round = config.rounds + draw  # which devices are drawn depends on it
                 evaluation = engine.evaluate(grid, scorer)
                 assert evaluation is not None
                 assert evaluation.delivered is not None
-                found.setdefault(str(count), []).append(evaluation.delivered.score)
+                found.setdefault(count, []).append(evaluation.delivered.score)
                 found.setdefault(f"whole {count}", []).append(evaluation.score)
     return found
 
 
 def table(results: dict[str, Scores]) -> str:
-    """Per twin and number of devices: the mean over seeds and draws, and how far draws of one model lie apart."""
+    """Per twin, devices and examples: the mean over seeds and draws, and how far draws of one model lie apart."""
     rows = []
     for twin in TWINS:
         runs = [results[key] for seed in SEEDS if (key := f"{twin} {seed}") in results]
-        for count in COUNTS if runs else ():
-            cells = [twin, str(count), str(len(runs))]
-            for name in (str(count), f"whole {count}"):
+        for devices, examples in COUNTS if runs else ():
+            count = f"{devices}, {examples}"
+            cells = [twin, str(devices), str(examples or "all"), str(len(runs))]
+            for name in (count, f"whole {count}"):
                 apart = mean(max(run[name]) - min(run[name]) for run in runs)
                 cells += [f"{100 * mean(mean(run[name]) for run in runs):.1f}", f"{100 * apart:.1f}"]
             rows.append(cells)
-    heads = ["twin", "devices with statistics", "seeds", "delivered", "highest minus lowest of three draws"]
-    return markdown([*heads, "whole model", "highest minus lowest of three draws"], rows)
+    heads = ["twin", "devices", "examples of each", "seeds", "delivered", "highest minus lowest of five draws"]
+    return markdown([*heads, "whole model", "highest minus lowest of five draws"], rows)
 
 
 def main() -> None:
