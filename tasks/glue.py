@@ -13,7 +13,7 @@ from pydantic import Field
 from tasks import hub
 from tasks.data import DataSet
 from tasks.hub import Repository
-from tasks.metrics import ACCURACY, F1, METRICS, Matthews, Metric, Pearson
+from tasks.metrics import ACCURACY, F1, METRICS, Matthews, Metric, Pearson, Spearman
 from tasks.texts import METRICS_OF, MetricName
 from tasks.tokens import Labels, TextArguments, Texts, make_text_data_set, tokenized_once
 
@@ -23,7 +23,7 @@ REPOSITORY = "nyu-mll/glue"
 class GlueArguments(TextArguments):
     """What the tasks of GLUE take."""
 
-    metric: MetricName | Literal[""] = Field("", description="Metric; empty: that of InclusiveFL's paper")
+    metric: MetricName | Literal["spearman", ""] = Field("", description="Metric; empty: that of InclusiveFL's paper")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Part:
 
 
 ENTAILMENT = ("entailment", "not_entailment")
+STSB_RATINGS = (0.0, 5.0)
 
 PARTS = {
     "cola": Part(("sentence",), ("unacceptable", "acceptable"), Matthews()),
@@ -59,12 +60,12 @@ def metric(name: str, arguments: GlueArguments, data: DataSet) -> Metric:
     part, chosen = PARTS[name], arguments.metric
     if not chosen:
         return part.metric
-    allowed = METRICS_OF["classes" if part.classes else "numbers"]
+    allowed: tuple[str, ...] = METRICS_OF["classes"] if part.classes else (*METRICS_OF["numbers"], Spearman.name)
     if chosen == "f1" and len(part.classes) != 2:
         raise ValueError(f"glue-{name}: metric = 'f1' needs two classes, the labels have {len(part.classes)}")
     if chosen not in allowed:
         raise ValueError(f"glue-{name}: metric = {chosen!r} does not go with its labels: {', '.join(allowed)}")
-    return METRICS[chosen]()
+    return Spearman(*STSB_RATINGS) if chosen == Spearman.name else METRICS[chosen]()
 
 
 def load(name: str, data_dir: str, arguments: GlueArguments) -> DataSet:

@@ -312,6 +312,66 @@ def _moments(sums: Sequence[float], examples: int) -> tuple[float, float, float]
 
 
 @dataclass(frozen=True)
+class Spearman(Metric):
+    """Spearman's correlation of one output per example and the labels, which are numbers between two bounds.
+
+    It is the correlation of ranks, of which equal values share the mean. Ranks need all examples, which no device has:
+    what adds up is a table that counts outputs and labels rounded to 51 steps. Outputs beyond the bounds count as the
+    bounds. So the correlation is that of values rounded to a 50th of the range.
+
+    Attributes:
+        lowest: label and output of the first row and column.
+        highest: those of the last.
+    """
+
+    name: ClassVar[str] = "spearman"
+    scale: ClassVar[Scale] = Scale("Spearman correlation")
+    steps: ClassVar[int] = 51
+    lowest: float = 0.0
+    highest: float = 5.0
+
+    def size(self, classes: int) -> int:
+        """51 times 51."""
+        return self.steps**2
+
+    def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
+        """How many examples have each pair of an output's step (row) and a label's step (column), row by row."""
+        row, column = (self._step(values.reshape(-1)) for values in (outputs, labels))
+        counts: list[float] = (row * self.steps + column).bincount(minlength=self.size(1)).double().tolist()
+        return counts
+
+    def _step(self, values: Tensor) -> Tensor:
+        share = (values.double().nan_to_num() - self.lowest) / (self.highest - self.lowest)
+        return (share.clamp(0, 1) * (self.steps - 1)).round().long()
+
+    def value(self, sums: Sequence[float], examples: int) -> float:
+        """The correlation of the ranks; 0 where all outputs or all labels are alike."""
+        rows = [sums[start : start + self.steps] for start in range(0, len(sums), self.steps)]
+        of_row = _ranks_from_the_middle([math.fsum(row) for row in rows])
+        of_column = _ranks_from_the_middle([math.fsum(column) for column in zip(*rows, strict=True)])
+        pairs = [(x, y, n) for x, row in zip(of_row, rows, strict=True) for y, n in zip(of_column, row, strict=True)]
+        of_x, of_y = (math.fsum(n * pair[which] ** 2 for *pair, n in pairs) for which in (0, 1))
+        if min(of_x, of_y) <= 0:
+            return 0.0
+        products = math.fsum(n * x * y for x, y, n in pairs)
+        return min(1.0, max(-1.0, products / math.sqrt(of_x) / math.sqrt(of_y)))
+
+    def _check(self, sums: Sequence[float], examples: int) -> None:
+        _check_counts(sums)
+        if math.fsum(sums) != examples:
+            raise ValueError(f"{math.fsum(sums):g} pairs of output and label are not those of {examples} examples")
+
+
+def _ranks_from_the_middle(counts: Sequence[float]) -> list[float]:
+    """The rank that as many equal values share, by ascending value, less the mean rank of all values."""
+    ranks, before = [], 0.0
+    for count in counts:
+        ranks.append(before + (count - math.fsum(counts)) / 2)
+        before += count
+    return ranks
+
+
+@dataclass(frozen=True)
 class MeanAbsoluteError(Metric):
     """The mean distance of one output per example from the label, which is a number. Sums: of the distances."""
 
@@ -342,7 +402,7 @@ def _check_counts(sums: Sequence[float]) -> None:
 
 ACCURACY = Accuracy()
 METRICS: dict[str, type[Metric]] = {
-    kind.name: kind for kind in (Accuracy, F1, Matthews, TokenAccuracy, EntityF1, Pearson, MeanAbsoluteError)
+    kind.name: kind for kind in (Accuracy, F1, Matthews, TokenAccuracy, EntityF1, Pearson, Spearman, MeanAbsoluteError)
 }
 
 
