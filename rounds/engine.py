@@ -748,7 +748,7 @@ class Engine:
         if not missing:
             return models
         order = list(models)
-        count = self.method.statistics_devices or max(self.settings.devices_per_round, LEAST_DEVICES)
+        count = self.settings.statistics_devices or max(self.settings.devices_per_round, LEAST_DEVICES)
         devices = self.population.sample(grid, self.method.rng(3), 8 * count)
         # On hardware one model after the other: each has the whole deadline.
         for architectures in [list(missing)] if self.population.simulated else [[a] for a in missing]:
@@ -774,7 +774,7 @@ class Engine:
         devices is not in it, unlike in one pass over pooled data.
         """
         architecture = model.architecture
-        local = TakeStatistics(examples=self.method.statistics_examples)
+        local = TakeStatistics(examples=self.settings.statistics_examples)
         orders = [Order(device, architecture) for device in devices]
         asked = [self.ask(o, LEADING, self._budget_of(o), local) for o in orders]
         able = [a for a in asked if fits(a.task.cost, a.budget)]

@@ -350,6 +350,14 @@ class RunConfig(Params):
     evaluate_tiers: bool = Field(
         True, description="Whether the newest sub-model of every tier is scored too, not the global model alone"
     )
+    statistics_devices: CountOrZero = Field(
+        0,
+        description="Devices that take batch norm statistics of a scored model that has none; 0: as many as "
+        "devices-per-round, and 30 at least",
+    )
+    statistics_examples: CountOrZero = Field(
+        64, description="Training examples that each of them passes at most, drawn anew each time; 0: all"
+    )
     deliver: Literal["largest", "best"] = Field(
         "largest",
         description="Model by which a device counts in the delivered score: largest, which is the one that it would be "

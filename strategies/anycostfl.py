@@ -33,7 +33,7 @@ from models.layers import TensorSpec
 from models.placement import Placement
 from strategies.aggregation import CoordinateMean
 from strategies.channels import channel_norms, strongest
-from strategies.heterofl import HeteroFL, StatisticsParams
+from strategies.heterofl import HeteroFL
 from strategies.method import (
     Answer,
     Bench,
@@ -340,7 +340,7 @@ PARTS = 256
 COPIES = 2  # of the parameters: the update, and its elements that are kept
 
 
-class AnycostFLParams(StatisticsParams):
+class AnycostFLParams(Params):
     """AnycostFL's settings."""
 
     beta: Annotated[float, Field(gt=0, le=1)] = Field(

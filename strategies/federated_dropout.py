@@ -6,13 +6,9 @@ from typing import ClassVar
 
 from models.architecture import Architecture
 from models.placement import chosen
-from strategies.heterofl import HeteroFL, StatisticsParams
+from strategies.heterofl import HeteroFL
 from strategies.method import Selection
 from strategies.params import Params
-
-
-class FederatedDropoutParams(StatisticsParams):
-    """Federated Dropout's settings."""
 
 
 class FederatedDropout(HeteroFL):
@@ -21,7 +17,7 @@ class FederatedDropout(HeteroFL):
     The device half is HeteroFL's `MaskedTraining`.
     """
 
-    params_type: ClassVar[type[Params]] = FederatedDropoutParams
+    params_type: ClassVar[type[Params]] = Params  # none of HeteroFL's own
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """Random channels, drawn from (seed, round, device)."""

@@ -6,13 +6,9 @@ from typing import ClassVar
 
 from models.architecture import Architecture
 from models.placement import rolling
-from strategies.heterofl import HeteroFL, StatisticsParams
+from strategies.heterofl import HeteroFL
 from strategies.method import Selection
 from strategies.params import Params
-
-
-class FedRolexParams(StatisticsParams):
-    """FedRolex's settings."""
 
 
 class FedRolex(HeteroFL):
@@ -21,7 +17,7 @@ class FedRolex(HeteroFL):
     The device half is HeteroFL's `MaskedTraining`.
     """
 
-    params_type: ClassVar[type[Params]] = FedRolexParams
+    params_type: ClassVar[type[Params]] = Params  # none of HeteroFL's own
 
     def selection(self, device: int, architecture: Architecture) -> Selection:
         """The window of this round."""

@@ -21,7 +21,7 @@ from models.architecture import Architecture
 from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, cost
 from models.family import Family
 from models.layers import Network
-from strategies.heterofl import HeteroFL, StatisticsParams
+from strategies.heterofl import HeteroFL
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Order, Setup, Training
 from strategies.nested import leading_cut, step_bytes
@@ -85,7 +85,7 @@ class OrderedDropout(Training):
 # The server half ------------------------------------------------------------------------------------------------------
 
 
-class FjORDParams(StatisticsParams):
+class FjORDParams(Params):
     """FjORD's settings."""
 
     distillation: bool = Field(

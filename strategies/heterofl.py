@@ -26,7 +26,7 @@ from models.layers import Network
 from strategies.distillation import Distillation, distill_in_place
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Order, Setup, Trained, Training
-from strategies.params import CountOrZero, Params
+from strategies.params import Params
 from strategies.submodel import Cut, SubModelMethod
 
 # The device half ------------------------------------------------------------------------------------------------------
@@ -80,20 +80,7 @@ class MaskedTraining(Training):
 # The server half ------------------------------------------------------------------------------------------------------
 
 
-class StatisticsParams(Params):
-    """Settings of methods whose devices normalize by their batch alone."""
-
-    statistics_devices: CountOrZero = Field(
-        0,
-        description="Devices that take batch norm statistics for an evaluation; 0: as many as devices-per-round, and "
-        "10 at least",
-    )
-    statistics_examples: CountOrZero = Field(
-        0, description="Training examples that each of them passes at most, drawn anew each time; 0: all"
-    )
-
-
-class HeteroFLParams(StatisticsParams):
+class HeteroFLParams(Params):
     """HeteroFL's settings."""
 
     dynamic: bool = Field(
@@ -131,16 +118,6 @@ class HeteroFL(SubModelMethod):
         """Distillation needs them as well."""
         distills = isinstance(self.distillation, Distillation) and self.distillation.steps > 0
         return distills or super().needs_classes
-
-    @property
-    def statistics_devices(self) -> int:
-        """How many devices take the statistics of one model."""
-        return int(self.params.statistics_devices)
-
-    @property
-    def statistics_examples(self) -> int:
-        """How many examples each of them passes at most."""
-        return int(self.params.statistics_examples)
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:
         """The widest candidate that fits, or in dynamic mode any of those that fit."""

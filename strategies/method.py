@@ -650,19 +650,6 @@ class Method(ABC):
         """
         return True
 
-    @property
-    def statistics_devices(self) -> int:
-        """How many devices take the batch norm statistics of a model without any.
-
-        0: as many as a round has, and 10 at least.
-        """
-        return 0
-
-    @property
-    def statistics_examples(self) -> int:
-        """How many examples each of them passes at most; 0: all."""
-        return 0
-
     def scored_on_devices(self) -> list[tuple[int, Architecture, Selection]] | None:
         """The devices that score a model of their own on the task's test set; None: models are scored on the server.
 

@@ -27,7 +27,7 @@ from models.base import Family
 from models.cost import Cost
 from models.layers import Network
 from models.space import Space
-from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
+from strategies.heterofl import HeteroFL, MaskedTraining
 from strategies.losses import Loss
 from strategies.method import (
     Bench,
@@ -94,7 +94,7 @@ class SandwichTraining(MaskedTraining):
 # The server half ------------------------------------------------------------------------------------------------------
 
 
-class ModelSearchParams(StatisticsParams):
+class ModelSearchParams(Params):
     """Settings of dynamic model search; the searchers are in `strategies.search`."""
 
     searcher: Literal["exact", "pool"] = Field(

@@ -36,6 +36,8 @@ class RoundSettings:
     round_seconds: float | None = None
     evaluate_every: int = 1
     evaluate_tiers: bool = True
+    statistics_devices: int = 0  # 0: as many as a round has, and 30 at least
+    statistics_examples: int = 64  # of each of them at most; 0: all
     deliver: Literal["largest", "best"] = "largest"
     personal_every: int = 0
     personal_epochs: int = 1

@@ -28,7 +28,7 @@ from models.base import BlockFamily, Family, trained_parameters
 from models.cost import FLOAT_BYTES, Cost
 from models.layers import Network
 from models.space import Space
-from strategies.heterofl import HeteroFL, MaskedTraining, StatisticsParams
+from strategies.heterofl import HeteroFL, MaskedTraining
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Means, Order, Setup, State, Trained, in_floats
 from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
@@ -123,7 +123,7 @@ def level_cost(
 # The server half ------------------------------------------------------------------------------------------------------
 
 
-class WildflowerParams(StatisticsParams):
+class WildflowerParams(Params):
     """Wildflower's settings."""
 
     levels: CountOrZero = Field(

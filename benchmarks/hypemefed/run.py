@@ -48,15 +48,16 @@ TEN = {
 }
 # The whole network without early heads.
 VGG = "family-arguments=block_channels = [64, 128, 256, 512]"
+# As many devices take batch norm statistics as a round has, over all that they hold, which was the default then.
+SIX_DEVICES = ("statistics-devices=6", "statistics-examples=0")
 ON_HAPT = {
     "hypemefed": CHANGES,
     "hypemefed, all": [*CHANGES, "hypemefed.generate=all"],
     "hypemefed without hypernetworks": ["strategy=hypemefed", "hypemefed.fill=owners"],
     "fedavg-s": ["strategy=fedavg", "fedavg.use=all-small"],
     "fedavg-l": ["strategy=fedavg", VGG],
-    # As many devices take batch norm statistics as a round has, which was the default when these ran.
-    "heterofl": ["strategy=heterofl", "heterofl.statistics-devices=6", VGG],
-    "fedrolex": ["strategy=fedrolex", "fedrolex.statistics-devices=6", VGG],
+    "heterofl": ["strategy=heterofl", *SIX_DEVICES, VGG],
+    "fedrolex": ["strategy=fedrolex", *SIX_DEVICES, VGG],
     # Both as they were before the papers' settings became the defaults.
     "depthfl": ["strategy=depthfl", "depthfl.ramp-rounds=60", "depthfl.alpha=0", "depthfl.scored=deepest"],
     "scalefl": ["strategy=scalefl", "scalefl.gamma=0"],

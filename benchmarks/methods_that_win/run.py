@@ -76,9 +76,7 @@ FIVE_WIDTHS = {
     },
 }
 
-# All users take batch norm statistics, as hapt.toml has it for the other methods.
-ALL_USERS = {name: [*METHODS[name], f"{name}.statistics-devices=30"] for name in ("anycostfl", "federated-dropout")}
-OWN = {"five-widths": FIVE_WIDTHS, "hapt": ALL_USERS}
+OWN = {"five-widths": FIVE_WIDTHS}
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -42,10 +43,8 @@ def scores_of(twin: str, seed: int) -> Scores:
         grid = InProcessGrid(client, 1)
         for number in range(1, config.rounds):  # the last one would be scored
             engine.run_round(grid, number, scorer)
-        params = engine.method.params  # type: ignore[attr-defined]
         for devices, examples in COUNTS:
-            own = {"statistics_devices": devices, "statistics_examples": examples}
-            engine.method.params = params.model_copy(update=own)  # type: ignore[attr-defined]
+            engine.settings = replace(engine.settings, statistics_devices=devices, statistics_examples=examples)
             count = f"{devices}, {examples}"
             for draw in range(DRAWS if devices < config.devices else 1):
                 engine.method.round = config.rounds + draw  # which devices are drawn depends on it

@@ -109,11 +109,13 @@ BASE: dict[str, Any] = {
     "seed": 3,
     "evaluate-every": 1,
     "evaluate-tiers": True,
+    "statistics-devices": 4,  # as many as a round has
+    "statistics-examples": 0,
     "personal-every": 0,
     "personal-epochs": 1,
     "personal-from": 1,
 }
-# Every method's own keys. As many devices take batch norm statistics as a round has.
+# Every method's own keys.
 DISTILLATION = {
     "distillation.steps": 0,
     "distillation.batch-size": 64,
@@ -125,11 +127,11 @@ OWN: dict[str, dict[str, Any]] = {
     "local": {},
     "fedprox": {"fedprox.mu": 0.1},
     "fedadam": {"fedadam.eta": 0.01, "fedadam.beta-1": 0.9, "fedadam.beta-2": 0.99, "fedadam.tau": 0.001},
-    "heterofl": {"heterofl.dynamic": False, "heterofl.statistics-devices": 4} | DISTILLATION,
-    "fedrolex": {"fedrolex.statistics-devices": 4} | DISTILLATION,
-    "federated-dropout": {"federated-dropout.statistics-devices": 4} | DISTILLATION,
-    "fjord": {"fjord.distillation": False, "fjord.statistics-devices": 4} | DISTILLATION,
-    "anycostfl": {"anycostfl.statistics-devices": 4} | DISTILLATION,
+    "heterofl": {"heterofl.dynamic": False} | DISTILLATION,
+    "fedrolex": DISTILLATION,
+    "federated-dropout": DISTILLATION,
+    "fjord": {"fjord.distillation": False} | DISTILLATION,
+    "anycostfl": DISTILLATION,
     "model-search": {
         "model-search.searcher": "exact",
         "model-search.shares": "0.25, 0.5, 1",
@@ -140,7 +142,6 @@ OWN: dict[str, dict[str, Any]] = {
         "model-search.max-draws": 5,
         "model-search.weighting": "uniform",
         "model-search.masked-loss": True,
-        "model-search.statistics-devices": 4,
     }
     | DISTILLATION,
     "hypemefed": {
@@ -264,7 +265,7 @@ VARIANTS: dict[str, Variant] = {
     "heterofl both models": simulated("heterofl", widths="0.5, 0.25", both_models=True),
     "affordable both models": simulated("fedavg", fedavg__use="affordable", widths="0.5, 0.25", both_models=True),
     "heterofl vgg": simulated("heterofl", **of(VGG)),
-    "heterofl resnet18": simulated("heterofl", **of(RESNET), heterofl__statistics_devices=3),
+    "heterofl resnet18": simulated("heterofl", **of(RESNET), statistics_devices=3),
     "heterofl vit": simulated("heterofl", **of(VIT)),
     "fedrolex vit": simulated("fedrolex", **of(VIT)),
     "federated-dropout resnet18": simulated("federated-dropout", **of(RESNET)),
@@ -323,8 +324,8 @@ VARIANTS: dict[str, Variant] = {
     "connected all-large": connected(LENET_LIMITS, "fedavg"),
     "connected local": connected(LENET_LIMITS, "local"),
     "connected fedprox": connected(LENET_LIMITS, "fedprox"),
-    "connected heterofl": connected(LENET_LIMITS, "heterofl", heterofl__statistics_devices=3),
-    "connected heterofl personal": connected(LENET_LIMITS, "heterofl", heterofl__statistics_devices=3, **of(PERSONAL)),
+    "connected heterofl": connected(LENET_LIMITS, "heterofl", statistics_devices=3),
+    "connected heterofl personal": connected(LENET_LIMITS, "heterofl", statistics_devices=3, **of(PERSONAL)),
     "connected hypemefed": connected(EXIT_LIMITS, "hypemefed"),
     "connected depthfl corrected": connected(EXIT_LIMITS, "depthfl", depthfl__alpha=0.1),
     "connected recipfl": connected(CHOICE_LIMITS, "recipfl"),

@@ -35,6 +35,9 @@ COMMON: dict[str, Any] = {
     "rounds": 30,
     "evaluate-every": 1,
     "evaluate-tiers": False,
+    # As many as a round has devices, and all that they hold, which was the default when the rows were recorded.
+    "statistics-devices": 10,
+    "statistics-examples": 0,
     "strategy": "heterofl",
     "workers": 1,
 }

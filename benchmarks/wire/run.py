@@ -69,8 +69,9 @@ TASKS: dict[str, dict[str, Any]] = {
         "evaluate-every": 2,
         "decay-rounds": "28, 36",
         "learning-rate": 0.05,
-        # As many as a round has devices, which was the default when the rows were recorded.
-        "heterofl.statistics-devices": 5,
+        # As many as a round has devices, and all that they hold, which was the default when the rows were recorded.
+        "statistics-devices": 5,
+        "statistics-examples": 0,
     },
 }
 WIRES = ("float32", "int8", "float16")

@@ -216,9 +216,13 @@ def test_masked_training_leaves_the_rows_of_absent_classes_alone():
     assert not torch.equal(weights(found)[row][~absent], start[row][~absent])
 
 
-def test_statistics_are_the_mean_over_the_batches_of_one_pass():
-    """First layer, by hand: the convolution's mean and unbiased variance per channel in each batch, then their mean."""
-    found = do(work_order(1, local=TakeStatistics()), LocalTraining(batch_size=10, epochs=5))
+@pytest.mark.parametrize(("examples", "batches"), [(0, 4), (11, 2), (20, 2), (1000, 4)])
+def test_statistics_are_the_mean_over_the_batches_of_one_pass(examples, batches):
+    """First layer, by hand: the convolution's mean and unbiased variance per channel in each batch, then their mean.
+
+    The most that a device passes is rounded up to whole batches.
+    """
+    found = do(work_order(1, local=TakeStatistics(examples=examples)), LocalTraining(batch_size=10, epochs=5))
     statistics = found.answer.parcels["statistics"]
     parcel = TakeStatistics().returned(LENET, LENET.width(0.5))["statistics"]
     assert [entry.name for entry in parcel.layout.entries] == [
@@ -232,13 +236,13 @@ def test_statistics_are_the_mean_over_the_batches_of_one_pass():
     shard = task.shard(1).train
     shuffled = shard[torch.randperm(len(shard), generator=torch.Generator().manual_seed(8))]
     means, variances = [], []
-    for picked in shuffled.split(10):
+    for picked in shuffled.split(10)[:batches]:
         x = task.prepare(task.train.inputs[picked], augment=None)
         y = F.conv2d(x, sent["block1.conv.weight"], sent["block1.conv.bias"], padding=2)
         channels = y.transpose(0, 1).flatten(1)
         means.append(channels.mean(1))
         variances.append(channels.var(1, unbiased=True))
-    assert len(means) == 4
+    assert len(means) == batches
     assert close(statistics["block1.norm.running_mean"], torch.stack(means).mean(0))
     assert close(statistics["block1.norm.running_var"], torch.stack(variances).mean(0))
 

@@ -257,9 +257,9 @@ def test_what_a_key_is_called_elsewhere_is_understood(key, meant):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("zzz", "'wildflower config' lists all 99"),
-        ("zzz.zzz", "'wildflower config' lists all 99"),
-        ("heterofl.zzz", "heterofl has heterofl.statistics-devices, heterofl.dynamic, heterofl.masked-loss"),
+        ("zzz", "'wildflower config' lists all 101"),
+        ("zzz.zzz", "'wildflower config' lists all 101"),
+        ("heterofl.zzz", "heterofl has heterofl.dynamic, heterofl.masked-loss"),
     ],
 )
 def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
@@ -512,7 +512,7 @@ def distilling():
         {"devices-per-round": 20},
         {"widths": 1},
         {"widths": 0.5, "decay-rounds": 7},
-        {"strategy": "federated-dropout", "federated-dropout.statistics-devices": 3},
+        {"strategy": "federated-dropout", "statistics-devices": 3, "statistics-examples": 0},
         {"strategy": "fedavg", "distillation.steps": 0, "distillation.batch-size": 64},
         *({"strategy": name, "distillation.steps": 10} for name in distilling()),
     ],

@@ -1,13 +1,14 @@
 import torch
 
 from models.resnet import ResNet18
-from strategies.federated_dropout import FederatedDropout, FederatedDropoutParams
+from strategies.federated_dropout import FederatedDropout
+from strategies.params import Params
 from tests.strategies.by_hand import CLASSIFIER, FC, Devices, OneHidden, engine_of, no_scores, setup
 
 
 def received_channels(folder, rounds, seed=1):
     family = OneHidden()
-    strategy = FederatedDropout(setup(folder, family, seed=seed), FederatedDropoutParams())
+    strategy = FederatedDropout(setup(folder, family, seed=seed), Params())
     seen = {}
     for number in rounds:
         strategy.weights[FC] = torch.arange(4.0).view(4, 1)
@@ -37,7 +38,7 @@ def test_channels_follow_from_seed_round_and_device(tmp_path):
 
 
 def test_residuals_and_adjacent_layers_name_the_same_channels(tmp_path):
-    strategy = FederatedDropout(setup(tmp_path, OneHidden()), FederatedDropoutParams())
+    strategy = FederatedDropout(setup(tmp_path, OneHidden()), Params())
     strategy.round = 5
     resnet = ResNet18(norm="static")
     half = resnet.width(0.5)

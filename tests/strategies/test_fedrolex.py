@@ -1,6 +1,7 @@
 import torch
 
-from strategies.fedrolex import FedRolex, FedRolexParams
+from strategies.fedrolex import FedRolex
+from strategies.params import Params
 from tests.strategies.by_hand import CLASSIFIER, FC, FC_BIAS, Devices, OneHidden, engine_of, no_scores, setup
 
 
@@ -8,7 +9,7 @@ def test_the_window_rolls_by_one_channel_a_round_and_wraps_on_both_sides_of_a_la
     """Width 2 of 4: channels {1, 2} in round 1, {2, 3} in round 2, {3, 0} in round 3; width 1: {1}, {2}, {3}."""
     family = OneHidden()
     for number, (half, quarter) in {1: ([1, 2], [1]), 2: ([2, 3], [2]), 3: ([3, 0], [3]), 4: ([0, 1], [0])}.items():
-        strategy = FedRolex(setup(tmp_path, family), FedRolexParams())
+        strategy = FedRolex(setup(tmp_path, family), Params())
         strategy.weights[FC] = torch.arange(4.0).view(4, 1)
         strategy.weights[FC_BIAS] = torch.arange(4.0)
         strategy.weights[CLASSIFIER] = torch.arange(12.0).view(3, 4)
@@ -28,7 +29,7 @@ def test_the_window_rolls_by_one_channel_a_round_and_wraps_on_both_sides_of_a_la
 
 def test_who_has_the_whole_model_gets_it_in_its_own_order(tmp_path):
     family = OneHidden()
-    strategy = FedRolex(setup(tmp_path, family), FedRolexParams())
+    strategy = FedRolex(setup(tmp_path, family), Params())
     strategy.weights[FC] = torch.arange(4.0).view(4, 1)
     devices = Devices(family, lambda order, w: w)
     engine_of(strategy, tmp_path).run_round(devices.grid, 3, no_scores)

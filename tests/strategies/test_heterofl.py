@@ -23,7 +23,7 @@ from tests.strategies.by_hand import (
     setup,
 )
 
-STATISTICS = TakeStatistics().reference()
+STATISTICS = TakeStatistics(examples=2).reference()
 VALUES = {0: 1.0, 1: 3.0, 2: 8.0}  # what the devices of width 4, 2 and 1 answer everywhere
 
 
@@ -99,12 +99,12 @@ def test_dynamic_devices_draw_among_the_widths_they_afford(tmp_path):
 def test_a_scored_model_has_the_mean_statistics_of_devices(count, tmp_path):
     """The mean is weighted by examples: (1 * 1 + 3 * 5) / 4 = 4 where devices 0 and 1 hold 1 and 3 examples.
 
-    By default all three take part, of which a round has two: (1 * 1 + 3 * 5 + 3 * 5) / 7.
+    By default all three take part, of which a round has two: (1 * 1 + 3 * 5 + 3 * 5) / 7. How many examples a device
+    passes changes nothing of its weight.
     """
     family = LeNet5(input_shape=(1, 8, 8), norm="static", scaler=True)
-    changes = {"evaluate_every": 1}
-    params = HeteroFLParams(statistics_devices=count)
-    strategy = HeteroFL(setup(tmp_path, family, devices_per_round=2, **changes), params)
+    changes = {"evaluate_every": 1, "statistics_devices": count, "statistics_examples": 2}
+    strategy = HeteroFL(setup(tmp_path, family, devices_per_round=2, **changes), HeteroFLParams())
     strategy.assign = lambda device, budget: family.full() if device < 2 else None
     engine = engine_of(strategy, tmp_path)
     engine.budget = lambda device, wanted, of=engine.budget: of(0, wanted)
