@@ -234,19 +234,22 @@ def test_the_time_and_the_figures_of_distillation_are_its_own(steps, tmp_path):
     assert None not in record["metrics"].values()
 
 
-@pytest.mark.parametrize(("per_round", "asked"), [(2, 10), (12, 12)])
-def test_batch_norm_statistics_are_of_ten_devices_or_of_as_many_as_a_round_has(per_round, asked, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("per_round", "key", "asked"), [(2, 0, 30), (32, 0, 32), (32, 3, 3)])
+def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_has(
+    per_round, key, asked, tmp_path, monkeypatch
+):
     config = small_config(
         tmp_path,
         strategy="heterofl",
         fleet="five-widths",
-        devices=15,
+        devices=40,
         devices_per_round=per_round,
+        statistics_devices=key,
         evaluate_every=1,
         evaluate_tiers=False,
         rounds=1,
         widths="0.0625",
-        examples_per_device=4,
+        examples_per_device=2,
         family="cnn3",
     )
     engine, scorer = started(config)

@@ -257,15 +257,15 @@ def test_what_a_key_is_called_elsewhere_is_understood(key, meant):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("zzz", "'wildflower config' lists all 101"),
-        ("zzz.zzz", "'wildflower config' lists all 101"),
+        ("zzz", f"'wildflower config' lists all {len(RunConfig().to_dict())}"),
+        ("zzz.zzz", f"'wildflower config' lists all {len(RunConfig().to_dict())}"),
         ("heterofl.zzz", "heterofl has heterofl.dynamic, heterofl.masked-loss"),
     ],
 )
 def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
     with pytest.raises(ConfigError) as error:
         RunConfig.from_run_config({key: 1})
-    assert str(error.value) == f"unknown key '{key}' = 1: {words.replace('99', str(len(RunConfig().to_dict())))}"
+    assert str(error.value) == f"unknown key '{key}' = 1: {words}"
 
 
 @pytest.mark.parametrize(
