@@ -432,7 +432,8 @@ def _initial(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[str
         found = load_initial(file, family, names)
         check_same_tokens(task, family, config.initial_weights, found.tensors)
     except ValueError as error:
-        raise ConfigError(f"initial-weights = {config.initial_weights!r}: {error}") from None
+        why = str(error).removeprefix(f"{config.initial_weights}: ")
+        raise ConfigError(f"initial-weights = {config.initial_weights!r}: {why}") from None
     log(WARNING if found.missing or found.left_over else INFO, "Initial weights: %s", found.describe())
     return found.whole(family, lambda: initial_weights(family, config.seed)), file
 

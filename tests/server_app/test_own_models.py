@@ -319,3 +319,11 @@ def test_weights_that_cannot_be_used_end_the_run_before_round_1(tmp_path, keys, 
     with pytest.raises(ConfigError) as error:
         build(small_config(tmp_path, **keys))
     assert words in str(error.value)
+
+
+def test_an_error_about_given_weights_names_their_file_once(tmp_path):
+    file = tmp_path / "weights.safetensors"
+    save_file({"a": torch.zeros(1)}, file)
+    with pytest.raises(ConfigError) as error:
+        build(small_config(tmp_path, **{"initial-weights": str(file), "initial-names": "'absent' = false"}))
+    assert str(error.value).startswith(f"initial-weights = '{file}': initial-names has 'absent'")
