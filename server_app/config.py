@@ -821,6 +821,8 @@ def _meant(key: str, keys: list[str]) -> str:
     if other is not None:
         return f"did you mean {other!r}?"
     method, dot, rest = key.partition(".")
+    if rest in keys:  # a key of the run, which no method has for itself
+        return f"did you mean {rest!r}?"
     own = [name for name in keys if name.startswith(f"{method}.")]
     if dot and own:
         # All of a method's keys are alike by its name: only what follows tells them apart.

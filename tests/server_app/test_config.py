@@ -260,6 +260,7 @@ def test_what_a_key_is_called_elsewhere_is_understood(key, meant):
         ("zzz", f"'wildflower config' lists all {len(RunConfig().to_dict())}"),
         ("zzz.zzz", f"'wildflower config' lists all {len(RunConfig().to_dict())}"),
         ("heterofl.zzz", "heterofl has heterofl.dynamic, heterofl.masked-loss"),
+        ("heterofl.statistics-devices", "did you mean 'statistics-devices'?"),
     ],
 )
 def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
