@@ -355,7 +355,8 @@ def _read_table(path: Path) -> FleetTable:
             raise ValueError(f"{path}: {nbytes} bytes: a fleet file has at most {MAX_FILE_BYTES}")
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot read this fleet file: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path}: cannot read this fleet file: {why}") from error
     try:
         table = FleetTable.model_validate(raw)
     except ValidationError as error:

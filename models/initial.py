@@ -262,7 +262,9 @@ def _read(file: Path) -> dict[str, Tensor]:
             raise ValueError(f"{file} cannot be read: {error}") from None
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         why = str(error).strip().splitlines()[0]
         raise ValueError(f"{file} cannot be read as weights only: {why}; save its state_dict() to a file") from None
     return _state(file, content)

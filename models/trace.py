@@ -8,6 +8,7 @@ seen; the copies of convolutions are added, as `models.cost` counts them.
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -95,7 +96,7 @@ def follow(
     """
     # Batch norm refuses a single example over a 1x1 map; training never meets one either.
     examples = max(2, batch_size)
-    with FakeTensorMode():
+    with _errors_logged_once(), FakeTensorMode():
         with replaced_by_conversions():
             model = build().train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
@@ -104,6 +105,11 @@ def follow(
             storages.hold(inputs)
             try:
                 results = model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
+            except DataDependentOutputException as error:
+                raise ValueError(
+                    f"the forward pass of its network depends on the values of a tensor ({error.func}), such as 'if "
+                    "x.mean() > 0': it is priced by tensors without values, so that it may depend on their shapes alone"
+                ) from error
             except Exception as error:  # of any kind: a model is any Python
                 shape = "x".join(map(str, input_shape))
                 raise ValueError(
@@ -135,6 +141,17 @@ def follow(
             flops=counter.get_total_flops() * batch_size // examples,
             convolutions=storages.convolutions,
         )
+
+
+@contextmanager
+def _errors_logged_once() -> Iterator[None]:
+    """PyTorch logs the traceback of an operation that does not go, and raises; who catches it says all there is."""
+    logger = logging.getLogger(torch._subclasses.fake_tensor.__name__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextmanager

@@ -68,14 +68,18 @@ def looked_for_beside(folder: Path) -> Iterator[Mapping[str, Path]]:
     Yields the modules that were found there: name -> file or package folder. It grows as references are resolved.
     """
     global _finder
+    if _finder is not None and _finder.folder == folder.absolute():
+        yield _finder.modules
+        return
     before, _finder = _finder, _Finder(folder.absolute())
     sys.meta_path.insert(0, _finder)
     try:
         yield _finder.modules
     finally:
         sys.meta_path.remove(_finder)
+        own = {name for name, path in _finder.modules.items() if _imported_from(name) == path}
         for name in list(sys.modules):
-            if name.partition(".")[0] in _finder.modules:
+            if name.partition(".")[0] in own:
                 del sys.modules[name]
         _finder = before
 
@@ -104,7 +108,7 @@ def look_for(module_name: str) -> None:
             raise ValueError(f"{what} would hide the app's own {module!r}: give it another name")
         if module in sys.stdlib_module_names:
             raise ValueError(f"{what} would hide the module {module!r} of Python itself: give it another name")
-        if module in sys.modules and module not in _finder.modules and _imported_from(module) != file:
+        if module in sys.modules and module not in _finder.modules and not _is_imported(module, file):
             raise ValueError(f"{what} would hide the package {module!r}, which the app uses: give it another name")
         if _left_out(file) or module in LEFT_OUT:
             raise ValueError(f"{what} would not travel: Flower leaves such names out of bundles; give it another name")
@@ -139,14 +143,36 @@ def digests(names: Iterable[str]) -> dict[str, str]:
 
     The modules are imported already. What is the app's own is left out.
     """
+    return {name: _digest(path) for name, path in sorted(_from_outside(names).items())}
+
+
+def keep(names: Iterable[str], folder: Path) -> None:
+    """Copy the modules that `digests` has into a folder, from which `looked_for_beside` finds them again.
+
+    Installed packages are not copied.
+    """
+    for module in _from_outside(names).values():
+        if _is_installed(module):
+            continue
+        for name, file in files_of(module).items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+
+
+def _from_outside(names: Iterable[str]) -> dict[str, Path]:
+    """Top-level modules, and those that they import from the same folder: name -> file or package folder."""
     found: dict[str, Path] = {}
     for name in names:
         path = _imported_from(name)
-        if path is None or name in ROOMS:
-            continue
-        installed = str(path.parent) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-        found |= {name: path} if installed else with_imported(name, path)
-    return {name: _digest(path) for name, path in sorted(found.items())}
+        if path is not None and name not in ROOMS:
+            found |= {name: path} if _is_installed(path) else with_imported(name, path)
+    return found
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a module is an installed package, or a file beside those."""
+    return str(path.parent) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 def _digest(path: Path) -> str:
@@ -164,6 +190,12 @@ def _imported_from(name: str) -> Path | None:
         return None
     file = Path(origin)
     return file.parent if file.name == "__init__.py" else file
+
+
+def _is_imported(name: str, path: Path) -> bool:
+    """Whether a module is imported from this file or package folder, or from another one with the same contents."""
+    origin = _imported_from(name)
+    return origin == path or (origin is not None and _digest(origin) == _digest(path))
 
 
 def _source(folder: Path, name: str) -> Path | None:

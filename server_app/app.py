@@ -30,10 +30,18 @@ from rounds.own import OwnData, tell_cut
 from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
 from server_app import checkpoint
-from server_app.config import ConfigError, RunConfig, digests_of, parse_arguments, rates_of, sampled_devices
+from server_app.config import (
+    ConfigError,
+    RunConfig,
+    digests_of,
+    keep_modules,
+    parse_arguments,
+    rates_of,
+    sampled_devices,
+)
 from server_app.journal import Journal, alone_in, check_folder, read_rounds
 from server_app.labels import write_labels
-from server_app.models import save_models
+from server_app.models import MODULES, save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import take_releases, write_nodes
 from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agreed
@@ -113,6 +121,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         write_agreed(run_dir, engine.own.spec.agreed)
     if engine.own is None and engine.population.simulated:
         write_labels(run_dir, load_task(TaskSpec.from_json(engine.settings.task)))
+    keep_modules(config, run_dir / MODULES)
     first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
     log(INFO, "Run folder: %s", run_dir)
     method = engine.method
@@ -483,7 +492,10 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
         check_vocabulary(task, family)
-        family.check_freeze()
+        try:
+            family.check_freeze()
+        except ValueError as error:
+            raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
         check_last_token(task, family)
     except ConfigError:

@@ -21,7 +21,7 @@ from messages.encoding import Wire
 from messages.masks import MIN_MEMBERS
 from models.family import FAMILIES, family_class
 from models.initial import checked_names
-from plugins.beside import digests
+from plugins.beside import digests, keep
 from plugins.reference import is_loaded, is_reference, module_label, one_sentence
 from server_app.keys import listed_keys, missing_keys
 from strategies import DEFAULT_METHOD, METHODS
@@ -115,6 +115,12 @@ def rates_of(text: str) -> dict[str, Any]:
     return _flat(parse_arguments(text, like="classifier = 10, embeddings = 0.1"))
 
 
+def _rates(value: object) -> object:
+    if isinstance(value, str):
+        rates_of(value)
+    return value
+
+
 def _task_arguments(value: object) -> object:
     if isinstance(value, str):
         parse_arguments(value, like="tokenizer = 'my-model', max_tokens = 64")
@@ -122,6 +128,7 @@ def _task_arguments(value: object) -> object:
 
 
 Arguments = Annotated[str, BeforeValidator(_arguments)]
+RatesTable = Annotated[str, BeforeValidator(_rates)]
 NamesTable = Annotated[str, BeforeValidator(_names_table)]
 TaskArgumentsText = Annotated[str, BeforeValidator(_task_arguments)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -266,7 +273,7 @@ class RunConfig(Params):
         "sgd", description="Optimizer of local training: sgd, adam, adamw"
     )
     learning_rate: PositiveRate = Field(0.05, description="Learning rate of local training")
-    learning_rates: Arguments = Field(
+    learning_rates: RatesTable = Field(
         "",
         description="Parts of the model with another learning rate, and how many times the usual one it is, such as "
         '"classifier = 10, embeddings = 0.1"',
@@ -711,7 +718,16 @@ class RunConfig(Params):
 
 def digests_of(config: RunConfig) -> dict[str, str]:
     """Hashes of the modules that a run has from outside, by their names; they are imported already."""
-    return digests(reference.partition(":")[0].partition(".")[0] for reference in config.references())
+    return digests(_modules_of(config))
+
+
+def keep_modules(config: RunConfig, folder: Path) -> None:
+    """Copy the modules that a run has from outside into a folder, but for installed packages."""
+    keep(_modules_of(config), folder)
+
+
+def _modules_of(config: RunConfig) -> list[str]:
+    return [reference.partition(":")[0].partition(".")[0] for reference in config.references()]
 
 
 def all_settings(strategy: str = "") -> dict[str, FieldInfo]:

@@ -1,7 +1,8 @@
 """The models of a run exactly as they were scored: those of the newest evaluation, and of the best.
 
 `models/newest` and `models/best` in the run's folder hold one safetensors file per model, and models.json, which says
-what each of them is and how an input is prepared. Methods whose models live on devices only have none.
+what each of them is and how an input is prepared. Methods whose models live on devices only have none. `modules` has
+copies of the user's own modules, which lay beside the experiment.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,13 +24,15 @@ from models.architecture import Architecture
 from models.base import with_weights
 from models.family import make_family
 from models.layers import MeanOfExits
+from plugins.beside import digests, looked_for_beside
+from plugins.reference import PluginError, is_reference
 from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
-from server_app.journal import JournalError, read_config, read_rounds, read_summary
+from server_app.journal import PLUGINS, JournalError, read_config, read_rounds, read_summary
 from tasks.task import Task
 
 Which = Literal["best", "newest"]
-FOLDER, FACTS = "models", "models.json"
+FOLDER, FACTS, MODULES = "models", "models.json", "modules"
 
 
 class ModelError(RuntimeError):
@@ -202,10 +206,33 @@ def load_model(
     if hashlib.sha256(data).hexdigest() != saved.sha256:
         raise ModelError(f"{path} is not the file that was written: its sha256 is not the one in {FACTS}")
     try:
-        module = network_of(saved.family, saved.architecture, data, saved.exits)
+        with modules_of(Path(run_dir)):
+            module = network_of(saved.family, saved.architecture, data, saved.exits)
+            _check_same_module(Path(run_dir), saved.family["name"])
+    except PluginError as error:
+        raise ModelError(f"{run_dir} has a model of your own, which is not made again: {error}") from error
     except (ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ModelError(f"{path} does not fit what {FACTS} says of it: {one_line(str(error))}") from error
     return module, ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
+
+
+def modules_of(run_dir: Path) -> AbstractContextManager[object]:
+    """For the time of a `with` block, look for modules in a run's copies of them; where it has none, where one types.
+
+    Runs of earlier versions have none.
+    """
+    kept = run_dir / MODULES
+    return looked_for_beside(kept if kept.is_dir() else Path.cwd())
+
+
+def _check_same_module(run_dir: Path, family: object) -> None:
+    """Raise PluginError unless the modules that a family comes from are those with which the run began."""
+    if not is_reference(family):
+        return
+    before = read_config(run_dir).get(PLUGINS, {})
+    now = digests([str(family).partition(":")[0].partition(".")[0]])
+    if changed := [name for name, digest in now.items() if before.get(name, digest) != digest]:
+        raise PluginError(f"{', '.join(changed)} from outside the project changed since the run began")
 
 
 def _why_no_models(run_dir: Path) -> str:

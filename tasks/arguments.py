@@ -40,8 +40,8 @@ def read_arguments(task: str, kind: type[Arguments] | None, values: Mapping[str,
 
 
 def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
-    """What is wrong first, and what would be right."""
-    first = error.errors(include_url=False)[0]
+    """What is wrong first, and what would be right; an argument that there is not before one that is missing."""
+    first = min(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     if not first["loc"]:
         return first["msg"].removeprefix("Value error, ")
     name, *inside = map(str, first["loc"])
@@ -52,7 +52,7 @@ def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
             f"did you mean {close[0]!r}? The {task_takes}" if close else f"the {task_takes}"
         )
     if first["type"] == "missing":
-        return f"the argument {name!r} is missing"
+        return f"the argument {name!r} is missing; the task takes {', '.join(kind.model_fields)}"
     where = name + "".join(f"[{part}]" for part in inside if part.isdigit())
     if first["type"] == "tuple_type":
         right = f"must be a list such as {_list_like(kind.model_fields[name].annotation)}"

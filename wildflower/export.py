@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from devices.validation import one_line
 from models.architecture import Architecture
 from models.layers import MeanOfExits
-from server_app.models import ModelInfo, Which, load_model, network_of
+from server_app.models import ModelInfo, Which, load_model, modules_of, network_of
 
 Format = Literal["safetensors", "pt2", "onnx", "pte"]
 Program = Callable[[Tensor], Tensor]
@@ -104,12 +104,24 @@ def export(
     Args:
         which: of the best evaluation, or of the newest.
         tier, architecture: which of its models; None: the global one.
-        out: where to; None: the folder `export` of the run. Its JSON file has the same name and ends in .json.
+        out: where to; None: the folder `export` of the run. Its JSON file has the same name with .json behind it.
 
     Raises:
         ModelError: the run has no such model.
         ExportError: the format's library is not installed, or what was written says something else than the model.
     """
+    with modules_of(run_dir):
+        return _export(run_dir, file_format, which, tier, architecture, out)
+
+
+def _export(
+    run_dir: Path,
+    file_format: Format,
+    which: Which,
+    tier: str | None,
+    architecture: Architecture | None,
+    out: Path | None,
+) -> Path:
     model, info = load_model(run_dir, which, tier, architecture)
     facts = facts_of(info, file_format)
     name = f"{which}-{re.sub('[^A-Za-z0-9.]+', '-', tier) if tier else 'model'}"
@@ -132,8 +144,8 @@ def export(
 
 
 def facts_path(path: Path) -> Path:
-    """Where the facts of an exported model lie."""
-    return path.with_suffix(".json")
+    """Where the facts of an exported model lie: model.pt2.json beside model.pt2."""
+    return path.with_name(f"{path.name}.json")
 
 
 def facts_of(info: ModelInfo, file_format: Format) -> Facts:
@@ -221,6 +233,8 @@ _WRITERS: dict[str, Callable[[Deployed, Facts], bytes]] = {"pt2": _pt2, "onnx": 
 def read_facts(path: Path) -> Facts:
     """The facts beside an exported model. Raises ExportError."""
     beside = facts_path(path)
+    if not beside.exists() and (earlier := path.with_suffix(".json")).exists():  # of an earlier version
+        beside = earlier
     try:
         if beside.stat().st_size > MAX_FACTS_BYTES:
             raise ExportError(f"{beside}: no facts of a model have more than {MAX_FACTS_BYTES} bytes")

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from devices.validation import one_line
+from plugins.beside import looked_for_beside
 from server_app.models import Which, load_model
 from tasks.images import SUFFIXES, read_image
-from wildflower.export import ExportError, Facts, Program, asked, facts_of, read_program, with_preparation
+from wildflower.export import FORMATS, ExportError, Facts, Program, asked, facts_of, read_program, with_preparation
 
 MAX_IMAGES = 10_000
 MODES = {1: "L", 3: "RGB"}  # by the number of channels
@@ -53,7 +54,8 @@ def predict(source: Path, folder: Path, *, which: Which = "best", tier: str | No
     Values of its pixels, 0 to 255, are handed on as they are.
 
     Args:
-        source: the folder of a run, or an exported model.
+        source: the folder of a run, or an exported model. A module of one's own that a safetensors file goes into lies
+            beside that file.
         folder: the images; other files are not looked at, nor are folders in it.
         which, tier: of a run, as of `server_app.models.load_model`.
 
@@ -80,10 +82,11 @@ def predict(source: Path, folder: Path, *, which: Which = "best", tier: str | No
 
 
 def _model(source: Path, which: Which, tier: str | None) -> tuple[Program, Facts]:
-    if source.is_file():
+    if source.is_file() or source.suffix.removeprefix(".") in FORMATS:
         if tier is not None:
             raise ExportError(f"{source} is one model: --tier is about the models of a run")
-        return read_program(source)
+        with looked_for_beside(source.parent):  # for the module of a user's own that its weights go into
+            return read_program(source)
     model, info = load_model(source, which, tier)
     facts = facts_of(info, "safetensors")
     return asked(with_preparation(model, facts)), facts

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plugins.beside import looked_for_beside
-from plugins.reference import is_reference
+from plugins.reference import is_reference, module_label
 
 if TYPE_CHECKING:
     from server_app.config import RunConfig
@@ -49,6 +49,11 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
         with suppress(ValueError):  # which is said below
             usual = defaults(strategy)
             from_command = dict(parse_override(override, usual) for override in overrides)
+    # The keys of the file's own method stand in it for that method, whatever other one is compared with it.
+    own = from_file.get("strategy", "")
+    if is_reference(own) and own != strategy:
+        prefix = f"{module_label(own)}."
+        from_file = {key: value for key, value in from_file.items() if key in usual or not key.startswith(prefix)}
     given = from_file | from_command
     try:
         config = RunConfig.from_run_config(given)

@@ -226,5 +226,5 @@ def test_the_guide_as_it_is_typed(images, terminals, tmp_path):
 
     run("docker", "cp", tmp_path / "photos", f"{user}:/app/photos")  # the copies of section 1, to ask the model about
     typed(commands[3])
-    assert json.loads(typed("cat photos.json"))["labels"] == agreed["label_names"]
+    assert json.loads(typed("cat photos.pt2.json"))["labels"] == agreed["label_names"]
     assert "digit-" in typed(commands[4])

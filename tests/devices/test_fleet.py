@@ -447,7 +447,7 @@ def test_a_width_needs_a_family(load):
 
 
 def test_a_fleet_file_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.toml: cannot read this fleet file"):
+    with pytest.raises(ValueError, match=r"none\.toml: cannot read this fleet file: No such file or directory$"):
         Fleet.load(tmp_path / "none.toml")
 
 

@@ -71,7 +71,7 @@ def test_from_photos_to_a_model(here, caplog):
     for words in others[1:]:
         shown = CliRunner().invoke(app, words[1:], env={"COLUMNS": "80"})
         assert shown.exit_code == 0, shown.output
-    labels = json.loads(Path("photos.json").read_text())["labels"]
+    labels = json.loads(Path("photos.pt2.json").read_text())["labels"]
     assert labels == [f"digit-{number}" for number in range(10)]
     assert "digit-" in shown.output
 

@@ -155,6 +155,8 @@ def test_a_file_that_is_none_and_a_folder_without_weights_are_errors(tmp_path):
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="holds no state dict"):
         load_initial(tmp_path / "list.pth", FAMILY)
+    with pytest.raises(ValueError, match=r"absent\.pth cannot be read: No such file or directory$"):
+        load_initial(tmp_path / "absent.pth", FAMILY)
 
 
 def test_a_folder_stands_for_its_weights(tmp_path):

@@ -244,6 +244,7 @@ def test_what_is_no_family_of_levels_says_why(spec, words):
         ({"name": f"{OWN}:sized", "levels": [{"hidden": 4}], "classes": 7}, r"returns \(4, 10\) for a batch of 4"),
         ({"name": f"{OWN}:sized", "levels": [{"hidden": 4}], "input_shape": [3]}, "does not take a batch of 3 inputs"),
         ({"name": f"{OWN}:pairs"}, "returns tuple for a batch of 4"),
+        ({"name": f"{OWN}:Branching"}, r"depends on the values of a tensor .*may depend on their shapes alone"),
     ],
 )
 def test_a_network_that_does_not_go_with_the_task_is_found_when_it_is_priced(spec, words):

@@ -363,6 +363,13 @@ def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message
         read_arguments("text", TASKS["text"].arguments, {"tokenizer": "x", **arguments})
 
 
+def test_a_required_argument_that_is_misspelled_is_found_before_one_is_missing() -> None:
+    with pytest.raises(ValueError, match="there is no argument 'tokeniser'; did you mean 'tokenizer'"):
+        read_arguments("text", TASKS["text"].arguments, {"tokeniser": "x"})
+    with pytest.raises(ValueError, match="the argument 'tokenizer' is missing; the task takes tokenizer, max_tokens"):
+        read_arguments("text", TASKS["text"].arguments, {})
+
+
 @pytest.mark.parametrize(("more", "of_capitals"), [((), "good"), (("Paris",), "[UNK]")])
 def test_a_vocabulary_alone_is_berts_and_keeps_capitals_where_it_has_some(
     tmp_path: Path, more: tuple[str, ...], of_capitals: str

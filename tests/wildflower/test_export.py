@@ -2,16 +2,19 @@
 
 import json
 import sys
+import textwrap
 from importlib.util import find_spec
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from models.architecture import Architecture
 from models.base import with_weights
 from models.family import make_family
+from plugins.beside import looked_for_beside
 from server_app.app import build, run
 from server_app.journal import read_rounds
 from server_app.models import ModelError, load_model
@@ -196,6 +199,66 @@ def test_files_that_are_no_models_are_refused(digits_run, tmp_path):
         read_program(path)
 
 
+OWN = {
+    "own_export.py": """
+        import torch
+        from torch import nn
+
+        from own_export_parts import middle
+
+        class Net(nn.Module):
+            def __init__(self, classes=10):
+                super().__init__()
+                self.first, self.last = nn.Linear(64, 8), nn.Linear(8, classes)
+
+            def forward(self, x):
+                return self.last(middle(self.first(x.flatten(1))))
+    """,
+    "own_export_parts.py": """
+        import torch
+
+        def middle(x):
+            return torch.relu(x)
+    """,
+}
+
+
+@pytest.fixture
+def run_of_an_own_module(tmp_path):
+    """The folder of a run over a module that lay beside the experiment, and that folder."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name, text in OWN.items():
+        (mine / name).write_text(textwrap.dedent(text))
+    keys = {"family": "own_export:Net", "strategy": "fedavg", "below_smallest": "smallest", "rounds": 1}
+    with looked_for_beside(mine):
+        run_dir = run(simulated_grid(), small_config(tmp_path, **keys))
+    assert "own_export" not in sys.modules  # as in a later command
+    return run_dir, mine
+
+
+def test_a_module_that_lay_beside_the_experiment_is_exported_as_it_was(run_of_an_own_module, tmp_path):
+    run_dir, mine = run_of_an_own_module
+    inputs = torch.randint(0, 17, (5, 1, 8, 8), dtype=torch.uint8)
+    (mine / "own_export_parts.py").write_text("import torch\n\ndef middle(x):\n    return torch.tanh(x)\n")
+    paths = [export(run_dir, file_format=name, out=tmp_path / f"m.{name}") for name in ("pt2", "safetensors")]
+    tensors = load_file(paths[1])
+    _, info = load_model(run_dir)
+    prepared = info.prepare(inputs).flatten(1)
+    middle = torch.relu(prepared @ tensors["first.weight"].T + tensors["first.bias"])
+    right = middle @ tensors["last.weight"].T + tensors["last.bias"]
+    program, _ = read_program(paths[0])  # the facts of which the second export left alone
+    assert (program(inputs) - right).abs().max() <= 1e-5
+    assert "own_export" not in sys.modules
+
+
+def test_a_module_that_changed_is_not_exported(run_of_an_own_module):
+    run_dir, _ = run_of_an_own_module
+    (run_dir / "modules" / "own_export_parts.py").write_text("def middle(x):\n    return x\n")
+    with pytest.raises(ModelError, match=r"made again: own_export_parts from outside the project changed"):
+        export(run_dir)
+
+
 def test_the_command(digits_run, tmp_path):
     def invoke(*arguments):
         return CliRunner().invoke(app, ["export", *map(str, arguments)])
@@ -204,7 +267,7 @@ def test_the_command(digits_run, tmp_path):
     shown = invoke(run_dir, "--tier", "half", "--which", "newest")
     assert shown.exit_code == 0, shown.output
     assert (run_dir / "export" / "newest-half.pt2").is_file()
-    assert json.loads((run_dir / "export" / "newest-half.json").read_text())["task"] == "digits"
+    assert json.loads((run_dir / "export" / "newest-half.pt2.json").read_text())["task"] == "digits"
     for arguments, told in (
         ((run_dir, "--format", "tflite"), "must be one of"),
         ((run_dir, "--tier", "none"), "no model of a tier 'none'"),

@@ -7,6 +7,7 @@ import pytest
 
 from wildflower.settings import (
     SettingsError,
+    beside,
     cpu_cores,
     parse_override,
     place,
@@ -145,3 +146,17 @@ def test_a_tokenizers_folder_is_a_whole_path_and_other_arguments_are_as_they_wer
     assert placed.task_arguments == given.replace("'my model'", f'"{tmp_path}/here/my model"')
     elsewhere, _ = place(config, tmp_path, NOW)
     assert elsewhere.task_arguments == given
+
+
+def test_keys_of_a_files_own_method_are_left_out_where_another_method_runs(tmp_path):
+    (tmp_path / "soft.py").write_text(
+        "from strategies.fedprox import FedProx, FedProxParams\n\n\n"
+        "class SoftParams(FedProxParams):\n    pass\n\n\n"
+        "class Soft(FedProx):\n    params_type = SoftParams\n"
+    )
+    path = experiment(tmp_path, 'strategy = "soft:Soft"\n[soft]\nmu = 0.25\n[fedprox]\nmu = 0.5\n')
+    with beside(path):
+        assert resolve(path, []).config.to_dict()["soft.mu"] == 0.25
+        values = resolve(path, ["strategy=fedprox"]).config.to_dict()
+    assert values["fedprox.mu"] == 0.5
+    assert "soft.mu" not in values
