@@ -40,9 +40,8 @@ METHODS = {
     "heterofl-fine-widths": ["strategy=heterofl", "widths=1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25"],
 }
 TWICE = ["rounds=400", "decay-rounds=260, 350"]
-THIRTY = ["statistics-devices=30", "statistics-examples=64"]
 # Of one twin only. ViT, the cheapest: as many steps as the paper's, 33 s a round. ResNet: what keeps its search below
-# the smallest model, and batch norm statistics of more devices.
+# the smallest model.
 OF = {
     "vit": {
         "search-distilled-100": ["strategy=model-search", "distillation.steps=100", "distillation.batch-size=16"],
@@ -53,8 +52,6 @@ OF = {
         "search-two-shares": ["strategy=model-search", "model-search.shares=0.25, 1"],
         "smallest-400-rounds": ["strategy=fedavg", "fedavg.use=all-small", *TWICE],
         "search-400-rounds": ["strategy=model-search", *TWICE],
-        "heterofl-30-take-statistics": ["strategy=heterofl", *THIRTY],
-        "search-30-take-statistics": ["strategy=model-search", *THIRTY],
     },
 }
 NO_SCALER = "heterofl-without-scaler"  # for which the family's arguments are needed
@@ -67,7 +64,7 @@ ONCE = (
     "fjord-self-distilled",
     "heterofl-fine-widths",
     NO_SCALER,
-    *(name for rows in OF.values() for name in rows if not name.endswith("take-statistics")),
+    *(name for rows in OF.values() for name in rows),
 )
 
 
