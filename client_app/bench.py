@@ -332,7 +332,7 @@ class DeviceBench:
     # Training
 
     def batches(
-        self, *models: nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0)
+        self, *models: nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0), most: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """See `strategies.method.Bench`."""
         self._hold_to_limits(*models)
@@ -343,7 +343,8 @@ class DeviceBench:
             if not len(shard):
                 raise Refusal(f"{self.examples} training examples are too few to be divided: at least 2")
         beside_bytes = sum(touched_bytes(model) for model in models) if self.limits else 0
-        for inputs, labels in batches_of(self.task, shard, self.training, self._generator, self.device, once):
+        batches = batches_of(self.task, shard, self.training, self._generator, self.device, once)
+        for number, (inputs, labels) in enumerate(batches, 1):
             yield inputs, labels
             self.steps_taken += not once
             # Not what is held now: the activations, most of it, are gone by the end of a step.
@@ -351,6 +352,8 @@ class DeviceBench:
             for what, limit_bytes in self.limits.items():
                 if peak > limit_bytes + beside_bytes:
                     raise Refusal(f"training grew to {peak} bytes, {what} {limit_bytes} bytes", overrun=True)
+            if number == most:
+                return
 
     def optimizer(self, model: nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
         """See `strategies.method.Bench`."""

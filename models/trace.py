@@ -145,7 +145,7 @@ def follow(
 
 @contextmanager
 def _errors_logged_once() -> Iterator[None]:
-    """PyTorch logs the traceback of an operation that does not go, and raises; who catches it says all there is."""
+    """PyTorch logs the traceback of an operation that fails and raises an error as well, which is enough."""
     logger = logging.getLogger(torch._subclasses.fake_tensor.__name__)
     before, logger.disabled = logger.disabled, True
     try:

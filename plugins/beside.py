@@ -147,17 +147,37 @@ def digests(names: Iterable[str]) -> dict[str, str]:
 
 
 def keep(names: Iterable[str], folder: Path) -> None:
-    """Copy the modules that `digests` has into a folder, from which `looked_for_beside` finds them again.
+    """Copy modules that lie beside the experiment into a folder, from which `looked_for_beside` finds them again.
 
-    Installed packages are not copied.
+    On a server to which a run was submitted they lie in the app's folder. What can be imported in any case, as an
+    installed package, is not copied.
     """
-    for module in _from_outside(names).values():
-        if _is_installed(module):
+    found = {} if _finder is None else _finder.modules
+    for module, path in _from_outside(names).items():
+        if found.get(module) != path and path.parent != APP:
             continue
-        for name, file in files_of(module).items():
-            target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file.read_bytes())
+        files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
+        for file in files:
+            if "__pycache__" not in file.parts:
+                target = folder / file.relative_to(path.parent)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
+
+
+def check_kept(folder: Path, expected: Mapping[str, str]) -> None:
+    """Raise ValueError where a copy in a folder has another hash than expected, or this process another version of it.
+
+    Copies that are not there are passed over. Nothing is imported.
+    """
+    for name, digest in expected.items():
+        path = _source(folder, name)
+        if path is None:
+            continue
+        if _digest(path) != digest:
+            raise ValueError(f"the copy {path} changed since the run began")
+        origin = _imported_from(name)
+        if origin is not None and _digest(origin) != digest:
+            raise ValueError(f"this process has imported another version of {name!r}, {origin}: start Python anew")
 
 
 def _from_outside(names: Iterable[str]) -> dict[str, Path]:

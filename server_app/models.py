@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +26,7 @@ from models.architecture import Architecture
 from models.base import with_weights
 from models.family import make_family
 from models.layers import MeanOfExits
-from plugins.beside import digests, looked_for_beside
+from plugins.beside import check_kept, digests, looked_for_beside
 from plugins.reference import PluginError, is_reference
 from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
@@ -33,6 +35,7 @@ from tasks.task import Task
 
 Which = Literal["best", "newest"]
 FOLDER, FACTS, MODULES = "models", "models.json", "modules"
+_LOOKING = threading.RLock()
 
 
 class ModelError(RuntimeError):
@@ -208,7 +211,7 @@ def load_model(
     try:
         with modules_of(Path(run_dir)):
             module = network_of(saved.family, saved.architecture, data, saved.exits)
-            _check_same_module(Path(run_dir), saved.family["name"])
+            _check_same_modules(Path(run_dir), saved.family)
     except PluginError as error:
         raise ModelError(f"{run_dir} has a model of your own, which is not made again: {error}") from error
     except (ValueError, RuntimeError, safetensors.SafetensorError) as error:
@@ -216,23 +219,55 @@ def load_model(
     return module, ModelInfo(**contents.model_dump(exclude={"models"}), model=saved)
 
 
-def modules_of(run_dir: Path) -> AbstractContextManager[object]:
+@contextmanager
+def modules_of(run_dir: Path) -> Iterator[None]:
     """For the time of a `with` block, look for modules in a run's copies of them; where it has none, where one types.
 
-    Runs of earlier versions have none.
+    Runs of earlier versions have none. One thread at a time, because modules are the whole process's.
+
+    Raises:
+        ModelError: a copy is not what it was when the run began, or the process has another version of it.
     """
-    kept = run_dir / MODULES
-    return looked_for_beside(kept if kept.is_dir() else Path.cwd())
-
-
-def _check_same_module(run_dir: Path, family: object) -> None:
-    """Raise PluginError unless the modules that a family comes from are those with which the run began."""
-    if not is_reference(family):
+    expected = _plugins(run_dir)
+    if not expected:
+        yield
         return
-    before = read_config(run_dir).get(PLUGINS, {})
-    now = digests([str(family).partition(":")[0].partition(".")[0]])
+    kept = run_dir / MODULES
+    with _LOOKING:
+        try:
+            check_kept(kept, expected)
+        except ValueError as error:
+            raise ModelError(f"{run_dir} has a model of your own, which is not made again: {error}") from None
+        with looked_for_beside(kept if kept.is_dir() else Path.cwd()):
+            yield
+
+
+def _plugins(run_dir: Path) -> Mapping[str, str]:
+    """The hashes of the modules from outside with which a run began; {} where there is no run."""
+    try:
+        found: Mapping[str, str] = read_config(run_dir).get(PLUGINS, {})
+    except JournalError:
+        return {}
+    return found
+
+
+def _check_same_modules(run_dir: Path, family: object) -> None:
+    """Raise PluginError unless the modules that a family comes from, now imported, are those of the run's beginning."""
+    before = _plugins(run_dir)
+    now = digests(reference.partition(":")[0].partition(".")[0] for reference in _references(family))
     if changed := [name for name, digest in now.items() if before.get(name, digest) != digest]:
         raise PluginError(f"{', '.join(changed)} from outside the project changed since the run began")
+
+
+def _references(value: object) -> Iterator[str]:
+    """All references in what a family is made from, those of the members of a choice too."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+    elif isinstance(value, str) and is_reference(value):
+        yield value
 
 
 def _why_no_models(run_dir: Path) -> str:

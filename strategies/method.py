@@ -106,7 +106,7 @@ class Bench(Protocol):
         """Keep tensors on the device, for later rounds and across restarts, once the order is done."""
 
     def batches(
-        self, *models: torch.nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0)
+        self, *models: torch.nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0), most: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled batches of prepared inputs and labels on `device`, for a loop of one's own over some models.
 
@@ -118,6 +118,7 @@ class Bench(Protocol):
             once: a single pass.
             share: of the device's examples, from one share to another of a fixed order that chance has made, so that
                 (0, 0.5) and (0.5, 1) are the same two halves in every round.
+            most: batches at most; 0: all.
         """
 
     def optimizer(self, model: torch.nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import islice
 from typing import ClassVar, Literal
 
 import torch
@@ -46,9 +45,8 @@ class TakeStatistics(Local):
         """Take them."""
         model = self.model(bench)
         pool_first(model)
-        batches = bench.batches(model, once=True)
         most = math.ceil(self.examples / bench.training.batch_size)
-        take_statistics(model, islice(batches, most) if most else batches)
+        take_statistics(model, bench.batches(model, once=True, most=most))
         return Answer(model, {"statistics": dict(model.state_dict())})
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from devices.validation import one_line
 from plugins.beside import looked_for_beside
-from server_app.models import Which, load_model
+from server_app.models import Which, load_model, modules_of
 from tasks.images import SUFFIXES, read_image
 from wildflower.export import FORMATS, ExportError, Facts, Program, asked, facts_of, read_program, with_preparation
 
@@ -63,7 +63,13 @@ def predict(source: Path, folder: Path, *, which: Which = "best", tier: str | No
         PredictError: there are no images or too many, or the model does not read images.
         ModelError, ExportError: there is no such model.
     """
-    program, facts = _model(source, which, tier)
+    is_file = source.is_file() or (not source.is_dir() and source.suffix.removeprefix(".") in FORMATS)
+    # A module of a user's own may import others as late as when it is asked.
+    with looked_for_beside(source.parent) if is_file else modules_of(source):
+        return _predict(*(_exported(source, tier) if is_file else _of_run(source, which, tier)), folder)
+
+
+def _predict(program: Program, facts: Facts, folder: Path) -> list[Prediction]:
     if len(facts.input_shape) != 3 or facts.input_shape[0] not in MODES or facts.input_dtype == "int64":
         shape = "x".join(map(str, facts.input_shape))
         raise PredictError(
@@ -81,12 +87,13 @@ def predict(source: Path, folder: Path, *, which: Which = "best", tier: str | No
     return list(_predictions(files, program, facts))
 
 
-def _model(source: Path, which: Which, tier: str | None) -> tuple[Program, Facts]:
-    if source.is_file() or source.suffix.removeprefix(".") in FORMATS:
-        if tier is not None:
-            raise ExportError(f"{source} is one model: --tier is about the models of a run")
-        with looked_for_beside(source.parent):  # for the module of a user's own that its weights go into
-            return read_program(source)
+def _exported(source: Path, tier: str | None) -> tuple[Program, Facts]:
+    if tier is not None:
+        raise ExportError(f"{source} is one model: --tier is about the models of a run")
+    return read_program(source)
+
+
+def _of_run(source: Path, which: Which, tier: str | None) -> tuple[Program, Facts]:
     model, info = load_model(source, which, tier)
     facts = facts_of(info, "safetensors")
     return asked(with_preparation(model, facts)), facts

@@ -34,7 +34,7 @@ Scores = dict[str, list[float]]  # "devices, examples" -> delivered score by dra
 
 
 def scores_of(twin: str, seed: int) -> Scores:
-    """Train HeteroFL in its experiment's setting, and score the last model with statistics of so many devices."""
+    """Train HeteroFL in its experiment's setting but for the last round, and score the model with all choices."""
     found: Scores = {}
     with tempfile.TemporaryDirectory() as folder:
         given = read_experiment(HERE / f"{twin}.toml") | {"strategy": "heterofl", "seed": seed, "output-dir": folder}

@@ -245,6 +245,7 @@ def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_ha
         devices=40,
         devices_per_round=per_round,
         statistics_devices=key,
+        statistics_examples=7,
         evaluate_every=1,
         evaluate_tiers=False,
         rounds=1,
@@ -263,6 +264,7 @@ def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_ha
     monkeypatch.setattr(engine, "_statistics", seen)
     engine.run_round(simulated_grid(), 1, scorer)
     assert found == [asked]
+    assert engine.settings.statistics_examples == config.statistics_examples == 7
 
 
 def test_a_reply_lets_go_of_its_arrays_before_it_is_merged(tmp_path, monkeypatch):

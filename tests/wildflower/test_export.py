@@ -1,6 +1,8 @@
 """What is exported says what was scored, and is used without Wildflower."""
 
+import importlib
 import json
+import shutil
 import sys
 import textwrap
 from importlib.util import find_spec
@@ -24,6 +26,7 @@ from tests.small_run import METHODS, simulated_grid, small_config
 from wildflower import export as module
 from wildflower.command import app
 from wildflower.export import FORMATS, MAX_BATCH, Deployed, ExportError, Facts, export, facts_path, read_program
+from wildflower.predict import predict
 
 LEARNING = {"rounds": 2, "evaluate-every": 2, "local-steps": 10, "examples-per-device": 200}
 # ExecuTorch is large, and no part of what `make setup` installs: who has it tests it too.
@@ -254,9 +257,67 @@ def test_a_module_that_lay_beside_the_experiment_is_exported_as_it_was(run_of_an
 
 def test_a_module_that_changed_is_not_exported(run_of_an_own_module):
     run_dir, _ = run_of_an_own_module
-    (run_dir / "modules" / "own_export_parts.py").write_text("def middle(x):\n    return x\n")
-    with pytest.raises(ModelError, match=r"made again: own_export_parts from outside the project changed"):
+    copy = run_dir / "modules" / "own_export_parts.py"
+    copy.write_text("raise SystemExit('a copy that changed is not run')\n")
+    with pytest.raises(ModelError, match=r"made again: the copy .*own_export_parts\.py changed since the run began"):
         export(run_dir)
+
+
+def test_a_module_that_the_process_has_in_another_version_is_named(run_of_an_own_module, monkeypatch):
+    run_dir, mine = run_of_an_own_module
+    (mine / "own_export.py").write_text("Net = None\n")
+    monkeypatch.syspath_prepend(mine)
+    importlib.import_module("own_export")
+    try:
+        with pytest.raises(ModelError, match=r"this process has imported another version of 'own_export', .*: start"):
+            load_model(run_dir)
+    finally:
+        del sys.modules["own_export"]
+
+
+def test_a_package_is_kept_with_all_its_files_and_asked_when_it_imports_late(tmp_path):
+    package = tmp_path / "mine" / "own_package"
+    package.mkdir(parents=True)
+    (package / "size.txt").write_text("8")
+    (package / "late.py").write_text("import torch\n\nmiddle = torch.relu\n")
+    (package / "__init__.py").write_text(
+        textwrap.dedent("""
+            from pathlib import Path
+            from torch import nn
+
+            SIZE = int((Path(__file__).parent / "size.txt").read_text())
+
+            class Net(nn.Module):
+                def __init__(self, classes=10):
+                    super().__init__()
+                    self.first, self.last = nn.Linear(64, SIZE), nn.Linear(SIZE, classes)
+
+                def forward(self, x):
+                    from own_package.late import middle
+                    return self.last(middle(self.first(x.flatten(1))))
+        """)
+    )
+    keys = {"family": "own_package:Net", "strategy": "fedavg", "below_smallest": "smallest"}
+    with looked_for_beside(package.parent):
+        run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, **keys))
+    images = tmp_path / "images"
+    images.mkdir()
+    Image.new("L", (8, 8), 5).save(images / "a.png")
+    [of_run] = predict(run_dir, images)
+    weights = export(run_dir, file_format="safetensors", out=tmp_path / "taken" / "m.safetensors")
+    with pytest.raises(ExportError, match=r"there is no module 'own_package' in .*taken"):
+        predict(weights, images)
+    shutil.copytree(package, weights.parent / "own_package")
+    assert predict(weights, images) == [of_run]
+    (run_dir / "modules" / "own_package" / "late.py").write_text("raise SystemExit\n")
+    with pytest.raises(ModelError, match="own_package changed since the run began"):
+        export(run_dir)
+
+
+def test_an_export_of_an_earlier_version_has_its_facts_in_another_file(digits_run, tmp_path):
+    path = export(digits_run[0], out=tmp_path / "model.pt2")
+    facts_path(path).rename(tmp_path / "model.json")
+    assert read_program(path)[1].task == "digits"
 
 
 def test_the_command(digits_run, tmp_path):

@@ -78,8 +78,8 @@ def test_bounds_hold(a_run, images, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_IMAGES", 30)
     monkeypatch.setattr("tasks.images.MAX_PIXELS", 63)
     assert all(p.problem for p in predict(a_run[0], images))
-    facts = module._model(a_run[0], "best", None)[1].model_copy(update={"task": "text", "input_shape": [13]})
-    monkeypatch.setattr(module, "_model", lambda *which: (None, facts))
+    facts = module._of_run(a_run[0], "best", None)[1].model_copy(update={"task": "text", "input_shape": [13]})
+    monkeypatch.setattr(module, "_of_run", lambda *which: (None, facts))
     with pytest.raises(PredictError, match="reads 13 inputs, and `wildflower predict` is for models of images only"):
         predict(a_run[0], images)
 
