@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,12 +157,12 @@ def keep(names: Iterable[str], folder: Path) -> None:
     for module, path in _from_outside(names).items():
         if found.get(module) != path and path.parent != APP:
             continue
-        files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
-        for file in files:
-            if "__pycache__" not in file.parts:
-                target = folder / file.relative_to(path.parent)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(file.read_bytes())
+        folder.mkdir(exist_ok=True)
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+        else:  # whole: what does not travel may be read from the folder all the same
+            without = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(path, folder / path.name, ignore=without, dirs_exist_ok=True)
 
 
 def check_kept(folder: Path, expected: Mapping[str, str]) -> None:

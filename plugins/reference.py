@@ -64,6 +64,11 @@ def module_label(reference: str) -> str:
     return reference.partition(":")[0].rpartition(".")[2].replace("_", "-")
 
 
+def top_module(reference: str) -> str:
+    """The top-level module, a package or a file, that a reference is in."""
+    return reference.partition(":")[0].partition(".")[0]
+
+
 def is_loaded(reference: str) -> bool:
     """Whether a reference's module is imported already, so that looking at it runs no code."""
     return is_reference(reference) and reference.partition(":")[0] in sys.modules

@@ -22,7 +22,7 @@ from messages.masks import MIN_MEMBERS
 from models.family import FAMILIES, family_class
 from models.initial import checked_names
 from plugins.beside import digests, keep
-from plugins.reference import is_loaded, is_reference, module_label, one_sentence
+from plugins.reference import is_loaded, is_reference, module_label, one_sentence, top_module
 from server_app.keys import listed_keys, missing_keys
 from strategies import DEFAULT_METHOD, METHODS
 from strategies.method import Method
@@ -727,7 +727,7 @@ def keep_modules(config: RunConfig, folder: Path) -> None:
 
 
 def _modules_of(config: RunConfig) -> list[str]:
-    return [reference.partition(":")[0].partition(".")[0] for reference in config.references()]
+    return [top_module(reference) for reference in config.references()]
 
 
 def all_settings(strategy: str = "") -> dict[str, FieldInfo]:

@@ -27,7 +27,7 @@ from models.base import with_weights
 from models.family import make_family
 from models.layers import MeanOfExits
 from plugins.beside import check_kept, digests, looked_for_beside
-from plugins.reference import PluginError, is_reference
+from plugins.reference import PluginError, is_reference, top_module
 from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
 from server_app.journal import PLUGINS, JournalError, read_config, read_rounds, read_summary
@@ -254,7 +254,7 @@ def _plugins(run_dir: Path) -> Mapping[str, str]:
 def _check_same_modules(run_dir: Path, family: object) -> None:
     """Raise PluginError unless the modules that a family comes from, now imported, are those of the run's beginning."""
     before = _plugins(run_dir)
-    now = digests(reference.partition(":")[0].partition(".")[0] for reference in _references(family))
+    now = digests(map(top_module, _references(family)))
     if changed := [name for name, digest in now.items() if before.get(name, digest) != digest]:
         raise PluginError(f"{', '.join(changed)} from outside the project changed since the run began")
 

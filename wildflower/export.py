@@ -111,36 +111,25 @@ def export(
         ExportError: the format's library is not installed, or what was written says something else than the model.
     """
     with modules_of(run_dir):
-        return _export(run_dir, file_format, which, tier, architecture, out)
-
-
-def _export(
-    run_dir: Path,
-    file_format: Format,
-    which: Which,
-    tier: str | None,
-    architecture: Architecture | None,
-    out: Path | None,
-) -> Path:
-    model, info = load_model(run_dir, which, tier, architecture)
-    facts = facts_of(info, file_format)
-    name = f"{which}-{re.sub('[^A-Za-z0-9.]+', '-', tier) if tier else 'model'}"
-    path = run_dir / "export" / f"{name}.{file_format}" if out is None else out
-    if path.suffix != f".{file_format}":
-        raise ExportError(f"{path}: the name of a {file_format} file ends in .{file_format}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    deployed = with_preparation(model, facts)
-    data = (
-        safetensors.torch.save(_tensors(model))
-        if file_format == "safetensors"
-        else _WRITERS[file_format](deployed, facts)
-    )
-    for target, contents in ((path, data), (facts_path(path), facts.model_dump_json(indent=2).encode())):
-        beside = target.with_name(f".{target.name}.{os.getpid()}.part")
-        beside.write_bytes(contents)
-        os.replace(beside, target)
-    _compare(deployed, path, facts)
-    return path
+        model, info = load_model(run_dir, which, tier, architecture)
+        facts = facts_of(info, file_format)
+        name = f"{which}-{re.sub('[^A-Za-z0-9.]+', '-', tier) if tier else 'model'}"
+        path = run_dir / "export" / f"{name}.{file_format}" if out is None else out
+        if path.suffix != f".{file_format}":
+            raise ExportError(f"{path}: the name of a {file_format} file ends in .{file_format}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        deployed = with_preparation(model, facts)
+        data = (
+            safetensors.torch.save(_tensors(model))
+            if file_format == "safetensors"
+            else _WRITERS[file_format](deployed, facts)
+        )
+        for target, contents in ((path, data), (facts_path(path), facts.model_dump_json(indent=2).encode())):
+            beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+            beside.write_bytes(contents)
+            os.replace(beside, target)
+        _compare(deployed, path, facts)
+        return path
 
 
 def facts_path(path: Path) -> Path:

@@ -63,10 +63,14 @@ def predict(source: Path, folder: Path, *, which: Which = "best", tier: str | No
         PredictError: there are no images or too many, or the model does not read images.
         ModelError, ExportError: there is no such model.
     """
-    is_file = source.is_file() or (not source.is_dir() and source.suffix.removeprefix(".") in FORMATS)
-    # A module of a user's own may import others as late as when it is asked.
-    with looked_for_beside(source.parent) if is_file else modules_of(source):
-        return _predict(*(_exported(source, tier) if is_file else _of_run(source, which, tier)), folder)
+    # Modules are looked for until all is predicted: one of a user's own may import others as late as when it is asked.
+    if source.is_file() or (not source.is_dir() and source.suffix.removeprefix(".") in FORMATS):
+        if tier is not None:
+            raise ExportError(f"{source} is one model: --tier is about the models of a run")
+        with looked_for_beside(source.parent):
+            return _predict(*read_program(source), folder)
+    with modules_of(source):
+        return _predict(*_of_run(source, which, tier), folder)
 
 
 def _predict(program: Program, facts: Facts, folder: Path) -> list[Prediction]:
@@ -85,12 +89,6 @@ def _predict(program: Program, facts: Facts, folder: Path) -> list[Prediction]:
     if len(files) > MAX_IMAGES:
         raise PredictError(f"{folder} holds {len(files)} images: at most {MAX_IMAGES} at once")
     return list(_predictions(files, program, facts))
-
-
-def _exported(source: Path, tier: str | None) -> tuple[Program, Facts]:
-    if tier is not None:
-        raise ExportError(f"{source} is one model: --tier is about the models of a run")
-    return read_program(source)
 
 
 def _of_run(source: Path, which: Which, tier: str | None) -> tuple[Program, Facts]:
