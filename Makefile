@@ -27,7 +27,7 @@ lint: setup
 
 # Modules are compiled once, also where the environment says that nothing is to be kept: tests start many interpreters.
 test: lint
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # Real nodes: as processes of this machine, with every fault of the table in benchmarks/trust, then real containers,
 # networks and faults; needs docker, compose, root to fill disks, and where no image can be pulled debootstrap.
@@ -45,7 +45,8 @@ test-arm64: setup
 
 # Workers that share GPUs, on a machine where PyTorch sees one.
 test-gpu: setup
-	$(BIN)/pytest --exitfirst tests/gpu.py $(PYTEST_ARGS)
+	$(BIN)/pytest tests/gpu.py $(PYTEST_ARGS)
+	WILDFLOWER_BOARD_DEVICE=cuda $(BIN)/pytest tests/client_app/test_board_gpu.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

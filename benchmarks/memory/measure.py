@@ -183,10 +183,18 @@ def table(results: dict) -> str:
         *([f"Kept from an earlier run: {', '.join(kept)}."] if kept else []),
         "How it is measured stands at the top of `measure.py`.",
         "",
+        *table_rows(results["cases"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table_rows(cases: list[dict]) -> list[str]:
+    """The lines of the table in Markdown."""
+    lines = [
         "| family | size | batch | optimizer | predicted MB | measured MB | error |",
         "|---|---|---|---|---|---|---|",
     ]
-    for case in results["cases"]:
+    for case in cases:
         spec = case["family"]
         shape = "x".join(map(str, spec["input_shape"]))
         own = is_reference(spec["name"])  # of a function with arguments, which has no defaults
@@ -198,7 +206,7 @@ def table(results: dict) -> str:
             f"| {case['predicted_bytes'] / 1e6:.1f} | {case['measured_bytes'] / 1e6:.1f} "
             f"| {case['relative_error']:+.1%} |"
         )
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def main(*, default_allocator: bool, only: list[str]) -> None:

@@ -52,6 +52,8 @@ RATED = (
     "all-small",
     "all-large-momentum",
     "heterofl",
+    "fedrolex",
+    "fjord",
     "search-four-nested",
     "wildflower",
     "wildflower-momentum",
