@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from plugins.reference import is_reference
 from server_app.folders import file_written_whole
 from server_app.trackers import Tracker, TrackerError, finite, open_tracker
+from server_app.units import score_format
 from tasks.metrics import Scale, scale_of
 
 if TYPE_CHECKING:
@@ -247,6 +248,19 @@ class Summary(ScoreRecord):
         """What the scores mean."""
         return scale_of(self.metric, self.higher_is_better)
 
+    def delivered_note(self) -> str:
+        """What stands beside the delivered score: over how many evaluations it is, the last, and who is left out."""
+        parts, text = [], score_format(self.scale)
+        if (self.final_evaluations or 0) > 1 and self.last_delivered_score is not None:
+            last = text(self.last_delivered_score)
+            parts.append(f"mean of the last {self.final_evaluations} evaluations, the last {last}")
+        devices = self.delivered_devices or 0
+        if self.devices_without_model:
+            parts.append(f"{self.devices_without_model} of {devices} devices get none")
+        if self.devices_beyond_budget:
+            parts.append(f"{self.devices_beyond_budget} of {devices} devices get more than they afford")
+        return "; ".join(parts)
+
 
 AnyRecord = TypeVar("AnyRecord", RoundRecord, DeviceRecord)
 
@@ -388,7 +402,7 @@ class Journal:
 
 
 def _load_writers() -> None:
-    """Begin to load, beside the first round, what writes to TensorBoard and what every report contains.
+    """Begin to load, beside the first round, what writes to TensorBoard, and the report with its script.
 
     Raises ModuleNotFoundError where there is no TensorBoard: that should stop a run before its first round.
     """
@@ -398,6 +412,7 @@ def _load_writers() -> None:
     def load() -> None:
         import torch.utils.tensorboard  # noqa: F401
 
+        import server_app.report  # noqa: F401
         from server_app.pages import library
 
         library()

@@ -236,20 +236,6 @@ def _stopped(summary: Summary) -> list[Block]:
     return [Heading("What stopped the run"), Preformatted(summary.error)] if summary.error else []
 
 
-def delivered_note(summary: Summary) -> str:
-    """What must be known beside the delivered score: over how many evaluations it is, the last, and who is left out."""
-    parts, text = [], score_format(summary.scale)
-    if (summary.final_evaluations or 0) > 1 and summary.last_delivered_score is not None:
-        last = text(summary.last_delivered_score)
-        parts.append(f"mean of the last {summary.final_evaluations} evaluations, the last {last}")
-    devices = summary.delivered_devices or 0
-    if summary.devices_without_model:
-        parts.append(f"{summary.devices_without_model} of {devices} devices get none")
-    if summary.devices_beyond_budget:
-        parts.append(f"{summary.devices_beyond_budget} of {devices} devices get more than they afford")
-    return "; ".join(parts)
-
-
 def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> Cards:
     virtual = seconds_text(summary.simulated_seconds)
     outcomes = summary.devices_by_outcome
@@ -259,7 +245,7 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> C
     best = f"best {text(summary.best_score)} in round {summary.best_round}" if summary.best_score is not None else ""
     delivered = []
     if summary.delivered_score is not None:
-        delivered.append((f"Delivered {label}", text(summary.delivered_score), delivered_note(summary)))
+        delivered.append((f"Delivered {label}", text(summary.delivered_score), summary.delivered_note()))
     if summary.worst_tier is not None and summary.worst_tier_score is not None:
         delivered.append(("Worst tier", text(summary.worst_tier_score), summary.worst_tier))
     if summary.worst_device is not None and summary.worst_device_score is not None:

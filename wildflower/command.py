@@ -81,8 +81,10 @@ def run(
     gc.disable()
     from rich.console import Console
 
+    import server_app.app  # noqa: F401 - what a run stands on, torch above all
     from wildflower.experiment import Deployment, run_experiment
 
+    gc.freeze()  # else the first collection goes through all of them, for two tenths of a second
     gc.enable()
     deployment = None
     if superlink is not None:

@@ -35,7 +35,6 @@ from server_app.journal import (
     read_rounds,
     read_summary,
 )
-from server_app.report import delivered_note
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
@@ -607,7 +606,7 @@ def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, st
     label, text = summary.scale.label, score_format(summary.scale)
     if summary.delivered_score is not None:
         row(f"delivered {label}", text(summary.delivered_score))
-        if note := delivered_note(summary):
+        if note := summary.delivered_note():
             row("", note)
     for tier, score in (summary.delivered_score_by_tier or {}).items():
         row(f"  tier {tier}", f"{text(score)}{' (worst)' if tier == summary.worst_tier else ''}")
