@@ -137,6 +137,17 @@ def test_a_pool_that_trains_has_pytorchs_bits(shape, layout, by_slices, ties):
         assert torch.equal(ours, pytorchs)
 
 
+def test_a_pool_gives_back_a_gradient_that_lies_as_its_input():
+    """PyTorch's way back is slow for a gradient that lies otherwise, as that of a flattened output does."""
+    x = torch.randn(4, 16, 46, 46).contiguous(memory_format=torch.channels_last).requires_grad_()
+    maxima = HalvingMaxPool()(x)
+    seen = []
+    maxima.grad_fn.register_prehook(lambda gradients: seen.append(gradients[0]))
+    maxima.flatten(1).square().sum().backward()
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert not seen[0].is_contiguous()
+
+
 def test_a_pool_whose_input_takes_no_gradient_is_pytorchs():
     x = torch.randn(4, 16, 46, 46)
     assert torch.equal(HalvingMaxPool()(x), nn.functional.max_pool2d(x, 2))
@@ -144,8 +155,9 @@ def test_a_pool_whose_input_takes_no_gradient_is_pytorchs():
         assert torch.equal(HalvingMaxPool()(x.requires_grad_()), nn.functional.max_pool2d(x, 2))
 
 
-def test_a_layer_behind_the_pool_may_work_in_place():
-    x = torch.randn(4, 16, 46, 46, requires_grad=True)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_layer_behind_the_pool_may_work_in_place(layout):
+    x = torch.randn(4, 16, 46, 46).contiguous(memory_format=layout).requires_grad_()
     nn.Sequential(HalvingMaxPool(), nn.ReLU(inplace=True))(x).sum().backward()
     y = x.detach().clone().requires_grad_()
     nn.functional.max_pool2d(y, 2).relu().sum().backward()
