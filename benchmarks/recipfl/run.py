@@ -27,6 +27,8 @@ METHODS = {
     # A federation of the large model and one of the small model.
     "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
     "exclusive-both": ["strategy=fedavg", "fedavg.use=affordable", "both-models=true"],
+    # "clustered": the first convolution is the mean over all devices, the other layers over those with the same model.
+    "flexifed": ["strategy=flexifed"],
     # The narrow cut has 5,692 parameters, the small model of the others 5,593.
     "heterofl": ["strategy=heterofl", "family=lenet5", "family-arguments=", "widths=1, 0.33", "both-models=true"],
     "depthfl": [*DEPTHFL, EXITS],
