@@ -9,15 +9,16 @@ JOBS ?= 3
 
 setup: $(VENV)/installed
 
-# constraints.txt holds the versions that this release was tested with.
+# constraints.txt holds the versions that this release was tested with. Modules are compiled when they are first
+# imported: to compile all that is installed takes over a minute.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Wildflower needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,text,privacy,export,dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[server,text,privacy,export,dev]'
 	touch $@
 
 demo: setup
-	$(BIN)/wildflower run benchmarks/demo/digits.toml
+	PYTHONDONTWRITEBYTECODE= $(BIN)/wildflower run benchmarks/demo/digits.toml
 
 lint: setup
 	$(BIN)/ruff check .
