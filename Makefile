@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Compiled modules are kept, also where the environment says that nothing is to be: tests start many interpreters.
+export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
@@ -18,7 +20,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	PYTHONDONTWRITEBYTECODE= $(BIN)/wildflower run benchmarks/demo/digits.toml
+	$(BIN)/wildflower run benchmarks/demo/digits.toml
 
 lint: setup
 	$(BIN)/ruff check .
@@ -26,9 +28,9 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Modules are compiled once, also where the environment says that nothing is to be kept: tests start many interpreters.
+# GPUs are left alone: test-gpu is for them.
 test: lint
-	CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 # Real nodes: as processes of this machine, with every fault of the table in benchmarks/trust, then real containers,
 # networks and faults; needs docker, compose, root to fill disks, and where no image can be pulled debootstrap.
