@@ -15,6 +15,7 @@ from typing import IO, NoReturn
 import psutil
 
 from wildflower.ending import run_and_leave
+from wildflower.starting import loading_modules
 
 GRACE_SECONDS = 20.0  # in which a run ends by itself once it is interrupted
 
@@ -75,9 +76,10 @@ def _main(parent: int, experiment: Path, overrides: Sequence[str]) -> NoReturn:
 
     end_with(parent, signal.SIGTERM)  # which the command takes as Ctrl-C
 
-    from rich.console import Console
+    with loading_modules():
+        from rich.console import Console
 
-    from wildflower.experiment import run_experiment
+        from wildflower.experiment import run_experiment
 
     sys.exit(run_experiment(experiment, overrides, None, Console()))
 

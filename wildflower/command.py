@@ -1,6 +1,5 @@
 """The command `wildflower`. Everything heavy is imported by the subcommand that needs it, so that --help is quick."""
 
-import gc
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from wildflower.ending import run_and_leave
+from wildflower.starting import loading_modules
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,15 +77,11 @@ def run(
 
     The exit code is 0 when the run finished, 1 when it failed and 130 when it was stopped.
     """
-    # Modules stay. To look for garbage while they are loaded takes half a second and finds hardly any.
-    gc.disable()
-    from rich.console import Console
+    with loading_modules():
+        from rich.console import Console
 
-    import server_app.app  # noqa: F401 - what a run stands on, torch above all
-    from wildflower.experiment import Deployment, run_experiment
+        from wildflower.experiment import Deployment, run_experiment
 
-    gc.freeze()  # else the first collection goes through all of them, for two tenths of a second
-    gc.enable()
     deployment = None
     if superlink is not None:
         if insecure == (root_certificates is not None):

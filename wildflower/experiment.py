@@ -40,6 +40,7 @@ from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
 from wildflower.local import local_server, prepare_to_fork, told_later
 from wildflower.settings import SettingsError, beside, place, resolve, write_toml
+from wildflower.starting import loading_modules
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -102,7 +103,9 @@ def _run(
     deployment: Deployment | None,
     modules: Mapping[str, Path],
 ) -> int:
-    from server_app.config import digests_of
+    with loading_modules():  # what a run stands on, torch above all
+        import server_app.app  # noqa: F401
+        from server_app.config import digests_of
 
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
     local = deployment is None and config.engine == "local"

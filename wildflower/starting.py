@@ -1,0 +1,22 @@
+"""How the processes of the command start."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def loading_modules() -> Iterator[None]:
+    """For the time of a `with` block that imports modules, no garbage is looked for, and never among them later.
+
+    Modules stay. To go through torch's again and again while they are loaded takes more than half a second, and the
+    first collection afterwards two tenths.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
