@@ -11,12 +11,13 @@ JOBS ?= 3
 
 setup: $(VENV)/installed
 
-# constraints.txt holds the versions that this release was tested with. Modules are compiled when they are first
-# imported: to compile all that is installed takes over a minute.
+# constraints.txt holds the versions that this release was tested with. To compile all modules that are installed takes
+# over a minute: those of a run are compiled here, others when they are first imported.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Wildflower needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[server,text,privacy,export,dev]'
+	$(BIN)/python -c 'import server_app.app, server_app.report, torch.utils.tensorboard, wildflower.experiment'
 	touch $@
 
 demo: setup
@@ -46,10 +47,10 @@ test-guides: setup
 test-arm64: setup
 	$(BIN)/pytest --exitfirst tests/compose/arm64.py $(PYTEST_ARGS)
 
-# Workers that share GPUs, on a machine where PyTorch sees one.
+# Methods, memory, workers and the trainer of a board's GPU, on a machine where PyTorch sees a GPU.
 test-gpu: setup
 	$(BIN)/pytest tests/gpu.py $(PYTEST_ARGS)
-	WILDFLOWER_BOARD_DEVICE=cuda $(BIN)/pytest tests/client_app/test_board_gpu.py $(PYTEST_ARGS)
+	NVIDIA_TF32_OVERRIDE=0 WILDFLOWER_BOARD_DEVICE=cuda $(BIN)/pytest tests/client_app/test_board_gpu.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -103,11 +103,13 @@ def _run(
     deployment: Deployment | None,
     modules: Mapping[str, Path],
 ) -> int:
-    with loading_modules():  # what a run stands on, torch above all
-        import server_app.app  # noqa: F401
+    with loading_modules():  # torch above all
         from server_app.config import digests_of
 
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
+    if config.fleet:
+        with loading_modules():  # what the run is built with
+            import server_app.app  # noqa: F401
     local = deployment is None and config.engine == "local"
     app_dir = _code_here(app_dir) if local else find_app(app_dir)
     check_folder(run_dir, config.resume)

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading_modules() -> Iterator[None]:
-    """For the time of a `with` block that imports modules, no garbage is looked for, and never among them later.
+    """For the time of a `with` block that imports modules, no garbage is looked for, and not among them afterwards.
 
-    Modules stay. To go through torch's again and again while they are loaded takes more than half a second, and the
-    first collection afterwards two tenths.
+    Modules stay. To go through torch's again and again while they are loaded takes half a second, and the first
+    collection afterwards two tenths.
     """
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_on:
+            gc.enable()

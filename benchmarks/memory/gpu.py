@@ -5,8 +5,8 @@
 The cases are those of measure.py, one after the other in one process. Measured is what `client_app.memory` measures for
 a device: the most that was allocated during two steps, above what was allocated before the model was built. What CUDA
 and its libraries take for themselves, 900 MB per process, is not in it, as PyTorch's code is not on a processor. Each
-case is then trained again with what was predicted as the limit of a work order: cuDNN, which takes room for faster
-convolutions where there is some, does without it then.
+case is then trained again under the limit of a work order, which is what was predicted and 64 MiB: cuDNN, which takes
+room for faster convolutions where there is some, does without it then.
 
 Writes results-gpu.json and results-gpu.md beside this file.
 """
@@ -103,8 +103,8 @@ if __name__ == "__main__":
         f"Command: `{report['command']}`. PyTorch {report['torch']}, {report['gpu']}, {len(found)} cases:",
         f"median error {report['median_error']:.1%}, worst {report['worst_error']:.1%}",
         "(of the absolute values; a positive error is a prediction above the measurement).",
-        f"{sum(case['trains_within_prediction'] for case in found)} of them train under the limit that a work order of",
-        "the predicted bytes sets. How it is measured stands at the top of `gpu.py`.",
+        f"{sum(case['trains_within_prediction'] for case in found)} of them train under the limit of a work order,",
+        "which is the prediction and 64 MiB. How it is measured stands at the top of `gpu.py`.",
         "",
     ]
     (HERE / "results-gpu.md").write_text("\n".join([*head, *table_rows(found)]) + "\n")

@@ -6,7 +6,7 @@
 per round, each of five steps of ten images of 32x32, and ResNet-18 with 10 devices of as many. A round's seconds are
 those of the middle rounds in the median. Memory is the most that nvidia-smi shows above what it shows before the run.
 
-Writes gpu.json beside this file, and the table in README.md. What gpu.json has is not run again.
+Writes gpu.json beside this file, and the table in README.md. What gpu.json has of the same machine is not run again.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,14 @@ def run(settings: tuple[str, ...], *, rounds: int, workers: int, gpu: bool, data
         while not over.wait(0.2):
             most = max(most, used_bytes())
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        environment = os.environ if gpu else os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    finally:
-        over.set()
-        watcher.join()
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "0" if gpu else ""}
+    with ThreadPoolExecutor() as pool:
+        watching = pool.submit(watch)
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        finally:
+            over.set()
+        watching.result()
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     took = [r["wall_seconds"] for r in rounds_of(folder / "run")]
@@ -70,14 +71,24 @@ def run(settings: tuple[str, ...], *, rounds: int, workers: int, gpu: bool, data
     }
 
 
-def write(found: list[dict[str, Any]]) -> None:
-    """gpu.json, and the table in README.md between its two marks."""
-    machine = {
+def this_machine() -> dict[str, Any]:
+    """What figures are of."""
+    return {
         "gpu": torch.cuda.get_device_name(),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
     }
+
+
+def recorded(machine: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs in gpu.json where they are of this machine; else none, since figures of two say nothing together."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return known["runs"] if known.get("machine") == machine else []
+
+
+def write(machine: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    """gpu.json, and the table in README.md between its two marks."""
     RESULTS.write_text(json.dumps({"machine": machine, "runs": found}, indent=1) + "\n")
     heads = ["task", "workers", "a round on the GPU, s", "on processors, s", "first round on the GPU, s"]
     rows = []
@@ -102,7 +113,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     arguments = parser.parse_args()
-    runs: list[dict[str, Any]] = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    here = this_machine()
+    runs = recorded(here)
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         data = Path(folder) / "data"
         write_copy(data, train=IMAGES, test=100)
@@ -116,4 +128,4 @@ if __name__ == "__main__":
                     took = run(settings, rounds=rounds, workers=workers, gpu=gpu, data=data, folder=into)
                     runs.append(which | took)
                     print(json.dumps(runs[-1]), flush=True)
-                    write(runs)
+                    write(here, runs)

@@ -56,8 +56,8 @@ from wildflower.devices import own_report
 
 BOARD = os.environ.get("WILDFLOWER_BOARD_DEVICE", "cpu")
 ITS_NAME = "cpu" if BOARD == "cpu" else torch.cuda.get_device_name()
-# A GPU rounds products of convolutions to TF32 where PyTorch lets it.
-LOOSER = 1 if BOARD == "cpu" else 300
+# A GPU adds up in another order. `make test-gpu` forbids it TF32, which would be a hundred times as far off.
+LOOSER = 1 if BOARD == "cpu" else 10
 TRAINER = Path(__file__).parents[2] / "deploy" / "jetson" / "gpu_trainer.py"
 SMALL = (1, 16, 16)
 EXITS = Cnn3(input_shape=SMALL, exits=(1, 2, 3))
