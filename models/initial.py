@@ -265,8 +265,12 @@ def _read(file: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        why = str(error).strip().splitlines()[0]
+        why = (str(error).strip().splitlines() or ["it is no file of torch.save"])[0]
         raise ValueError(f"{file} cannot be read as weights only: {why}; save its state_dict() to a file") from None
+    except (LookupError, AttributeError, TypeError):  # what the bytes of a text or of anything else lead to
+        raise ValueError(
+            f"{file} cannot be read as weights only: it is no file of torch.save; save its state_dict() to a file"
+        ) from None
     return _state(file, content)
 
 

@@ -40,13 +40,19 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Run:
-    """What is compared of one run; `row` is what its group is called, if whoever asked has a name for it."""
+    """What is compared of one run.
+
+    Attributes:
+        row: what its group is called, if whoever asked has a name for it.
+        finished_rounds: how many its summary.json has, where there is one.
+    """
 
     name: str
     config: dict[str, object]
     rounds: list[RoundRecord]
     summary: Summary
     row: str = ""
+    finished_rounds: int | None = None
 
     @property
     def experiment(self) -> dict[str, object]:
@@ -200,7 +206,8 @@ def _load(run_dir: Path, row: str) -> Run:
     written = read_summary(run_dir)
     # Summaries of earlier versions have other final figures: all are made anew from the rounds.
     summary = summarize(run_dir, written.status if written else "unfinished", None)
-    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, row)
+    finished_rounds = None if written is None else written.rounds
+    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, row, finished_rounds)
 
 
 def _replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
@@ -211,6 +218,8 @@ def _replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
         key = run.identity, run.seed
         if run.summary.status != "finished":
             left_out.append((run.name, f"{run.summary.status} after {run.summary.rounds} rounds"))
+        elif run.finished_rounds != len(run.rounds):
+            left_out.append((run.name, f"short of rounds: rounds.jsonl has {len(run.rounds)} of {run.finished_rounds}"))
         elif key in found:
             left_out.append((run.name, f"of the same settings and seed as {found[key].name}"))
         else:

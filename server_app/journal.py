@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # What a resumed run may change without becoming another experiment: where things lie, and how far and how fast it goes.
 # Tasks whose data set is what the folder holds; those of named data sets may lie anywhere.
-DATA_OF_A_FOLDER = ("idx", "npz")
+DATA_OF_A_FOLDER = ("idx", "npz", "images", "table", "text")
 MAY_CHANGE_ON_RESUME = frozenset(
     {"resume", "resume-from", "keep-checkpoints", "tracker", "rounds", "workers", "engine", "output-dir", "data-dir"}
     | {"evaluate-every", "personal-every", "personal-from"}

@@ -187,7 +187,8 @@ def plan(
 ) -> list[Planned]:
     """The runs of a sweep, each checked before any is started: all with one seed, then all with the next one.
 
-    Raises SettingsError for settings that no run can start with, and where a folder holds a run of other settings.
+    Raises SettingsError for settings that no run can start with, where a folder holds a run of other settings, and
+    where two runs would have one folder.
     """
     given = _keys(overrides)
     own_keys = {"the grid": set(grid)} | {f"row {row.name}": _keys(row.overrides) for row in rows}
@@ -214,7 +215,7 @@ def plan(
     if len(wanted) > MAX_RUNS:
         raise SettingsError(f"{len(wanted)} runs: a sweep has at most {MAX_RUNS}")
     whole = "the sweep's settings"
-    planned = []
+    planned: list[Planned] = []
     for seed, row, combination in wanted:
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
         own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
@@ -222,6 +223,11 @@ def plan(
             own.insert(0, f"workers={max(1, cpu_cores() // jobs)}")
         settings = resolve(experiment, own, given_in=f"{whole} (row {row.name})" if row.name else whole)
         config, run_dir = place(settings.config, Path.cwd(), datetime.now())
+        if any(other.run_dir == run_dir for other in planned):
+            raise SettingsError(
+                f"two runs of the sweep would have the folder {name!r}, because names of folders have letters, digits "
+                "and . , = + - _ only: write one of their values otherwise"
+            )
         if is_run(run_dir):
             try:
                 check_resumable(run_dir, config.to_dict() | {"resume": True})

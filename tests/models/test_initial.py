@@ -152,6 +152,10 @@ def test_a_file_that_is_none_and_a_folder_without_weights_are_errors(tmp_path):
     torch.save({"model": torch.nn.Linear(2, 2)}, tmp_path / "pickled.pth")
     with pytest.raises(ValueError, match="cannot be read as weights only"):
         load_initial(tmp_path / "pickled.pth", FAMILY)
+    for content in (b"", b"hello", b"<html>", bytes(range(256))):
+        (tmp_path / "other.pth").write_bytes(content)
+        with pytest.raises(ValueError, match="cannot be read as weights only"):
+            load_initial(tmp_path / "other.pth", FAMILY)
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ValueError, match="holds no state dict"):
         load_initial(tmp_path / "list.pth", FAMILY)

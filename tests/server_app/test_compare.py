@@ -104,6 +104,17 @@ def test_what_is_not_finished_or_there_twice_is_left_out_and_said(tmp_path):
         compare([tmp_path / "stopped"])
 
 
+def test_a_finished_run_that_lost_rounds_is_left_out(tmp_path):
+    whole, cut = a_run(tmp_path / "whole", [0.2, 0.4], seed=1), a_run(tmp_path / "cut", [0.6, 0.8], seed=2)
+    journal = tmp_path / "cut" / "rounds.jsonl"
+    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
+    comparison = compare([whole, cut])
+    assert rows_of(comparison, "Left out") == [{"run": "cut", "why": "short of rounds: rounds.jsonl has 1 of 2"}]
+    journal.write_text("")
+    with pytest.raises(JournalError, match=r"finished: cut is short of rounds: rounds\.jsonl has 0 of 2"):
+        compare([cut])
+
+
 def test_rows_are_called_after_the_method_and_what_differs_in_it(tmp_path):
     fedavg = {"strategy": "fedavg"}
     runs = [

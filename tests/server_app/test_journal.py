@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from server_app.journal import (
+    DATA_OF_A_FOLDER,
     Journal,
     JournalError,
     RoundRecord,
@@ -19,6 +20,7 @@ from server_app.journal import (
 )
 from server_app.report import write_report
 from tasks.metrics import Scale
+from tasks.task import TASKS
 
 
 def test_config_holds_the_resolved_configuration_versions_and_seed(tmp_path):
@@ -175,7 +177,12 @@ def test_resume_with_another_configuration_is_an_error(tmp_path):
         Journal.open(tmp_path, CONFIG | {"learning-rate": 0.2}, resume=True)
 
 
-@pytest.mark.parametrize("task", ["digits", "idx", "npz"])
+def test_data_of_users_are_what_their_folder_holds():
+    of_users = {name for name, kind in TASKS.items() if kind.own is not None}
+    assert of_users | {"idx"} == set(DATA_OF_A_FOLDER)
+
+
+@pytest.mark.parametrize("task", ["digits", "idx", "npz", "images", "table", "text"])
 def test_another_folder_is_another_data_set_where_the_folder_is_the_data_set(task, tmp_path):
     here, there = CONFIG | {"task": task, "data-dir": "here"}, CONFIG | {"task": task, "data-dir": "there"}
     Journal.open(tmp_path, here, resume=False)

@@ -230,6 +230,13 @@ def test_settings_that_no_run_can_start_with_are_said_before_any_is_started(fold
     assert not (folder / "out").exists()
 
 
+def test_values_whose_folders_would_have_one_name_are_refused(folder, runs):
+    done = swept(folder, "--seeds", "1", "--grid", "data-dir=p/q,p_q")
+    assert done.exit_code == 1
+    assert "two runs of the sweep would have the folder 'data-dir=p_q,seed=1'" in " ".join(done.output.split())
+    assert runs.asked == []
+
+
 def test_a_folder_with_runs_of_other_settings_is_refused(folder, runs):
     assert swept(folder, "--seeds", "1").exit_code == 0
     done = swept(folder, "--seeds", "1", "--set", "batch-size=7")
