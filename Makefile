@@ -48,9 +48,10 @@ test-arm64: setup
 	$(BIN)/pytest --exitfirst tests/compose/arm64.py $(PYTEST_ARGS)
 
 # Methods, memory, workers and the trainer of a board's GPU, on a machine where PyTorch sees a GPU.
+test-gpu: export NVIDIA_TF32_OVERRIDE = 0
 test-gpu: setup
 	$(BIN)/pytest tests/gpu.py $(PYTEST_ARGS)
-	NVIDIA_TF32_OVERRIDE=0 WILDFLOWER_BOARD_DEVICE=cuda $(BIN)/pytest tests/client_app/test_board_gpu.py $(PYTEST_ARGS)
+	WILDFLOWER_BOARD_DEVICE=cuda $(BIN)/pytest tests/client_app/test_board_gpu.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -1,6 +1,7 @@
 """Devices and workers that train on a GPU. Not part of `make test`: `make test-gpu` names this file, where CUDA is.
 
-Whether a GPU computes the same bits twice depends on its kernels, so that runs are compared within a tolerance.
+`make test-gpu` also forbids TF32, which rounds the inputs of convolutions. Whether a GPU computes the same bits twice
+depends on its kernels, so that runs are compared within a tolerance.
 """
 
 import json
@@ -8,9 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-
-# CUDA's libraries round what goes into products to 10 bits otherwise, where PyTorch lets them.
-os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 import pytest
 import torch
@@ -84,7 +82,7 @@ def test_every_method_learns_on_a_gpu_what_it_learns_on_a_processor(
 ) -> None:
     """Also what runs on the server: ensembles, hypernetworks, distillation. A method without a state is only run.
 
-    Nothing is dropped out, because a GPU draws other numbers.
+    Dropout is off, because a GPU draws other random numbers.
     """
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda inputs, *_: inputs)
     on_gpu = final_state(tmp_path / "gpu", ALL_METHODS[method])

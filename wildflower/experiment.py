@@ -107,9 +107,6 @@ def _run(
         from server_app.config import digests_of
 
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
-    if config.fleet:
-        with loading_modules():  # what the run is built with
-            import server_app.app  # noqa: F401
     local = deployment is None and config.engine == "local"
     app_dir = _code_here(app_dir) if local else find_app(app_dir)
     check_folder(run_dir, config.resume)
@@ -223,7 +220,8 @@ def check_buildable(config: "RunConfig") -> "tuple[Engine, Scorer | None]":
 
     A method from outside is begun and rehearsed too, on an engine of its own.
     """
-    from server_app.app import agreed_data, build, run_folder, start
+    with loading_modules():
+        from server_app.app import agreed_data, build, run_folder, start
 
     try:
         own = agreed_data(None, config, run_folder(config)) if config.resume else None

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def loading_modules() -> Iterator[None]:
-    """For the time of a `with` block that imports modules, no garbage is looked for, and not among them afterwards.
+    """Switch garbage collection off for a `with` block that imports modules; afterwards it passes over what is there.
 
-    Modules stay. To go through torch's again and again while they are loaded takes half a second, and the first
-    collection afterwards two tenths.
+    Modules are never garbage. Collections while torch is loaded take half a second together, and the first one
+    afterwards would take two tenths.
     """
     was_on = gc.isenabled()
     gc.disable()

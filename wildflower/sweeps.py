@@ -225,8 +225,8 @@ def plan(
         config, run_dir = place(settings.config, Path.cwd(), datetime.now())
         if any(other.run_dir == run_dir for other in planned):
             raise SettingsError(
-                f"two runs of the sweep would have the folder {name!r}, because names of folders have letters, digits "
-                "and . , = + - _ only: write one of their values otherwise"
+                f"two runs of the sweep would have the folder {name!r}, because the name of a run's folder keeps "
+                "letters, digits and . , = + - _ alone: change one of the two values"
             )
         if is_run(run_dir):
             try:

@@ -19,51 +19,33 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from benchmarks.memory.measure import STEPS, cases, make_optimizer, table_rows
+from benchmarks.memory.measure import STEPS, cases, table_rows, train
 from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit
 from models.architecture import Architecture
 from models.cost import cost
-from models.family import Family, make_family
+from models.family import make_family
 
 HERE = Path(__file__).parent
-
-
-def train(family: Family, arch: Architecture, batch_size: int, optimizer: str, device: torch.device) -> None:
-    """Two steps on random data."""
-    model = family.build(arch).to(device).train()
-    optim = make_optimizer(optimizer, model)
-    if family.input_dtype == torch.int64:
-        inputs = torch.randint(2, family.classes, (batch_size, *family.input_shape), device=device)
-    else:
-        inputs = torch.rand(batch_size, *family.input_shape, device=device)
-    labels = torch.randint(family.classes, (batch_size,), device=device)
-    for _ in range(STEPS):
-        optim.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optim.step()
 
 
 def measure(case: dict, device: torch.device) -> dict:
     """The case with what was predicted and measured."""
     family, arch = make_family(case["family"]), Architecture.from_json(case["architecture"])
-    train(family, family.smallest(), 2, case["optimizer"], device)  # takes the libraries' workspaces
+    batch_size, optimizer = case["batch_size"], case["optimizer"]
+    train(family, family.smallest(), 2, optimizer, STEPS, device)  # takes the libraries' workspaces
     gc.collect()
     meter = MemoryMeter(device)
-    train(family, arch, case["batch_size"], case["optimizer"], device)
+    training = partial(train, family, arch, batch_size, optimizer, STEPS, device)
+    training()
     measured = meter.peak_bytes()
-    predicted = cost(
-        family, arch, batch_size=case["batch_size"], optimizer=case["optimizer"]
-    ).peak_training_memory_bytes
+    predicted = cost(family, arch, batch_size=batch_size, optimizer=optimizer).peak_training_memory_bytes
     return {
         **case,
         "predicted_bytes": predicted,
         "measured_bytes": measured,
         "relative_error": round(predicted / measured - 1, 4),
-        "trains_within_prediction": trains_within(
-            predicted, partial(train, family, arch, case["batch_size"], case["optimizer"], device), device
-        ),
+        "trains_within_prediction": trains_within(predicted, training, device),
     }
 
 

@@ -37,6 +37,7 @@ from models.cost import cost
 from models.family import Family, make_family
 from plugins.reference import is_reference
 
+CPU = torch.device("cpu")
 STEPS = 2  # the optimizer's state is there in the second one
 HERE = Path(__file__).parent
 COMMAND = "python -m benchmarks.memory.measure"
@@ -75,15 +76,17 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     raise ValueError(name)
 
 
-def train(family: Family, arch: Architecture, batch_size: int, optimizer: str, steps: int) -> None:
-    model = family.build(arch).train()
+def train(
+    family: Family, arch: Architecture, batch_size: int, optimizer: str, steps: int, device: torch.device = CPU
+) -> None:
+    model = family.build(arch).to(device).train()
     optim = make_optimizer(optimizer, model)
     if family.input_dtype == torch.int64:
         # No padding token among them, which is 0 or 1.
-        inputs = torch.randint(2, family.classes, (batch_size, *family.input_shape))
+        inputs = torch.randint(2, family.classes, (batch_size, *family.input_shape), device=device)
     else:
-        inputs = torch.rand(batch_size, *family.input_shape)
-    labels = torch.randint(family.classes, (batch_size,))
+        inputs = torch.rand(batch_size, *family.input_shape, device=device)
+    labels = torch.randint(family.classes, (batch_size,), device=device)
     for _ in range(steps):
         optim.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(model(inputs), labels)
