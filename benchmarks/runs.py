@@ -22,7 +22,7 @@ def trained_method(run: Path) -> tuple[SubModelMethod, Engine, RunConfig]:
     Raises:
         ValueError: the method has no global model.
     """
-    config = RunConfig.from_run_config(json.loads((run / "config.json").read_text())["config"])
+    config = config_of(run)
     engine, _ = build(config)
     method = engine.method
     if not isinstance(method, SubModelMethod):
@@ -31,6 +31,11 @@ def trained_method(run: Path) -> tuple[SubModelMethod, Engine, RunConfig]:
     engine.load(saved.state)
     method.round = saved.round
     return method, engine, config
+
+
+def config_of(run: Path) -> RunConfig:
+    """What a run is made with."""
+    return RunConfig.from_run_config(json.loads((run / "config.json").read_text())["config"])
 
 
 def digest_of(settings: Any) -> str:

@@ -1,10 +1,12 @@
-"""Studies: a table of methods, each a row of `wildflower sweep`, and the figures of its runs that are kept.
+"""Studies: tables whose rows are those of `wildflower sweep`, and the figures of runs that are kept.
 
 results.json, beside the experiment file, holds what the table in README.md needs of every finished run. What it has is
 not run again unless the settings of its row changed, so that a study goes on on another machine. Settings are those of
 the experiment and of its methods: whoever changes a default, or what a method does, takes its figures out of
 results.json.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -15,6 +17,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rich.console import Console
@@ -47,98 +50,8 @@ COSTS = (
 Figures = dict[str, dict]  # of one method: seed -> figures
 
 
-@dataclass(frozen=True)
-class Study:
-    """A table.
-
-    experiment: the experiment file that all methods share; results.json, README.md and the table lie beside it.
-    methods: name -> the settings beside those of the experiment.
-    once: beginnings of the names of methods that run with the first seed only.
-    target: the method whose final accuracy the others are timed to reach.
-    general: whether accuracies on the task's test set are shown; they are not comparable where a method has no model
-        for all devices.
-    tiers: whether every tier of the fleet has a column.
-    part: of the server's work whose seconds per round have a column.
-    costs: whether what training costs a device has columns.
-    places: what stands in settings for something that lies elsewhere on each machine -> what finds it. The digest, and
-        so what is recorded, has what stands for it.
-    """
-
-    experiment: Path
-    methods: dict[str, list[str]]
-    once: tuple[str, ...] = ()
-    target: str = ""
-    general: bool = True
-    tiers: bool = True
-    part: str = ""
-    costs: bool = False
-    places: Mapping[str, Callable[[], str]] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Of the folder of its runs, and of its table where a README holds several."""
-        return f"{self.experiment.parent.name}_{self.experiment.stem}".removesuffix("_table")
-
-    @property
-    def runs(self) -> Path:
-        """Where its runs lie."""
-        return self.experiment.parents[2] / "runs" / self.name
-
-    @property
-    def results(self) -> Path:
-        """The file of figures."""
-        name = "results" if self.experiment.stem == "table" else f"results-{self.experiment.stem}"
-        return self.experiment.parent / f"{name}.json"
-
-    def digest(self, method: str) -> str:
-        """Of a method's settings, with the contents of the TOML files that they name.
-
-        Defaults are not in it, and of what comes with the project, such as a fleet that is set by its name, only names.
-        """
-        settings = {"": tomllib.loads(self.experiment.read_text())}
-        for setting in self.methods[method]:
-            key, _, value = setting.partition("=")
-            settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}
-        return digest_of(settings)
-
-    def lacking(self, methods: Sequence[str], seeds: Sequence[int]) -> list[Row]:
-        """What is to be run: the methods with the seeds of which results.json has no figures.
-
-        A row's name ends with the digest of its settings: where they changed, its runs are other ones.
-        """
-        rows = []
-        for method, figures in self.known().items():
-            of = seeds
-            if method.startswith(self.once):
-                of = [] if figures else seeds[:1]
-            missing = tuple(seed for seed in of if str(seed) not in figures)
-            if method in methods and missing:
-                rows.append(Row(f"{method}.{self.digest(method)}", self._here(method), missing))
-        return rows
-
-    def _here(self, method: str) -> tuple[str, ...]:
-        """A method's settings, with the places of this machine."""
-        settings = tuple(self.methods[method])
-        for place, find in self.places.items():
-            if any(place in setting for setting in settings):
-                settings = tuple(setting.replace(place, find()) for setting in settings)
-        return settings
-
-    def known(self) -> dict[str, Figures]:
-        """The figures in results.json that are of today's settings, under today's names: method -> seed -> figures."""
-        written = json.loads(self.results.read_text())["results"] if self.results.exists() else {}
-        return {
-            method: {
-                seed: todays_names(f)
-                for seed, f in written.get(method, {}).items()
-                if f["settings"] == self.digest(method)
-            }
-            for method in self.methods
-        }
-
-
 def figures(folder: Path) -> dict:
-    """What the table needs of one run."""
+    """What `table` needs of one run."""
     summary, rounds = summary_of(folder), rounds_of(folder)
     devices = [d for d in devices_of(folder) if d["outcome"] == "trained"]
     scored = [r for r in rounds if r["score"] is not None]
@@ -258,6 +171,100 @@ def in_order(tier: str) -> tuple[float, list[tuple[int, str]]]:
     return width, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", tier)]
 
 
+@dataclass(frozen=True)
+class Study:
+    """A table.
+
+    experiment: the experiment file that all methods share; results.json, README.md and the table lie beside it.
+    methods: name -> the settings beside those of the experiment.
+    once: beginnings of the names of methods that run with the first seed only.
+    target: the method whose final accuracy the others are timed to reach.
+    general: whether accuracies on the task's test set are shown; they are not comparable where a method has no model
+        for all devices.
+    tiers: whether every tier of the fleet has a column.
+    part: of the server's work whose seconds per round have a column.
+    costs: whether what training costs a device has columns.
+    places: what stands in settings for something that lies elsewhere on each machine -> what finds or makes it for a
+        seed. The digest, and so what is recorded, has what stands for it.
+    figures: what is kept of a finished run's folder, of which nothing is called "settings".
+    table: the text of the results in Markdown. The settings of a table above are those of the common one.
+    """
+
+    experiment: Path
+    methods: dict[str, list[str]]
+    once: tuple[str, ...] = ()
+    target: str = ""
+    general: bool = True
+    tiers: bool = True
+    part: str = ""
+    costs: bool = False
+    places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
+    figures: Callable[[Path], dict] = figures
+    table: Callable[[Study, dict[str, Figures]], str] = table
+
+    @property
+    def name(self) -> str:
+        """Of the folder of its runs, and of its table where a README holds several."""
+        return f"{self.experiment.parent.name}_{self.experiment.stem}".removesuffix("_table")
+
+    @property
+    def runs(self) -> Path:
+        """Where its runs lie."""
+        return self.experiment.parents[2] / "runs" / self.name
+
+    @property
+    def results(self) -> Path:
+        """The file of figures."""
+        name = "results" if self.experiment.stem == "table" else f"results-{self.experiment.stem}"
+        return self.experiment.parent / f"{name}.json"
+
+    def digest(self, method: str) -> str:
+        """Of a method's settings, with the contents of the TOML files that they name.
+
+        Defaults are not in it, and of what comes with the project, such as a fleet that is set by its name, only names.
+        """
+        settings = {"": tomllib.loads(self.experiment.read_text())}
+        for setting in self.methods[method]:
+            key, _, value = setting.partition("=")
+            settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}
+        return digest_of(settings)
+
+    def lacking(self, methods: Sequence[str], seeds: Sequence[int]) -> list[Row]:
+        """What is to be run: the methods with the seeds of which results.json has no figures.
+
+        A row's name ends with the digest of its settings: where they changed, its runs are other ones.
+        """
+        rows = []
+        for method, figures in self.known().items():
+            of = seeds
+            if method.startswith(self.once):
+                of = [] if figures else seeds[:1]
+            for seed in of if method in methods else []:
+                if str(seed) not in figures:
+                    rows.append(Row(f"{method}.{self.digest(method)}", self._here(method, seed), (seed,)))
+        return rows
+
+    def _here(self, method: str, seed: int) -> tuple[str, ...]:
+        """A method's settings, with the places of this machine."""
+        settings = tuple(self.methods[method])
+        for place, find in self.places.items():
+            if any(place in setting for setting in settings):
+                settings = tuple(setting.replace(place, find(seed)) for setting in settings)
+        return settings
+
+    def known(self) -> dict[str, Figures]:
+        """The figures in results.json that are of today's settings, under today's names: method -> seed -> figures."""
+        written = json.loads(self.results.read_text())["results"] if self.results.exists() else {}
+        return {
+            method: {
+                seed: todays_names(f)
+                for seed, f in written.get(method, {}).items()
+                if f["settings"] == self.digest(method)
+            }
+            for method in self.methods
+        }
+
+
 def main(studies: Sequence[Study], description: str) -> None:
     """Run what a study lacks, then write its results.json and its table; of several studies the command names one."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -266,12 +273,15 @@ def main(studies: Sequence[Study], description: str) -> None:
         parser.add_argument("study", choices=by_name)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="of rows; * stands for any letters")
     arguments = parser.parse_args()
     study = by_name[arguments.study] if len(studies) > 1 else studies[0]
-    methods = arguments.methods or [*study.methods]
-    if unknown := [method for method in methods if method not in study.methods]:
-        parser.error(f"no method is called {unknown[0]}; there are: {', '.join(study.methods)}")
+    methods: list[str] = []
+    for pattern in arguments.methods or ["*"]:
+        found = [method for method in study.methods if fnmatchcase(method, pattern)]
+        if not found:
+            parser.error(f"no method is called {pattern}; there are: {'; '.join(study.methods)}")
+        methods += found
     planned: list[Planned] = []
     finished: list[Planned] = []
     if rows := study.lacking(methods, arguments.seeds):
@@ -294,8 +304,8 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
     results = study.known()
     for run in finished:
         method, _, digest = run.row.rpartition(".")
-        results[method][str(run.seed)] = figures(run.run_dir) | {"settings": digest}
+        results[method][str(run.seed)] = study.figures(run.run_dir) | {"settings": digest}
     results = {method: dict(sorted(seeds.items())) for method, seeds in results.items() if seeds}
     content = {"machine": f"{platform.machine()}, one torch thread per run", "results": results}
     study.results.write_text(json.dumps(content, indent=1) + "\n")
-    return write_between(study.experiment.parent / "README.md", study.name, table(study, results))
+    return write_between(study.experiment.parent / "README.md", study.name, study.table(study, results))

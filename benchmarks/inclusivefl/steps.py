@@ -23,18 +23,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.inclusivefl.run import COMMON, settings
+from benchmarks.inclusivefl.run import ENCODER, STUDY, settings
 from benchmarks.minilm import pretrained
 from client_app.app import app as client
 from server_app.app import build, task_spec
 from server_app.config import RunConfig
 from tasks.task import load_task
 from tests.grid import InProcessGrid
+from wildflower.settings import resolve
 
 RESULTS = Path(__file__).with_name("steps.json")
 FEW, MANY = 5, 45
-RATE, BATCH_SIZE = COMMON["learning-rate"], COMMON["batch-size"]
-HEAD_RATE = 10.0  # times the rate, as in COMMON
+HEAD_RATE = 10.0  # times the rate, as in the study
 
 
 class Plain(nn.Module):
@@ -55,17 +55,18 @@ class Plain(nn.Module):
         return self.classifier((hidden * weights).sum(1) / weights.sum(1))
 
 
-def plain_seconds(model: Plain, tokens: Tensor, labels: Tensor, pad: int, steps: int) -> float:
-    """CPU seconds of so many steps over the texts in a random order."""
+def plain_seconds(model: Plain, tokens: Tensor, labels: Tensor, pad: int, steps: int, config: RunConfig) -> float:
+    """CPU seconds of so many steps over the texts in a random order, with the rate and the batches of a run."""
     start = time.process_time()
     model.train()
     encoder = [p for p in model.bert.parameters() if p.requires_grad]
-    head = {"params": list(model.classifier.parameters()), "lr": HEAD_RATE * RATE}
-    optimizer = torch.optim.AdamW([{"params": encoder}, head], lr=RATE, weight_decay=0.0)
+    rate, batch_size = config.learning_rate, config.batch_size
+    head = {"params": list(model.classifier.parameters()), "lr": HEAD_RATE * rate}
+    optimizer = torch.optim.AdamW([{"params": encoder}, head], lr=rate, weight_decay=0.0)
     done = 0
     while done < steps:
-        for picked in torch.randperm(len(labels)).split(BATCH_SIZE):
-            if len(picked) < BATCH_SIZE or done == steps:
+        for picked in torch.randperm(len(labels)).split(batch_size):
+            if len(picked) < batch_size or done == steps:
                 continue
             batch = tokens[picked].long()
             batch = batch[:, : int((batch != pad).sum(1).max())]
@@ -80,7 +81,7 @@ def run_config(folder: str, steps: int) -> RunConfig:
     """A run of one device with that many steps in each round."""
     fleet = Path(folder) / "fleet.toml"
     fleet.write_text('[[group]]\nname = "device"\nshare = 1.0\nmemory = "8 GB"\nlink = "1 Gbit/s"\n')
-    own: dict[str, Any] = {
+    own = {
         "devices": 1,
         "devices-per-round": 1,
         "examples-per-device": 0,
@@ -92,7 +93,9 @@ def run_config(folder: str, steps: int) -> RunConfig:
         "output-dir": folder,
         "run-name": f"steps-{steps}",
     }
-    return RunConfig.from_run_config(settings("fine", "thirds", "all-large")[0] | own)
+    given = [setting.replace(ENCODER, pretrained()) for setting in settings("fine", "thirds", "all-large")]
+    changed = [setting for setting in given if setting.partition("=")[0] not in own]
+    return resolve(STUDY.experiment, [*changed, *(f"{key}={value}" for key, value in own.items())]).config
 
 
 def measure(turns: int) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def measure(turns: int) -> dict[str, Any]:
 
         found: dict[str, list[float]] = {"plain": [], "device": []}
         for number in range(1, turns + 2):
-            times = {"plain": lambda steps: plain_seconds(plain, tokens, labels, pad, steps)}
+            times = {"plain": lambda steps: plain_seconds(plain, tokens, labels, pad, steps, configs[FEW])}
             times["device"] = lambda steps, number=number: ours(steps, number)
             for name in sorted(times, reverse=bool(number % 2)):  # who is first is second the next time
                 slope = (times[name](MANY) - times[name](FEW)) / (MANY - FEW)

@@ -53,19 +53,16 @@ def resized(images: Tensor) -> Tensor:
     return large.round().clamp(0, 255).to(torch.uint8)
 
 
-def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STEPS) -> tuple[Path, dict[str, float]]:
-    """The weights of a supernet trained on the digits, which are made where the folder lacks them.
+def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STEPS) -> Path:
+    """The file of the weights of a supernet trained on the digits, which is made where the folder lacks it.
 
     Its space is that of RaFL's personal models, and its batch norms have the statistics of the largest one.
 
     Args:
         family: name and arguments of the supernet's family.
         seed: of its first weights and its training.
-
-    Returns:
-        The file, and the accuracies of the largest and the smallest network on the digits' test set.
     """
-    file, facts = folder / f"supernet-{seed}.safetensors", folder / f"supernet-{seed}.json"
+    file = folder / f"supernet-{seed}.safetensors"
     if not file.exists():
         task = load_task(TaskSpec("npz", devices=1, data_dir=str(write_digits(folder / "digits")), seed=seed))
         shape = {"input_shape": list(task.input_shape), "classes": task.classes}
@@ -84,7 +81,16 @@ def pretrained(folder: Path, family: dict[str, Any], seed: int, steps: int = STE
         }
         test = list(batches_of(task, task.test, torch.arange(len(task.test)), SCORED_TOGETHER))
         scores = {name: accuracy(network, test) for name, network in networks.items()}
-        facts.write_text(json.dumps(scores) + "\n")
+        _facts_of(file).write_text(json.dumps(scores) + "\n")
         weights = {name: value.detach().contiguous() for name, value in networks["largest"].state_dict().items()}
         safetensors.torch.save_file(weights, file)
-    return file, json.loads(facts.read_text())
+    return file
+
+
+def scores_on_digits(file: Path) -> dict[str, float]:
+    """The accuracies of the largest and the smallest network of a supernet's weights on the digits' test set."""
+    return json.loads(_facts_of(file).read_text())
+
+
+def _facts_of(file: Path) -> Path:
+    return file.with_suffix(".json")

@@ -50,7 +50,7 @@ STUDY = Study(
         for method, sets in METHODS.items()
     },
     general=False,
-    places={ENCODER: pretrained},
+    places={ENCODER: lambda _: pretrained()},
 )
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Public digits for RaFL's runs, the supernet that learns them, and the table."""
 
 import numpy as np
-import pytest
 import safetensors.torch
 import torch
 
-from benchmarks.rafl.public import pretrained, resized, write_digits
-from benchmarks.rafl.run import COMMON, METHODS, table
+from benchmarks.rafl.public import pretrained, resized, scores_on_digits, write_digits
+from benchmarks.rafl.run import STUDY, table
 from models.family import make_family
-from server_app.config import RunConfig
 from tasks.public import load_public
 from tasks.task import TaskSpec, load_task
 
@@ -32,21 +30,15 @@ def test_they_are_public_data_of_the_server(tmp_path):
 
 def test_a_pretrained_supernet_is_made_once_and_is_the_familys(tmp_path):
     family = {"name": "resnet18", "first_channels": 4, "norm": "batch", "scaler": False}
-    file, scores = pretrained(tmp_path, family, 1, steps=1)
+    file = pretrained(tmp_path, family, 1, steps=1)
     made = file.stat().st_mtime_ns
-    assert pretrained(tmp_path, family, 1, steps=1) == (file, scores)
+    assert pretrained(tmp_path, family, 1, steps=1) == file
     assert file.stat().st_mtime_ns == made
-    assert set(scores) == {"largest", "smallest"}
+    assert set(scores_on_digits(file)) == {"largest", "smallest"}
     whole = make_family(family | {"input_shape": [1, 28, 28], "classes": 10})
     shapes = {name: spec.shape for name, spec in whole.tensors(whole.full()).items()}
     found = {name: tuple(value.shape) for name, value in safetensors.torch.load_file(file).items()}
     assert {name: shape for name, shape in found.items() if not name.endswith("num_batches_tracked")} == shapes
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_settings_of_every_row_are_ones_that_a_run_takes(method, tmp_path):
-    weights = {"initial-weights": str(tmp_path / "w.safetensors")} if "initial-names" in METHODS[method] else {}
-    RunConfig.from_run_config(COMMON | METHODS[method] | {"fleet": "plenty", "alpha": 0.5} | weights)
 
 
 def test_a_row_has_the_mean_over_its_seeds_and_bytes_only_where_all_reach_the_target():
@@ -57,7 +49,7 @@ def test_a_row_has_the_mean_over_its_seeds_and_bytes_only_where_all_reach_the_ta
             "personal_score": None,
         }
 
-    rows = table({"rafl a 0.5 1": of(0.1, 0.8), "rafl a 0.5 2": of(0.3, 0.6), "rafl c 0.1 1": of(0.7, 0.9)})
+    rows = table(STUDY, {"rafl a 0.5": {"1": of(0.1, 0.8), "2": of(0.3, 0.6)}, "rafl c 0.1": {"1": of(0.7, 0.9)}})
     assert rows.splitlines()[2:] == [
         "| 0.5 | rafl a | 2 | 20.0 | 70.0 | 2 | 1 of 2 | 12.0 | 50% |  |",
         "| 0.1 | rafl c | 1 | 70.0 | 90.0 | 2 | 1 | 12.0 | 50% |  |",

@@ -20,7 +20,8 @@ def study_in(folder, methods, **more):
 
 def done(study, monkeypatch, arguments):
     """Let the command of a study run."""
-    monkeypatch.setattr("sys.argv", ["study", *arguments.split()])
+    words = arguments.split() if isinstance(arguments, str) else arguments
+    monkeypatch.setattr("sys.argv", ["study", *words])
     main([study], "")
 
 
@@ -80,11 +81,34 @@ def test_other_settings_are_another_run_and_their_figures_replace_the_earlier(tm
 
 def test_what_lies_elsewhere_on_each_machine_is_no_part_of_the_digest(tmp_path):
     study = study_in(
-        tmp_path, {"a": ["strategy=fedavg", "initial-weights=<model>"], "b": []}, places={"<model>": lambda: "x"}
+        tmp_path, {"a": ["strategy=fedavg", "initial-weights=<model>"], "b": []}, places={"<model>": lambda s: f"x{s}"}
     )
-    a, b = study.lacking(["a", "b"], [1])
-    assert (a.overrides, b.overrides) == (("strategy=fedavg", "initial-weights=x"), ())
-    assert study.digest("a") == replace(study, places={"<model>": lambda: "y"}).digest("a")
+    *of_a, b = study.lacking(["a", "b"], [1, 2])[:3]
+    assert [(row.overrides[1], row.seeds) for row in of_a] == [
+        ("initial-weights=x1", (1,)),
+        ("initial-weights=x2", (2,)),
+    ]
+    assert b.overrides == ()
+    assert study.digest("a") == replace(study, places={"<model>": lambda _: "y"}).digest("a")
+
+
+def test_a_study_may_keep_other_figures_and_show_them_in_another_table(tmp_path, runs, monkeypatch):
+    study = study_in(
+        tmp_path,
+        TWO,
+        figures=lambda folder: {"folder": folder.name},
+        table=lambda study, results: f"{study.name}: {', '.join(results)}",
+    )
+    done(study, monkeypatch, "--seeds 1")
+    found = written(study)
+    assert found["a"]["1"] == {"folder": f"a.{study.digest('a')},seed=1", "settings": study.digest("a")}
+    assert "\n\nsome: a, b\n\n" in (study.experiment.parent / "README.md").read_text()
+
+
+def test_names_of_methods_may_have_stars(tmp_path, runs, monkeypatch):
+    study = study_in(tmp_path, {"fine | a": [], "fine | b": [], "coarse | a": []})
+    done(study, monkeypatch, ["--seeds", "1", "--methods", "fine | *"])
+    assert [*written(study)] == ["fine | a", "fine | b"]
 
 
 def test_what_is_stopped_is_named_and_goes_on_and_what_was_finished_is_kept(tmp_path, runs, monkeypatch):
@@ -119,7 +143,7 @@ def test_settings_that_no_run_can_start_with_and_methods_that_are_none_are_said(
         done(study, monkeypatch, "--seeds 1")
     with pytest.raises(SystemExit, match="2"):
         done(study, monkeypatch, "--methods d")
-    assert "no method is called d; there are: a, b, c" in capsys.readouterr().err
+    assert "no method is called d; there are: a; b; c" in capsys.readouterr().err
     assert runs.asked == []
     assert not study.results.exists()
 
