@@ -12,7 +12,7 @@ from client_app.state import DeviceState
 from messages.orders import EvaluationBatch, EvaluationOrder, LocalTraining, Score
 from messages.packing import MessageError
 from models.base import Family
-from models.layers import Network, pool_first
+from models.layers import Network, pool_by_slices
 from strategies.method import Answer, local_half
 from strategies.statistics import take_statistics
 from tasks.scoring import score
@@ -92,6 +92,6 @@ def _with_statistics(model: Network, bench: DeviceBench, training: LocalTraining
     scored.load_state_dict(model.state_dict(), strict=False)
     generator = torch.Generator().manual_seed(0)  # of the order in which examples are seen
     shard = bench.task.shard(bench.order.device).train
-    pool_first(scored)
+    pool_by_slices(scored)
     take_statistics(scored, batches_of(bench.task, shard, training, generator, bench.device, once=True))
     return scored

@@ -16,7 +16,7 @@ from messages.orders import Merge
 from messages.parcels import STATISTICS, Parcel
 from models.architecture import Architecture
 from models.base import Family
-from models.layers import MeanOfExits, Network, mean_statistics, pool_first
+from models.layers import MeanOfExits, Network, mean_statistics, pool_by_slices
 from strategies.method import Answer, Bench, Local
 from strategies.params import CountOrZero
 from tasks.task import laid_out_for
@@ -44,7 +44,7 @@ class TakeStatistics(Local):
     def train(self, bench: Bench) -> Answer:
         """Take them."""
         model = self.model(bench)
-        pool_first(model)
+        pool_by_slices(model)
         most = math.ceil(self.examples / bench.training.batch_size)
         take_statistics(model, bench.batches(model, once=True, most=most))
         return Answer(model, {"statistics": dict(model.state_dict())})

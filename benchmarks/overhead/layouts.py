@@ -1,12 +1,12 @@
-"""CPU time of a training step with channels-last tensors and fused optimizers, against the step as it is.
+"""CPU time of a training step, as it is and with channels-last tensors and fused optimizers, against a plain loop's.
 
     python -m benchmarks.overhead.layouts
 
-The networks are the families' own, on random images. In every turn each variant of a network takes a few steps, one
-variant after the other, in one process with one thread, so that whatever else the machine does hits all alike. A ratio
-is of the fastest turns: what is slower was disturbed. Moving the batch into the layout is part of the step.
-"Fused" sgd is PyTorch's;
-`fused-optimizer` is for Adam and AdamW alone.
+The networks are the families' own, on random images. The plain loop trains the same network with PyTorch's pools, each
+behind its ReLU, and PyTorch's optimizers at their defaults. In every turn each variant of a network takes a few steps,
+one variant after the other, in one process with one thread, so that whatever else the machine does hits all alike. A
+ratio is of the fastest turns: what is slower was disturbed. Moving the batch into the layout is part of the step.
+"Fused" sgd is PyTorch's; `fused-optimizer` is for Adam and AdamW alone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.tables import markdown, write_between
 from client_app.bench import channels_last
 from client_app.sgd import Sgd
 from models.family import FAMILIES
+from models.layers import BlockModule
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "layouts.json", HERE / "README.md"
@@ -44,12 +45,17 @@ NETWORKS: list[tuple[str, tuple[int, int, int], int, int]] = [
     ("mobilenet-v2", (3, 32, 32), 10, 1),
 ]
 MADE: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "loop, sgd": lambda p: torch.optim.SGD(p, lr=RATE),
+    "loop, adam": lambda p: torch.optim.Adam(p, lr=RATE),
     "sgd": lambda p: Sgd([{"params": p, "lr": RATE}], momentum=0.0, weight_decay=0.0),
     "sgd, fused": lambda p: torch.optim.SGD(p, lr=RATE, fused=True),
     "adam": lambda p: torch.optim.Adam(p, lr=RATE),
     "adam, fused": lambda p: torch.optim.Adam(p, lr=RATE, fused=True),
 }
-VARIANTS = [("contiguous", name) for name in MADE] + [("channels-last", name) for name in MADE]
+VARIANTS = [
+    *(("contiguous", name) for name in MADE),
+    *(("channels-last", name) for name in MADE if not name.startswith("loop")),
+]
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, last: bool, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -57,6 +63,19 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, last: bool, x: tor
     optimizer.zero_grad()
     F.cross_entropy(model(channels_last(x) if last else x), y).backward()
     optimizer.step()
+
+
+def take_pytorchs_pools(model: nn.Module) -> None:
+    """Put PyTorch's own pools into a network, each behind its ReLU, where our networks have it in front."""
+    for block in model.modules():
+        if not isinstance(block, BlockModule):
+            continue
+        for place, name in enumerate(block.order):
+            if isinstance(pool := block.get_submodule(name), nn.MaxPool2d):
+                block.add_module(name, nn.MaxPool2d(pool.kernel_size, pool.stride, pool.padding))
+                following = block.order[place + 1 : place + 2]
+                if following and isinstance(block.get_submodule(following[0]), nn.ReLU):
+                    block.order[place : place + 2] = [*following, name]
 
 
 def measure(family: str, shape: tuple[int, int, int], batch_size: int, count: int, turns: int) -> dict[str, float]:
@@ -68,6 +87,8 @@ def measure(family: str, shape: tuple[int, int, int], batch_size: int, count: in
     for layout, name in VARIANTS:
         model = made.build(made.full())
         model.load_state_dict(made.initial())
+        if name.startswith("loop"):
+            take_pytorchs_pools(model)
         optimizer = MADE[name](list(model.parameters()))
         trained[f"{layout}, {name}"] = model.train(), optimizer, layout == "channels-last"
     for turn in range(turns + 1):
@@ -82,14 +103,15 @@ def measure(family: str, shape: tuple[int, int, int], batch_size: int, count: in
 
 
 def table(networks: list[dict[str, Any]]) -> str:
-    """Milliseconds of a step as it is, and what the others take of it."""
-    heads = ["network", "optimizer", "a step as it is, ms", "fused", "channels-last", "both"]
+    """Milliseconds of a plain loop's step, and what the others take of it."""
+    heads = ["network", "optimizer", "a plain loop's step, ms", "as it is", "fused", "channels-last", "both"]
     rows = []
     for network in networks:
         for name in ("sgd", "adam"):
             found = network["seconds"]
-            plain = found[f"contiguous, {name}"]
-            others = (f"contiguous, {name}, fused", f"channels-last, {name}", f"channels-last, {name}, fused")
+            plain = found[f"contiguous, loop, {name}"]
+            kinds = (name, f"{name}, fused")
+            others = [f"{layout}, {kind}" for layout in ("contiguous", "channels-last") for kind in kinds]
             rows.append([network["name"], name, f"{1e3 * plain:.2f}", *(f"{found[key] / plain:.2f}" for key in others)])
     return markdown(heads, rows)
 

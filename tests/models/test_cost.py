@@ -168,13 +168,27 @@ TOLERANCE = 0.03 if torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     ids=str,
 )
 def test_peak_is_what_pytorch_allocates(monkeypatch, spec, batch_size, optimizer):
-    monkeypatch.setattr(layers, "LEAST_BY_SLICES", 10**12)  # the price is of PyTorch's pools
+    monkeypatch.setattr(layers, "LEAST_BY_SLICES", 10**12)  # the price is of PyTorch's pools, behind the ReLUs
+    monkeypatch.setattr(layers, "_pools_first", list)
     family = make_family(spec)
     for arch in architectures(family):
         predicted = cost(family, arch, batch_size=batch_size, optimizer=optimizer).peak_training_memory_bytes
         # Compiled kernels are not PyTorch's allocations.
         predicted -= CONVOLUTION_KERNEL_BYTES * distinct_convolutions(family, arch)
         assert predicted == pytest.approx(allocated_peak_bytes(family, arch, batch_size, optimizer), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("least_by_slices", [layers.LEAST_BY_SLICES, 10**12])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if spec["name"] in ("cnn3", "cnn10", "pfl-cnn", "vgg")], ids=str
+)
+def test_pools_before_relus_and_by_slices_take_no_more_than_the_price(monkeypatch, spec, least_by_slices):
+    monkeypatch.setattr(layers, "LEAST_BY_SLICES", least_by_slices)
+    family = make_family(spec)
+    for arch in architectures(family):
+        predicted = cost(family, arch, batch_size=32, optimizer="sgd").peak_training_memory_bytes
+        predicted -= CONVOLUTION_KERNEL_BYTES * distinct_convolutions(family, arch)
+        assert allocated_peak_bytes(family, arch, 32, "sgd") <= predicted * (1 + TOLERANCE)
 
 
 @pytest.mark.parametrize("exits", [(), (1, 2, 3)])
@@ -193,6 +207,7 @@ def test_pools_by_slices_take_less_than_the_price(exits):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_activations_are_those_that_autograd_saves(monkeypatch, spec):
     monkeypatch.setattr(layers, "LEAST_BY_SLICES", 10**12)  # slices save no places of the maxima
+    monkeypatch.setattr(layers, "_pools_first", list)  # and a ReLU behind a pool saves what the pool returns
     family = make_family(spec)
     for arch in architectures(family):
         step = _Step(4)

@@ -6,7 +6,19 @@ from torch import nn
 
 from models.cnn import Cnn3, Cnn10
 from models.family import make_family
-from models.layers import LEAST_BY_SLICES, BatchNorm, HalvingMaxPool, MaxOfFour, Scaler, fold_norms, pool_first
+from models.layers import (
+    LEAST_BY_SLICES,
+    BatchNorm,
+    Block,
+    Halve,
+    HalvingMaxPool,
+    MaxOfFour,
+    Pool,
+    Relu,
+    Scaler,
+    fold_norms,
+    pool_by_slices,
+)
 from models.lenet import LeNet5
 from models.mobilenet import MobileNetV2
 from strategies.supernet import calibrated
@@ -64,7 +76,7 @@ def test_folding_norms_keeps_what_a_network_says(family):
     ids=["cnn3", "odd sides", "vgg", "pfl-cnn", "signals", "overlapping windows"],
 )
 @pytest.mark.parametrize("training", [False, True])
-def test_pooling_first_keeps_every_bit(family, pools, training):
+def test_pooling_by_slices_keeps_every_bit(family, pools, training):
     network = trained(family, family.full()).train(training)
     for dropout in (m for m in network.modules() if isinstance(m, torch.nn.Dropout)):
         dropout.p = 0.0
@@ -74,7 +86,7 @@ def test_pooling_first_keeps_every_bit(family, pools, training):
         before = network.exits(x)
         statistics = {name: value.clone() for name, value in network.state_dict().items()}
         network.load_state_dict(state)
-        pool_first(network)
+        pool_by_slices(network)
         now = network.exits(x)
     assert sum(isinstance(m, MaxOfFour) for m in network.modules()) == pools
     assert [torch.equal(*pair) for pair in zip(before, now, strict=True)] == [True] * len(before)
@@ -135,6 +147,41 @@ def test_a_pool_that_trains_has_pytorchs_bits(shape, layout, by_slices, ties):
         results.append((maxima.detach(), x.grad))
     for ours, pytorchs in zip(*results, strict=True):
         assert torch.equal(ours, pytorchs)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    ("pool", "pytorchs", "shape", "layout"),
+    [
+        (Pool("max"), nn.MaxPool2d(2), (4, 16, 46, 46), torch.contiguous_format),
+        (Pool("max"), nn.MaxPool2d(2), (4, 16, 46, 46), torch.channels_last),
+        (Pool("max"), nn.MaxPool2d(2), (4, 16, 9, 7), torch.contiguous_format),
+        (Pool("max", window=3), nn.MaxPool2d(3), (4, 16, 9, 7), torch.contiguous_format),
+        (Halve("max"), nn.MaxPool2d(3, stride=2, padding=1), (4, 16, 12, 9), torch.contiguous_format),  # they overlap
+    ],
+)
+def test_a_block_pools_before_its_relu_and_keeps_pytorchs_bits_in_training(pool, pytorchs, shape, layout, ties):
+    """The results and the gradients, also where all of a window are negative and where some are equal."""
+    block = Block("block", (Relu(), pool)).build()
+    assert [type(block.get_submodule(name)) for name in block.order] == [type(pool.build()), nn.ReLU]
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).contiguous(memory_format=layout)
+    if ties:
+        values = values.round()  # from -3 to 3
+    results = []
+    for network in (nn.Sequential(nn.ReLU(), pytorchs), block):
+        x = values.clone(memory_format=torch.preserve_format).requires_grad_()
+        maxima = network(x * 1)  # a ReLU works in place, which a leaf does not allow
+        maxima.backward(torch.randn(maxima.shape, generator=torch.Generator().manual_seed(2)))
+        results.append((maxima.detach(), x.grad))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("pool", [Pool("average"), Pool("max", dimensions=1)])
+def test_a_relu_stays_before_a_mean_and_before_a_pool_over_signals(pool):
+    """The mean of some ReLUs is not the ReLU of their mean."""
+    block = Block("block", (Relu(), pool)).build()
+    assert [type(block.get_submodule(name)) for name in block.order] == [nn.ReLU, type(pool.build())]
 
 
 def test_a_pool_gives_back_a_gradient_that_lies_as_its_input():
