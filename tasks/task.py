@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -59,6 +60,7 @@ __all__ = ["PARTITIONS", "TASKS", "Agreed", "Data", "Kind", "Shard", "Task", "Ta
 PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak", "own")
 BY_CLASS = ("dirichlet", "strong-and-weak")  # which need to know the class of every example
 STRONG_TESTS = ("share", "whole")
+HASHED_INPUTS = 1000  # of each part, about as many, which stand for all of them in `Task.identity`
 
 
 @dataclass(frozen=True)
@@ -318,6 +320,7 @@ class Task:
         self._flip = kind.flip
         self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
+        self._natural_ids = data.natural_ids
         if spec.partition == "own":
             return  # the one device that these data are of has all of them
         by_class = self.label_kind == "classes"
@@ -353,6 +356,26 @@ class Task:
             raise ValueError(
                 f"examples_per_device {spec.examples_per_device} is more than the {len(data.train)} training examples"
             )
+
+    def identity(self) -> dict[str, Any]:
+        """What tells these data from others, by words that a run records: counts, shape and a hash.
+
+        The hash is of all labels, of the sources and the classes' names, of mean and deviation, which nearly every
+        change of a training input changes, and of evenly spaced inputs: to read all of them would take a server of
+        large data as much memory as they have.
+        """
+        hashed = hashlib.sha256(json.dumps(self.label_names).encode())
+        sampled = [part.inputs[:: max(1, len(part) // HASHED_INPUTS)] for part in (self.train, self.test)]
+        for tensor in (self.train.labels, self.test.labels, self._natural_ids, self._mean, self._std, *sampled):
+            if tensor is not None:
+                hashed.update(tensor.numpy().tobytes())
+        return {
+            "training-examples": len(self.train),
+            "test-examples": len(self.test),
+            "classes": self.classes,
+            "input-shape": "x".join(map(str, self.input_shape)),
+            "sha256": hashed.hexdigest(),
+        }
 
     @cached_property
     def _members(self) -> list[np.ndarray]:
