@@ -30,6 +30,7 @@ from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
 from strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 from tasks.arguments import TaskArguments, read_arguments
+from tasks.own import OwnArguments
 from tasks.task import TASKS, check_own, kind_of
 
 if TYPE_CHECKING:
@@ -514,9 +515,17 @@ class RunConfig(Params):
         else:
             known("task", self.task, TASKS)
         try:
-            self.own_task_arguments()
+            arguments = self.own_task_arguments()
         except ValueError as error:
             raise ValueError(f"task-arguments = {self.task_arguments!r}: {error}") from None
+        if isinstance(arguments, OwnArguments) and self.partition != "own":
+            given = [name for name in OwnArguments.model_fields if getattr(arguments, name)]
+            need(
+                not given,
+                "task-arguments",
+                f"{', '.join(given)} would be read under partition = 'own' only: under {self.partition!r} classes, "
+                "shape, mean and deviation are those of the files; leave it out",
+            )
         if is_reference(self.public_task):
             from_outside("public-task", self.public_task, kind_of)
         elif self.public_task:

@@ -38,7 +38,7 @@ from tasks import (
 )
 from tasks.arguments import TaskArguments, read_arguments
 from tasks.data import Data, DataSet, Vocabulary
-from tasks.labels import LabelKind
+from tasks.labels import NO_LABEL, LabelKind
 from tasks.losses import TaskLoss, usual_loss
 from tasks.metrics import METRICS, Metric, usual_metric
 from tasks.own import (
@@ -72,7 +72,8 @@ class Kind:
     task's own arguments; `load` then gets them after the data folder, and `metric` may be a function of them and the
     data set. `label_names`: of the classes, in their order; empty where numbers are all there is. `own`: as `load`, but
     of one device's folder: its examples as they are, with its own `label_names` and without normalization, of which
-    those for training or those for testing may be none; None where devices cannot hold data of their own.
+    those for training or those for testing may be none; None where devices cannot hold data of their own. `fixed`:
+    there are as many classes as the task says, whichever of them the files have examples of.
     """
 
     load: Callable[..., DataSet]
@@ -85,6 +86,7 @@ class Kind:
     arguments: type[TaskArguments] | None = None
     label_names: tuple[str, ...] = ()
     own: Callable[..., DataSet] | None = None
+    fixed: bool = False
 
 
 DIGITS = tuple("0123456789")
@@ -105,12 +107,12 @@ TASKS: dict[str, Kind] = {
     "svhn": Kind(svhn.load, "resnet18", crop_padding=4, label_names=DIGITS),
     "stl10": Kind(stl10.load, "resnet18", crop_padding=4, flip=True),
     "femnist": Kind(hub.load_femnist, "lenet5", arguments=hub.FemnistArguments),
-    "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True),
-    "hapt": Kind(hapt.load, "cnn3", in_time=True),
+    "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True, fixed=True),
+    "hapt": Kind(hapt.load, "cnn3", in_time=True, fixed=True),
     "unimib-shar": Kind(unimib.load, "vgg"),
     "text": Kind(texts.load, "encoder", metric=texts.metric, arguments=texts.OwnTextArguments, own=texts.own),
     "sentiment": Kind(sentiment.load, "encoder", arguments=sentiment.SentimentArguments),
-    "trec": Kind(trec.load, "encoder", arguments=trec.TrecArguments),
+    "trec": Kind(trec.load, "encoder", arguments=trec.TrecArguments, fixed=True),
     "nero": Kind(nero.load, "encoder", arguments=nero.NeroArguments),
     **{
         f"glue-{name}": Kind(
@@ -598,14 +600,46 @@ def laid_out_for(model: object, inputs: Tensor) -> Tensor:
 def load_task(spec: TaskSpec) -> Task:
     """The task of a spec, kept for the life of the process.
 
-    FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
+    FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong, or when classes cannot be
+    learned from these examples; both say what is right.
     Under the partition "own" the task has no examples itself: see `Task.for_device`.
     """
     if spec.partition == "own":
         if spec.agreed is None:
             raise ValueError("partition 'own': nothing is agreed of the devices' data yet")
         return Task(spec, spec.agreed.empty())
-    return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments))
+    data = load_data_set(spec.name, spec.data_dir, spec.arguments)
+    _check_classes(spec, data)
+    return Task(spec, data)
+
+
+def _check_classes(spec: TaskSpec, data: DataSet) -> None:
+    """Raise ValueError where nothing could learn to tell classes: there is one, or some are only tested on.
+
+    Classes that the task or a user has declared may be only tested on, as by a model whose first weights know them.
+    Tags may too: those of texts of one's own were compared where they were read.
+    """
+    if data.train.label_kind == "numbers":
+        return
+    kind = kind_of(spec.name)
+    names = data.label_names or kind.label_names
+    if len(names) != data.classes:  # labels are numbers only, or the files are not those that the names are of
+        names = tuple(map(str, range(data.classes)))
+    trained, tested = (part.labels[part.labels != NO_LABEL].unique() for part in (data.train, data.test))
+    declared = kind.fixed or (isinstance(spec.arguments, texts.OwnTextArguments) and bool(spec.arguments.classes))
+    foreign = sorted({*tested.tolist()} - {*trained.tolist()})
+    where = spec.data_dir or f"the data of the task {spec.name!r}"
+    if foreign and not declared and data.train.label_kind == "classes":
+        told = ", ".join(repr(names[label]) for label in foreign[:5])
+        raise ValueError(
+            f"{where}: test examples have {'the label' if len(foreign) == 1 else 'labels'} {told}"
+            f"{f' and {len(foreign) - 5} more' if len(foreign) > 5 else ''}, which no training example has, so that "
+            "nothing can be learned of them: add training examples, or take these test examples out"
+        )
+    if len(trained) == 1:
+        raise ValueError(
+            f"{where}: all training examples have the label {names[int(trained)]!r}: at least two classes are needed"
+        )
 
 
 def own_data(spec: TaskSpec, folder: str) -> DataSet:

@@ -373,18 +373,3 @@ def test_all_files_of_a_data_set_on_disk_are_bounded_and_known_to_the_cache(tmp_
     state.write_text('{"_data_files": [1]}')
     with pytest.raises(ValueError, match=r"state\.json: it does not list the data set's files: TypeError"):
         saved(tmp_path / "train")
-
-
-def test_images_of_one_class_alone_are_refused(tmp_path):
-    from tasks.images import ImageArguments, load
-
-    (tmp_path / "cat").mkdir()
-    for number in range(10):
-        Image.new("L", (8, 8), number).save(tmp_path / "cat" / f"{number}.png")
-    with pytest.raises(ValueError, match="all images are of the class 'cat': at least two are needed"):
-        load(str(tmp_path), ImageArguments())
-    (tmp_path / "cat").rename(tmp_path / "dog")
-    (tmp_path / "cat").mkdir()
-    for number in range(10):
-        Image.new("L", (8, 8), 20 * number).save(tmp_path / "cat" / f"{number}.png")
-    assert load(str(tmp_path), ImageArguments()).classes == 2

@@ -524,5 +524,6 @@ def test_without_sources_of_their_own_devices_have_all_classes(tmp_path: Path, t
 
 
 def test_unknown_words_are_the_unknown_token(tmp_path: Path, tokenizer: str) -> None:
-    task = load(examples(tmp_path, {"text": "xylophone", "label": "a"}), tokenizer, devices=1, test="test.jsonl")
-    assert task.train.inputs.tolist() == [[CLS, UNK, SEP]]
+    rows = {"text": "xylophone", "label": "a"}, {"text": "zither", "label": "b"}
+    task = load(examples(tmp_path, *rows), tokenizer, devices=1, test="test.jsonl")
+    assert task.train.inputs.tolist() == [[CLS, UNK, SEP]] * 2
