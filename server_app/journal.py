@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from devices.validation import in_words, shown
 from plugins.reference import is_reference
 from server_app.folders import file_written_whole
 from server_app.trackers import Tracker, TrackerError, finite, open_tracker
@@ -667,6 +668,9 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL, DATA} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
+    kinds = {"config": dict, "fleet-sha256": str, "seed": int}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(content[key], kind)]:
+        raise JournalError(f"{path}: {wrong[0]} = {shown(content[wrong[0]])} is not what a run writes there")
     return content
 
 
@@ -683,7 +687,7 @@ def read_summary(run_dir: Path) -> Summary | None:
     try:
         return Summary.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise JournalError(f"{path}: {error}") from None
+        raise JournalError(f"{path}: {in_words(error)}") from None
 
 
 def read_rounds(run_dir: Path) -> list[RoundRecord]:
@@ -828,7 +832,7 @@ def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
             try:
                 yield kind.model_validate_json(line)
             except ValidationError as error:
-                raise JournalError(f"{path}, line {number}: {error}") from None
+                raise JournalError(f"{path}, line {number}: {in_words(error)}") from None
 
 
 def _line(record: Record) -> str:

@@ -21,7 +21,7 @@ import safetensors.torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn, tensor
 
-from devices.validation import one_line
+from devices.validation import in_words, one_line
 from models.architecture import Architecture
 from models.base import with_weights
 from models.family import make_family
@@ -310,8 +310,10 @@ def _score(folder: Path) -> float | None:
 def _contents(folder: Path) -> SavedModels:
     try:
         found = SavedModels.model_validate_json((folder / FACTS).read_bytes())
-    except (OSError, ValidationError) as error:
-        raise ModelError(f"{folder / FACTS} cannot be read: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{folder / FACTS} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ModelError(f"{folder / FACTS} cannot be read: {in_words(error)}") from error
     if sum(model.is_global for model in found.models) != 1:
         raise ModelError(f"{folder / FACTS} names no global model, or several")
     return found

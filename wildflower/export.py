@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from devices.validation import one_line
+from devices.validation import in_words, one_line
 from models.architecture import Architecture
 from models.layers import MeanOfExits
 from server_app.models import ModelInfo, Which, load_model, modules_of, network_of
@@ -231,7 +231,7 @@ def read_facts(path: Path) -> Facts:
     except OSError as error:
         raise ExportError(f"cannot read {beside}, which belongs to {path}: {error.strerror}") from None
     except ValidationError as error:
-        raise ExportError(f"{beside} does not hold the facts of a model: {one_line(str(error))}") from None
+        raise ExportError(f"{beside} does not hold the facts of a model: {in_words(error)}") from None
     if path.suffix != f".{facts.format}":
         raise ExportError(f"{beside} is about a .{facts.format} file, and not about {path.name}")
     return facts
