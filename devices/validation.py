@@ -1,14 +1,10 @@
 """Checks of values that come from a message, a file or a user, with errors that say what would be right."""
 
 import difflib
-import re
 import reprlib
 import sys
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+from typing import Any
 
 MAX_WHOLE = 2**63 - 1  # what PyTorch, NumPy and struct hold in a whole number
 MAX_LETTERS = 1000  # of a text from outside in a log or a record
@@ -25,22 +21,6 @@ def one_line(text: str, maximum: int = MAX_LETTERS) -> str:
 def shown(value: object) -> str:
     """A value from outside as an error message shows it: its repr, cut."""
     return one_line(_SHORT.repr(value), 200)
-
-
-def in_words(error: "ValidationError") -> str:
-    """What pydantic finds wrong with a file, in one line: the first of its errors, and how many more there are."""
-    first, *others = error.errors(include_url=False)
-    key = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        text = f"the key {key!r} is missing"
-    elif first["type"] == "extra_forbidden":
-        text = f"there should be no key {key!r}"
-    elif first["type"] == "json_invalid":
-        text = f"it is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
-    else:
-        why = re.sub(r"^\w+ should ", "it must ", first["msg"].removeprefix("Value error, "))
-        text = f"{key} = {shown(first['input'])}: {why}" if key else why
-    return one_line(text) + (f" (and {len(others)} more)" if others else "")
 
 
 def nearest(name: object, valid: Iterable[str]) -> str:

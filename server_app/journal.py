@@ -17,11 +17,12 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from devices.validation import in_words, shown
+from devices.validation import shown
 from plugins.reference import is_reference
 from server_app.folders import file_written_whole
 from server_app.trackers import Tracker, TrackerError, finite, open_tracker
 from server_app.units import score_format
+from tasks.arguments import in_words
 from tasks.metrics import Scale, scale_of
 
 if TYPE_CHECKING:

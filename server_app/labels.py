@@ -9,9 +9,9 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from devices.validation import in_words
 from server_app.folders import file_written_whole
 from server_app.journal import JournalError
+from tasks.arguments import in_words
 from tasks.scoring import MAX_CLASSES
 from tasks.task import Task
 

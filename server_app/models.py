@@ -21,7 +21,7 @@ import safetensors.torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn, tensor
 
-from devices.validation import in_words, one_line
+from devices.validation import one_line
 from models.architecture import Architecture
 from models.base import with_weights
 from models.family import make_family
@@ -31,6 +31,7 @@ from plugins.reference import PluginError, is_reference, top_module
 from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
 from server_app.journal import PLUGINS, JournalError, read_config, read_rounds, read_summary
+from tasks.arguments import in_words
 from tasks.task import Task
 
 Which = Literal["best", "newest"]

@@ -356,7 +356,7 @@ class Task:
             )
         elif spec.examples_per_device > len(data.train):
             raise ValueError(
-                f"examples_per_device {spec.examples_per_device} is more than the {len(data.train)} training examples"
+                f"examples-per-device = {spec.examples_per_device} is more than the {len(data.train)} training examples"
             )
 
     def identity(self) -> dict[str, Any]:

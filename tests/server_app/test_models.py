@@ -335,7 +335,7 @@ def edited(run_dir, change):
         (lambda value: value["models"].clear(), "names no global model, or several"),
         (
             lambda value: value["models"][0].update(file="../global.safetensors"),
-            "models.0.file = .*: it must match pattern",
+            "models.0.file = .*: must be of the form",
         ),
         (
             lambda value: value["models"][0]["family"].update(name="lenet6"),
