@@ -35,7 +35,8 @@ class Choice(BlockFamily):
 
     def __post_init__(self) -> None:
         if not isinstance(self.members, tuple) or len(self.members) < 2:
-            raise ValueError(f"choice: members must be two families or more by name, not {self.members!r}")
+            given = len(self.members) if isinstance(self.members, tuple) else repr(self.members)
+            raise ValueError(f"choice: members must be two families or more by name, not {given}")
         for member, family in self.members:
             if not member.isidentifier():
                 raise ValueError(f"choice: a member's name is made of letters, digits and _, not {member!r}")

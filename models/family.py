@@ -41,6 +41,15 @@ FAMILIES: dict[str, type[Family]] = {
 }
 
 
+RIGHT = {
+    "tuple": "a list",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text in quotes",
+}
+
+
 def family_class(name: object) -> type[Family]:
     """The class of a family by its name here, or by a reference to one from outside, "package.module:Class".
 
@@ -100,7 +109,8 @@ def _check_types(name: object, kind: type[Family], arguments: Mapping[str, Any])
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 where = "".join(f"[{part}]" for part in first["loc"])
-                what = "a list" if first["type"] == "tuple_type" else first["msg"].removeprefix("Input should be ")
+                kind_of_value = first["type"].partition("_")[0]
+                what = RIGHT.get(kind_of_value) or first["msg"].removeprefix("Input should be ")
                 raise ValueError(
                     f"family {name!r}: {key}{where} = {reprlib.repr(first['input'])}: must be {what}"
                 ) from None

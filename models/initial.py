@@ -258,18 +258,24 @@ def _read(file: Path) -> dict[str, Tensor]:
         try:
             with safe_open(file, framework="pt") as content:
                 return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file} cannot be read: {error}") from None
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
+        except SafetensorError:
+            raise ValueError(f"{file} cannot be read: it is no safetensors file, or not a whole one") from None
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        why = (str(error).strip().splitlines() or ["it is no file of torch.save"])[0]
-        raise ValueError(f"{file} cannot be read as weights only: {why}; save its state_dict() to a file") from None
-    except (LookupError, AttributeError, TypeError):  # what the bytes of a text or of anything else lead to
+    except pickle.UnpicklingError:
         raise ValueError(
-            f"{file} cannot be read as weights only: it is no file of torch.save; save its state_dict() to a file"
+            f"{file} cannot be read as weights only: it holds other objects beside tensors, or is no file of "
+            "torch.save; save its state_dict() to a file"
+        ) from None
+    # What the bytes of a text or of anything else lead to.
+    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError):
+        raise ValueError(
+            f"{file} cannot be read as weights only: it is no file of torch.save, or not a whole one; save the "
+            "model's state_dict() to a file"
         ) from None
     return _state(file, content)
 

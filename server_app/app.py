@@ -116,6 +116,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         engine.population.fleet_digest,
         digests_of(config),
         _initial_digest(config),
+        data_of(engine),
     )
     if engine.own is not None and engine.own.spec.agreed is not None:
         write_agreed(run_dir, engine.own.spec.agreed)
@@ -169,6 +170,11 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         raise
     journal.finish("finished")
     log(INFO, "Report: %s", run_dir / "report.html")
+
+
+def data_of(engine: Engine) -> dict[str, Any]:
+    """What identifies a run's data; {} where devices hold their own, which may change from round to round."""
+    return {} if engine.own is not None else load_task(TaskSpec.from_json(engine.settings.task)).identity()
 
 
 def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal) -> int:

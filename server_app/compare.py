@@ -18,6 +18,7 @@ from server_app.journal import (
     RoundRecord,
     Summary,
     is_of_a_folder,
+    is_run,
     read_config,
     read_rounds,
     read_summary,
@@ -162,12 +163,20 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
     Runs whose configurations are equal but for the seed share a row, with mean and standard deviation over the seeds.
     `rows` holds a name for every run, by which it is called in place of its method; runs of two names share no row.
     `target` is a score, of metrics that are shares one between 0 and 1, by default the worst that a run delivers.
+    A run whose files are broken is left out as well.
     Raises JournalError when a folder does not hold a run, when no run is finished, when the runs are not scored by one
     metric, and when the target is no score of it.
     """
-    runs, left_out = _replicates(
-        [_load(run_dir, row) for run_dir, row in zip(run_dirs, rows or [""] * len(run_dirs), strict=True)]
-    )
+    loaded, broken = [], []
+    for run_dir, row in zip(run_dirs, rows or [""] * len(run_dirs), strict=True):
+        try:
+            loaded.append(_load(run_dir, row))
+        except (JournalError, OSError) as error:
+            if not is_run(run_dir):
+                raise
+            broken.append((run_dir.resolve().name, f"broken: {error}"))
+    runs, left_out = _replicates(loaded)
+    left_out += broken
     if not runs:
         raise JournalError(f"none of the runs is finished: {'; '.join(f'{name} is {why}' for name, why in left_out)}")
     scale = _scale_of_all(runs)

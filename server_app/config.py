@@ -29,7 +29,8 @@ from strategies.method import Method
 from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
 from strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
-from tasks.arguments import TaskArguments, read_arguments
+from tasks.arguments import TaskArguments, must, read_arguments
+from tasks.own import OwnArguments
 from tasks.task import TASKS, check_own, kind_of
 
 if TYPE_CHECKING:
@@ -514,9 +515,17 @@ class RunConfig(Params):
         else:
             known("task", self.task, TASKS)
         try:
-            self.own_task_arguments()
+            arguments = self.own_task_arguments()
         except ValueError as error:
             raise ValueError(f"task-arguments = {self.task_arguments!r}: {error}") from None
+        if isinstance(arguments, OwnArguments) and self.partition != "own":
+            given = [name for name in OwnArguments.model_fields if getattr(arguments, name)]
+            need(
+                not given,
+                "task-arguments",
+                f"{', '.join(given)} would be read under partition = 'own' only: under {self.partition!r} classes, "
+                "shape, mean and deviation are those of the files; leave it out",
+            )
         if is_reference(self.public_task):
             from_outside("public-task", self.public_task, kind_of)
         elif self.public_task:
@@ -547,8 +556,16 @@ class RunConfig(Params):
         need(bool(self.widths), "widths", "at least one width is needed, such as 1 or '1, 0.5'")
         need(all(0 < w <= 1 for w in self.widths), "widths", "every width is above 0 and at most 1")
         need(len(set(self.widths)) == len(self.widths), "widths", "a width is listed twice")
-        need(len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "betas", "two numbers in [0, 1)")
-        need(all(r.is_integer() and r >= 1 for r in self.decay_rounds), "decay-rounds", "round numbers from 1")
+        need(
+            len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
+            "betas",
+            "must be two numbers from 0 to below 1, such as [0.9, 0.999]",
+        )
+        need(
+            all(r.is_integer() and r >= 1 for r in self.decay_rounds),
+            "decay-rounds",
+            "must be numbers of rounds, from 1 on",
+        )
         need(
             self.schedule == "steps" or not self.decay_rounds,
             "decay-rounds",
@@ -851,11 +868,10 @@ def _meant(key: str, keys: list[str]) -> str:
 
 def _wrong(default: object, item: ErrorDetails) -> str:
     """What was wrong with one value, and what would be right."""
-    message = item["msg"].removeprefix("Value error, ")
     for kind, right in RIGHT.items():
         if item["type"].startswith(kind):
             return f"must be {'a text in quotes' if default == '' else right.format(default=default)}"
-    return message
+    return must(item)
 
 
 def _whole_to_float(field: FieldInfo, value: object) -> object:

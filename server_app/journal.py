@@ -17,10 +17,12 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from devices.validation import shown
 from plugins.reference import is_reference
 from server_app.folders import file_written_whole
 from server_app.trackers import Tracker, TrackerError, finite, open_tracker
 from server_app.units import score_format
+from tasks.arguments import in_words
 from tasks.metrics import Scale, scale_of
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nat
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
 PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
 INITIAL = "initial-weights-sha256"  # of the file of first weights, where a run has one
+DATA = "data"  # what identifies the data, `Task.identity`; not of devices that hold their own, nor of earlier versions
 
 Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -286,13 +289,15 @@ class Journal:
         fleet_digest: str = "",
         plugins: Mapping[str, str] | None = None,
         initial_digest: str = "",
+        data: Mapping[str, Any] | None = None,
     ) -> "Journal":
         """Start a run's journal, or with `resume` go on with one, and write config.json.
 
         `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them; `fleet_digest`
         stands for the contents of the fleet's files, `plugins` for those of the modules from outside, by their names,
-        `initial_digest` for the file of first weights. A resumed journal still holds all its rounds, of which
-        `last_round` is the last that both files have in full: call `drop_after` with the round of the checkpoint.
+        `initial_digest` for the file of first weights, and `data` is what identifies the data, if the server has them.
+        A resumed journal still holds all its rounds, of which `last_round` is the last that both files have in full:
+        call `drop_after` with the round of the checkpoint.
 
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
         it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
@@ -306,6 +311,7 @@ class Journal:
             check_same_fleet(run_dir, config, fleet_digest)
             check_same_plugins(run_dir, plugins or {})
             check_same_initial(run_dir, initial_digest)
+            check_same_data(run_dir, data or {})
             journal.last_round = whole_rounds(run_dir)
             if journal.last_round == len(read_rounds(run_dir)):
                 # Also cuts off a line that a crash left torn, so that nothing is ever appended to half a line.
@@ -319,6 +325,7 @@ class Journal:
             "fleet-sha256": fleet_digest,
             **({PLUGINS: dict(plugins)} if plugins else {}),
             **({INITIAL: initial_digest} if initial_digest else {}),
+            **({DATA: dict(data)} if data else {}),
         }
         _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)
@@ -631,6 +638,23 @@ def check_same_initial(run_dir: Path, digest: str) -> None:
         )
 
 
+def check_same_data(run_dir: Path, data: Mapping[str, Any]) -> None:
+    """Raise JournalError unless the data are those that the run in `run_dir` began with, where it says which.
+
+    Runs of earlier versions do not say it, and neither do those whose devices hold their own.
+    """
+    before = read_config(run_dir).get(DATA, {})
+    changed = [key for key in before if before[key] != data.get(key)]
+    if not changed:
+        return
+    told = [f"{key.replace('-', ' ')}: {before[key]} then, {data.get(key)} now" for key in changed if key != "sha256"]
+    raise JournalError(
+        f"the run in {run_dir} cannot be resumed: its data are not what they were when the run began "
+        f"({'; '.join(told) or 'there are as many examples, and their labels or inputs differ'}); put the old data "
+        "back, or start another run"
+    )
+
+
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The content of config.json, an object of CONFIG_KEYS. Raises JournalError when there is no run."""
     path = run_dir / "config.json"
@@ -643,8 +667,11 @@ def read_config(run_dir: Path) -> dict[str, Any]:
             f"{path} is not JSON: {error}. Without the configuration that it began with a run does not go on: put the "
             "file back from a copy, or start another run"
         ) from None
-    if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL} != set(CONFIG_KEYS):
+    if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL, DATA} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
+    kinds = {"config": dict, "fleet-sha256": str, "seed": int}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(content[key], kind)]:
+        raise JournalError(f"{path}: {wrong[0]} = {shown(content[wrong[0]])} is not what a run writes there")
     return content
 
 
@@ -661,7 +688,7 @@ def read_summary(run_dir: Path) -> Summary | None:
     try:
         return Summary.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise JournalError(f"{path}: {error}") from None
+        raise JournalError(f"{path}: {in_words(error)}") from None
 
 
 def read_rounds(run_dir: Path) -> list[RoundRecord]:
@@ -806,7 +833,7 @@ def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
             try:
                 yield kind.model_validate_json(line)
             except ValidationError as error:
-                raise JournalError(f"{path}, line {number}: {error}") from None
+                raise JournalError(f"{path}, line {number}: {in_words(error)}") from None
 
 
 def _line(record: Record) -> str:

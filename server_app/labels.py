@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from server_app.folders import file_written_whole
 from server_app.journal import JournalError
+from tasks.arguments import in_words
 from tasks.scoring import MAX_CLASSES
 from tasks.task import Task
 
@@ -61,4 +62,4 @@ def read_labels(run_dir: Path) -> Labels | None:
     try:
         return Labels.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise JournalError(f"{path}: {error}") from None
+        raise JournalError(f"{path}: {in_words(error)}") from None

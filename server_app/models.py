@@ -31,6 +31,7 @@ from plugins.reference import PluginError, is_reference, top_module
 from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
 from server_app.journal import PLUGINS, JournalError, read_config, read_rounds, read_summary
+from tasks.arguments import in_words
 from tasks.task import Task
 
 Which = Literal["best", "newest"]
@@ -310,8 +311,10 @@ def _score(folder: Path) -> float | None:
 def _contents(folder: Path) -> SavedModels:
     try:
         found = SavedModels.model_validate_json((folder / FACTS).read_bytes())
-    except (OSError, ValidationError) as error:
-        raise ModelError(f"{folder / FACTS} cannot be read: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{folder / FACTS} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ModelError(f"{folder / FACTS} cannot be read: {in_words(error)}") from error
     if sum(model.is_global for model in found.models) != 1:
         raise ModelError(f"{folder / FACTS} names no global model, or several")
     return found

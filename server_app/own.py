@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
+from pydantic import ValidationError
 
 from rounds.own import OwnData, ask_here, ask_nodes, tell
 from rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
 from server_app.config import ConfigError, RunConfig
 from server_app.folders import file_written_whole
 from server_app.journal import JournalError
+from tasks.arguments import in_words
 from tasks.data import DataSet
 from tasks.own import Agreed, Declared, Summary, agree, declared_by
 from tasks.task import TaskSpec, server_test
@@ -86,5 +88,7 @@ def read_agreed(run_dir: Path) -> Agreed | None:
         return Agreed.model_validate_json((run_dir / FILE).read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise JournalError(f"{run_dir / FILE} cannot be read: {error}") from None
+    except OSError as error:
+        raise JournalError(f"{run_dir / FILE} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise JournalError(f"{run_dir / FILE} cannot be read: {in_words(error)}") from None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import reprlib
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class TaskArguments(BaseModel):
@@ -20,6 +24,18 @@ class TaskArguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+BOUNDS = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have {min_length} or more entries, and has {actual_length}",
+    "too_long": "must have at most {max_length} entries, and has {actual_length}",
+    "string_too_short": "must have at least {min_length} letters",
+    "string_too_long": "must have at most {max_length} letters",
+    "string_pattern_mismatch": "must be of the form {pattern}",
+    "finite_number": "must be a finite number",
+}
 RIGHT = {"string_type": "a text in quotes", "int_type": "a whole number", "float_type": "a number"}
 LISTS: dict[object, str] = {int: "[16, 16]", float: "[0.5, 0.25]", str: "['a', 'b']"}
 
@@ -59,8 +75,35 @@ def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
     elif first["type"] in RIGHT:
         right = f"must be {RIGHT[first['type']]}"
     else:
-        right = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        right = must(first)
     return f"{where} = {reprlib.repr(first['input'])}: {right}"
+
+
+def must(item: ErrorDetails) -> str:
+    """What a value must be, of one of the errors that pydantic finds."""
+    if item["type"] == "string_too_short" and item["ctx"]["min_length"] == 1:
+        return "must not be empty"
+    if item["type"] in BOUNDS:
+        bounds = {
+            key: f"{value:g}" if isinstance(value, float) else value for key, value in item.get("ctx", {}).items()
+        }
+        return BOUNDS[item["type"]].format(**bounds)
+    return re.sub(r"^\w+ should ", "must ", item["msg"].removeprefix("Value error, "))
+
+
+def in_words(error: ValidationError) -> str:
+    """What pydantic finds wrong with a file, in one line: the first of its errors, and how many more there are."""
+    first, *others = error.errors(include_url=False)
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        text = f"the key {key!r} is missing"
+    elif first["type"] == "extra_forbidden":
+        text = f"there should be no key {key!r}"
+    elif first["type"] == "json_invalid":
+        text = f"it is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
+    else:
+        text = f"{key} = {reprlib.repr(first['input'])}: {must(first)}" if key else f"it {must(first)}"
+    return text + (f" (and {len(others)} more)" if others else "")
 
 
 def _list_like(annotation: object) -> str:

@@ -141,7 +141,10 @@ def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None)
     mean, square = torch.tensor(per_channel, dtype=torch.float64).unbind(1)
     std = (square - mean**2).clamp_min(0).sqrt()
     if bool((std == 0).any()):
-        raise ValueError("a channel of the training inputs has one value only, so it cannot be normalized")
+        raise ValueError(
+            f"channel {int((std == 0).nonzero()[0])} of the training inputs, counted from 0, has one value only, so it "
+            "cannot be normalized"
+        )
     return DataSet(train, test, classes, mean.float(), std.float(), natural_ids)
 
 
@@ -183,6 +186,22 @@ def stratified_test(labels: Tensor, fraction: float) -> Tensor:
         chosen = torch.randperm(len(members), generator=generator)[: round(fraction * len(members))]
         mask[members[chosen]] = True
     return mask
+
+
+def split(data: Data, share: float, where: object) -> tuple[Data, Data]:
+    """Examples that come without a test set, to train on and to test on: a share of each class, or of all numbers.
+
+    ValueError, which says where the examples lie, where nothing would be left for one of them.
+    """
+    strata = data.labels if data.label_kind == "classes" else torch.zeros(len(data), dtype=torch.int64)
+    mask = stratified_test(strata, share)
+    if not mask.any() or mask.all():
+        each = "" if data.label_kind != "classes" else f" of {len(strata.unique())} classes"
+        raise ValueError(
+            f"{where}: {len(data)} examples{each} are too few to keep a share of {share} of each for testing: give "
+            "more of them, or some to test on"
+        )
+    return Data(data.inputs[~mask], data.labels[~mask]), Data(data.inputs[mask], data.labels[mask])
 
 
 def cache_folder(kind: str) -> Path:

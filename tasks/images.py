@@ -15,17 +15,16 @@ from torch import Tensor
 
 from tasks.data import (
     DECODED_VERSION,
-    Data,
     DataSet,
     decoded_once,
     describe_files,
     digest,
     make_data_set,
-    stratified_test,
+    split,
 )
 from tasks.hub import existing_folder, import_datasets
 from tasks.own import OwnArguments, made
-from tasks.texts import Rows, csv_rows, files_behind, json_rows, saved
+from tasks.texts import Rows, check_columns, csv_rows, files_behind, json_rows, saved
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,11 +55,11 @@ def load(data_dir: str, arguments: ImageArguments) -> DataSet:
     found = own(data_dir, arguments)
     train, test = found.train, found.test
     if not len(test):
-        mask = stratified_test(train.labels, arguments.test_share)
-        train, test = (Data(train.inputs[part], train.labels[part]) for part in (~mask, mask))
-    if not train.labels.is_floating_point() and found.classes < 2:
-        raise ValueError(f"{data_dir}: all images are of the class {found.label_names[0]!r}: at least two are needed")
-    measured = make_data_set(train, test)
+        train, test = split(train, arguments.test_share, data_dir)
+    try:
+        measured = make_data_set(train, test)
+    except ValueError as error:
+        raise ValueError(f"{data_dir}: {error}") from None
     return DataSet(train, test, found.classes, measured.mean, measured.std, label_names=found.label_names)
 
 
@@ -128,9 +127,9 @@ def _named(folder: Path, file: Path, rows: Callable[[Path], Rows]) -> list[Liste
     """The images that a file of metadata lists."""
     found = []
     for line, row in rows(file):
-        for column in ("file_name", "label"):
-            if row.get(column) in (None, ""):
-                raise ValueError(f"{file}:{line}: no {column!r}, there are {', '.join(map(repr, row))}")
+        check_columns(row, ("file_name", "label"), file, line)
+        if empty := [column for column in ("file_name", "label") if row[column] in (None, "")]:
+            raise ValueError(f"{file}:{line}: {empty[0]} is empty")
         image, label = folder / str(row["file_name"]), row["label"]
         if not image.resolve().is_relative_to(folder.resolve()) or not image.is_file():
             raise ValueError(f"{file}:{line}: {row['file_name']!r} is no image in {folder}")
@@ -209,13 +208,17 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
 
     try:
         with Image.open(file) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} are more than {MAX_PIXELS} pixels")
-            return pixels_of(image, mode, size)
+            width, height = image.size
+            if width * height <= MAX_PIXELS:
+                return pixels_of(image, mode, size)
     except UnidentifiedImageError:  # whose text names the file, or an object in memory by its address
         raise ValueError("its bytes are of no image format that is known here") from None
-    except (OSError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
-        raise ValueError(str(error) or type(error).__name__) from error
+    except Image.DecompressionBombError:
+        raise ValueError(f"it has more than {MAX_PIXELS} pixels") from None
+    except (OSError, ValueError, SyntaxError) as error:  # those of the system have a number, Pillow's have none
+        of_system = error.strerror if isinstance(error, OSError) else None
+        raise ValueError(of_system or "it is damaged, or a part of it is missing") from error
+    raise ValueError(f"{width} x {height} are more than {MAX_PIXELS} pixels")
 
 
 def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:

@@ -96,8 +96,6 @@ def _decode(train: Path, test: Path) -> DataSet:
         raise ValueError(
             f"{train.parent}: the smallest label is {int(labels.min())}, labels count from 0: subtract it from all"
         )
-    if int(labels.max()) == 0:
-        raise ValueError(f"{train.parent}: all labels are 0: at least two classes are needed")
     if int(labels.max()) >= len(labels):
         raise ValueError(
             f"{train.parent}: the largest label is {int(labels.max())}, and there are {len(labels)} examples: "

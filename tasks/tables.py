@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,14 +20,26 @@ from tasks.data import (
     find_file,
     make_data_set,
     no_file,
-    stratified_test,
+    split,
 )
 from tasks.hub import existing_folder
 from tasks.own import MAX_CHANNELS, OwnArguments, made
-from tasks.texts import as_float32, as_name, check_size, csv_rows, files_behind, json_rows, saved, saved_rows, tsv_rows
+from tasks.texts import (
+    as_float32,
+    as_name,
+    check_columns,
+    check_size,
+    csv_rows,
+    files_behind,
+    json_rows,
+    saved,
+    saved_rows,
+    tsv_rows,
+)
 
 READERS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".arrow": saved_rows}
 FORMATS = (".csv", ".tsv", ".jsonl")
+MANY_NAMES = 10  # of labels that are numbers; more of them than half of the rows are no classes
 EXPECTED = "the files that task-arguments name"
 
 Column = Annotated[str, Field(min_length=1)]
@@ -70,14 +83,38 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
     names = [arguments.train, *([arguments.test] if arguments.test else [])]
     found = _read([find_file(folder, name, "table", EXPECTED) for name in names], arguments)
     train, test = found.train, found.test
+    _check_names(found.label_names, len(train) + len(test), arguments, folder)
     if not len(test):
-        strata = train.labels if arguments.labels == "classes" else torch.zeros(len(train), dtype=torch.int64)
-        mask = stratified_test(strata, arguments.test_share)
-        train, test = (Data(train.inputs[part], train.labels[part]) for part in (~mask, mask))
-    if arguments.labels == "classes" and found.classes < 2:
-        raise ValueError(f"{folder}: all rows have the label {found.label_names[0]!r}: at least two are needed")
+        train, test = split(train, arguments.test_share, folder)
+    _check_varied(train, arguments, folder)
     measured = make_data_set(train, test)
     return DataSet(train, test, found.classes, measured.mean, measured.std, label_names=found.label_names)
+
+
+def _check_names(names: Sequence[str], rows: int, arguments: TableArguments, folder: Path) -> None:
+    """ValueError where what is taken for names of classes are rather numbers: most rows have one of their own."""
+    if len(names) <= max(MANY_NAMES, rows / 2):
+        return
+    try:
+        for name in names:
+            as_float32(name)
+    except ValueError:
+        return
+    raise ValueError(
+        f"{folder}: {arguments.label} has {len(names)} different numbers in {rows} rows, such as {names[0]}, too many "
+        "for classes: say labels = 'numbers' in task-arguments"
+    )
+
+
+def _check_varied(train: Data, arguments: TableArguments, folder: Path) -> None:
+    """ValueError where a column has one value, by which a model could tell nothing."""
+    constant = (train.inputs == train.inputs[:1]).all(dim=0).flatten()
+    if bool(constant.any()):
+        number = int(constant.nonzero()[0])
+        raise ValueError(
+            f"{folder}: {arguments.columns[number]} is {float(train.inputs[0, number, 0]):g} in all training rows, so "
+            "that nothing can be learned of it: leave it out of columns"
+        )
 
 
 def own(data_dir: str, arguments: TableArguments) -> DataSet:
@@ -115,15 +152,16 @@ def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, l
         check_size(file.stat().st_size, file)
         label_of = as_float32 if arguments.labels == "numbers" else as_name
         for line, row in READERS[file.suffix](file):
-            if missing := [column for column in (*columns, arguments.label) if column not in row]:
-                raise ValueError(f"{file}:{line}: no column {missing[0]!r}, there are {', '.join(map(repr, row))}")
+            check_columns(row, (*columns, arguments.label), file, line)
             column = arguments.label
             try:
                 labels.append(label_of(row[column]))
                 for column in columns:
                     values.append(as_float32(row[column]))
             except ValueError as error:
-                raise ValueError(f"{file}:{line}: {column} {error}") from None
+                fraction = column == arguments.label and isinstance(row[column], float)
+                hint = "; labels that are numbers need labels = 'numbers' in task-arguments" if fraction else ""
+                raise ValueError(f"{file}:{line}: {column} {error}{hint}") from None
         if not labels:
             raise ValueError(f"{file}: holds no rows")
     inputs = torch.tensor(values, dtype=torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +38,7 @@ from tasks import (
 )
 from tasks.arguments import TaskArguments, read_arguments
 from tasks.data import Data, DataSet, Vocabulary
-from tasks.labels import LabelKind
+from tasks.labels import NO_LABEL, LabelKind
 from tasks.losses import TaskLoss, usual_loss
 from tasks.metrics import METRICS, Metric, usual_metric
 from tasks.own import (
@@ -59,6 +60,7 @@ __all__ = ["PARTITIONS", "TASKS", "Agreed", "Data", "Kind", "Shard", "Task", "Ta
 PARTITIONS = ("iid", "dirichlet", "natural", "strong-and-weak", "own")
 BY_CLASS = ("dirichlet", "strong-and-weak")  # which need to know the class of every example
 STRONG_TESTS = ("share", "whole")
+HASHED_INPUTS = 1000  # of each part, about as many, which stand for all of them in `Task.identity`
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Kind:
     task's own arguments; `load` then gets them after the data folder, and `metric` may be a function of them and the
     data set. `label_names`: of the classes, in their order; empty where numbers are all there is. `own`: as `load`, but
     of one device's folder: its examples as they are, with its own `label_names` and without normalization, of which
-    those for training or those for testing may be none; None where devices cannot hold data of their own.
+    those for training or those for testing may be none; None where devices cannot hold data of their own. `fixed`:
+    there are as many classes as the task says, whichever of them the files have examples of.
     """
 
     load: Callable[..., DataSet]
@@ -83,6 +86,7 @@ class Kind:
     arguments: type[TaskArguments] | None = None
     label_names: tuple[str, ...] = ()
     own: Callable[..., DataSet] | None = None
+    fixed: bool = False
 
 
 DIGITS = tuple("0123456789")
@@ -103,12 +107,12 @@ TASKS: dict[str, Kind] = {
     "svhn": Kind(svhn.load, "resnet18", crop_padding=4, label_names=DIGITS),
     "stl10": Kind(stl10.load, "resnet18", crop_padding=4, flip=True),
     "femnist": Kind(hub.load_femnist, "lenet5", arguments=hub.FemnistArguments),
-    "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True),
-    "hapt": Kind(hapt.load, "cnn3", in_time=True),
+    "shakespeare": Kind(shakespeare.load, "bert-tiny", in_time=True, fixed=True),
+    "hapt": Kind(hapt.load, "cnn3", in_time=True, fixed=True),
     "unimib-shar": Kind(unimib.load, "vgg"),
     "text": Kind(texts.load, "encoder", metric=texts.metric, arguments=texts.OwnTextArguments, own=texts.own),
     "sentiment": Kind(sentiment.load, "encoder", arguments=sentiment.SentimentArguments),
-    "trec": Kind(trec.load, "encoder", arguments=trec.TrecArguments),
+    "trec": Kind(trec.load, "encoder", arguments=trec.TrecArguments, fixed=True),
     "nero": Kind(nero.load, "encoder", arguments=nero.NeroArguments),
     **{
         f"glue-{name}": Kind(
@@ -318,6 +322,7 @@ class Task:
         self._flip = kind.flip
         self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
+        self._natural_ids = data.natural_ids
         if spec.partition == "own":
             return  # the one device that these data are of has all of them
         by_class = self.label_kind == "classes"
@@ -351,8 +356,28 @@ class Task:
             )
         elif spec.examples_per_device > len(data.train):
             raise ValueError(
-                f"examples_per_device {spec.examples_per_device} is more than the {len(data.train)} training examples"
+                f"examples-per-device = {spec.examples_per_device} is more than the {len(data.train)} training examples"
             )
+
+    def identity(self) -> dict[str, Any]:
+        """What tells these data from others, by words that a run records: counts, shape and a hash.
+
+        The hash is of all labels, of the sources and the classes' names, of mean and deviation, which nearly every
+        change of a training input changes, and of evenly spaced inputs: to read all of them would take a server of
+        large data as much memory as they have.
+        """
+        hashed = hashlib.sha256(json.dumps(self.label_names).encode())
+        sampled = [part.inputs[:: max(1, len(part) // HASHED_INPUTS)] for part in (self.train, self.test)]
+        for tensor in (self.train.labels, self.test.labels, self._natural_ids, self._mean, self._std, *sampled):
+            if tensor is not None:
+                hashed.update(tensor.numpy().tobytes())
+        return {
+            "training-examples": len(self.train),
+            "test-examples": len(self.test),
+            "classes": self.classes,
+            "input-shape": "x".join(map(str, self.input_shape)),
+            "sha256": hashed.hexdigest(),
+        }
 
     @cached_property
     def _members(self) -> list[np.ndarray]:
@@ -575,14 +600,46 @@ def laid_out_for(model: object, inputs: Tensor) -> Tensor:
 def load_task(spec: TaskSpec) -> Task:
     """The task of a spec, kept for the life of the process.
 
-    FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong; both say what is right.
+    FileNotFoundError when the data are nowhere, ValueError when a file or a setting is wrong, or when classes cannot be
+    learned from these examples; both say what is right.
     Under the partition "own" the task has no examples itself: see `Task.for_device`.
     """
     if spec.partition == "own":
         if spec.agreed is None:
             raise ValueError("partition 'own': nothing is agreed of the devices' data yet")
         return Task(spec, spec.agreed.empty())
-    return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments))
+    data = load_data_set(spec.name, spec.data_dir, spec.arguments)
+    _check_classes(spec, data)
+    return Task(spec, data)
+
+
+def _check_classes(spec: TaskSpec, data: DataSet) -> None:
+    """Raise ValueError where nothing could learn to tell classes: there is one, or some are only tested on.
+
+    Classes that the task or a user has declared may be only tested on, as by a model whose first weights know them.
+    Tags may too: those of texts of one's own were compared where they were read.
+    """
+    if data.train.label_kind == "numbers":
+        return
+    kind = kind_of(spec.name)
+    names = data.label_names or kind.label_names
+    if len(names) != data.classes:  # labels are numbers only, or the files are not those that the names are of
+        names = tuple(map(str, range(data.classes)))
+    trained, tested = (part.labels[part.labels != NO_LABEL].unique() for part in (data.train, data.test))
+    declared = kind.fixed or (isinstance(spec.arguments, texts.OwnTextArguments) and bool(spec.arguments.classes))
+    foreign = sorted({*tested.tolist()} - {*trained.tolist()})
+    where = spec.data_dir or f"the data of the task {spec.name!r}"
+    if foreign and not declared and data.train.label_kind == "classes":
+        told = ", ".join(repr(names[label]) for label in foreign[:5])
+        raise ValueError(
+            f"{where}: test examples have {'the label' if len(foreign) == 1 else 'labels'} {told}"
+            f"{f' and {len(foreign) - 5} more' if len(foreign) > 5 else ''}, which no training example has, so that "
+            "nothing can be learned of them: add training examples, or take these test examples out"
+        )
+    if len(trained) == 1:
+        raise ValueError(
+            f"{where}: all training examples have the label {names[int(trained)]!r}: at least two classes are needed"
+        )
 
 
 def own_data(spec: TaskSpec, folder: str) -> DataSet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -348,9 +348,8 @@ def _texts_of(
         readers[arguments.source] = (found.sources, as_name)
     for number, row in rows:
         place = f"{source}{before_number}{number}"
+        check_columns(row, readers, source, number, before_number)
         for column, (values, read) in readers.items():
-            if column not in row:
-                raise ValueError(f"{place}: no column {column!r}, there are {', '.join(map(repr, row))}")
             try:
                 values.append(read(row[column]))
             except ValueError as error:
@@ -358,6 +357,24 @@ def _texts_of(
         found.places.append(place)
     found.check(arguments.labels, source)
     return found
+
+
+def check_columns(
+    row: Mapping[str, Any], columns: Iterable[str], source: object, number: int, before_number: str = ":"
+) -> None:
+    """ValueError where a row lacks a column, with its place: of a file with a header that is the header's line.
+
+    before_number: what stands between the source and the row's number.
+    """
+    if lacking := next((column for column in columns if column not in row), None):
+        header = str(source).endswith((".csv", ".tsv"))
+        only = next(iter(row), "")
+        mark = next((mark for mark in (";", ",", "\t") if len(row) == 1 and mark in only), "")
+        hint = f"; {mark!r} stands between its values: a .csv file has commas there, a .tsv file tabs" if mark else ""
+        raise ValueError(
+            f"{source}{before_number}{1 if header else number}: no column {lacking!r}, there are "
+            f"{', '.join(map(repr, row))}{hint}"
+        )
 
 
 def _text(value: object) -> str:
@@ -415,7 +432,10 @@ def lines_of(file: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str
             try:
                 text = line.decode(encoding)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{file}:{number}: not a text in {encoding.removesuffix('-sig')} ({error})") from None
+                raise ValueError(
+                    f"{file}:{number}: not a text in {encoding.removesuffix('-sig')} (byte {error.start + 1} of the "
+                    "line): save the file in that encoding"
+                ) from None
             yield number, text.rstrip("\r\n")
 
 

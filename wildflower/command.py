@@ -124,6 +124,7 @@ def sweep(
     """
     from rich.console import Console
 
+    from server_app.journal import JournalError
     from wildflower.experiment import INTERRUPTED
     from wildflower.flower import stop_signals_interrupt
     from wildflower.settings import SettingsError
@@ -142,7 +143,7 @@ def sweep(
                 jobs,
                 Console(),
             )
-    except (SettingsError, OSError) as error:
+    except (SettingsError, JournalError, OSError) as error:
         raise _stop(str(error)) from None
     if outcome.interrupted:
         typer.echo("Stopped; the same command goes on with what is missing.")

@@ -29,6 +29,7 @@ from server_app.journal import (
     Summary,
     check_folder,
     check_resumable,
+    check_same_data,
     check_same_fleet,
     check_same_plugins,
     is_held,
@@ -104,6 +105,7 @@ def _run(
     modules: Mapping[str, Path],
 ) -> int:
     with loading_modules():  # torch above all
+        from server_app.app import data_of
         from server_app.config import digests_of
 
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
@@ -122,6 +124,8 @@ def _run(
         built = check_buildable(config) if config.fleet else None
     if config.resume:
         check_same_fleet(run_dir, config.to_dict(), built[0].population.fleet_digest if built else "")
+        if built is not None:
+            check_same_data(run_dir, data_of(built[0]))
     run_dir.mkdir(parents=True, exist_ok=True)
     console.print(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {counted(config.rounds, 'round')}, "

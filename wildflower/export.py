@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from devices.validation import one_line
 from models.architecture import Architecture
 from models.layers import MeanOfExits
+from plugins.reference import PluginError
 from server_app.models import ModelInfo, Which, load_model, modules_of, network_of
+from tasks.arguments import in_words
 
 Format = Literal["safetensors", "pt2", "onnx", "pte"]
 Program = Callable[[Tensor], Tensor]
@@ -117,8 +119,10 @@ def export(
         path = run_dir / "export" / f"{name}.{file_format}" if out is None else out
         if path.suffix != f".{file_format}":
             raise ExportError(f"{path}: the name of a {file_format} file ends in .{file_format}")
-        path.parent.mkdir(parents=True, exist_ok=True)
         deployed = with_preparation(model, facts)
+        with torch.no_grad():
+            check_numbers(deployed(examples(facts, CHECKED)), str(run_dir))
+        path.parent.mkdir(parents=True, exist_ok=True)
         data = (
             safetensors.torch.save(_tensors(model))
             if file_format == "safetensors"
@@ -161,6 +165,15 @@ def facts_of(info: ModelInfo, file_format: Format) -> Facts:
 def with_preparation(model: nn.Module, facts: Facts) -> Deployed:
     """A model that prepares its inputs."""
     return Deployed(model, facts.mean, facts.std, len(facts.input_shape)).eval()
+
+
+def check_numbers(outputs: Tensor, where: str) -> None:
+    """Raise ExportError where a model says something that is no number."""
+    if not bool(outputs.isfinite().all()):
+        raise ExportError(
+            f"{where}: what the model says are no finite numbers: its training has diverged; train with a smaller "
+            "learning-rate, or with clip-norm"
+        )
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -231,7 +244,7 @@ def read_facts(path: Path) -> Facts:
     except OSError as error:
         raise ExportError(f"cannot read {beside}, which belongs to {path}: {error.strerror}") from None
     except ValidationError as error:
-        raise ExportError(f"{beside} does not hold the facts of a model: {one_line(str(error))}") from None
+        raise ExportError(f"{beside} does not hold the facts of a model: {in_words(error)}") from None
     if path.suffix != f".{facts.format}":
         raise ExportError(f"{beside} is about a .{facts.format} file, and not about {path.name}")
     return facts
@@ -256,7 +269,13 @@ def read_program(path: Path) -> tuple[Program, Facts]:
 
 
 def _read_safetensors(path: Path, facts: Facts) -> Program:
-    model = network_of(facts.family, facts.architecture, path.read_bytes(), facts.exits)
+    try:
+        model = network_of(facts.family, facts.architecture, path.read_bytes(), facts.exits)
+    except PluginError as error:
+        raise ExportError(
+            f"{path} has the weights of a model of your own, whose module belongs beside it: {error}. A file of "
+            "another format, such as --format pt2, needs no module"
+        ) from None
     return asked(with_preparation(model, facts))
 
 

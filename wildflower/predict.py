@@ -14,7 +14,17 @@ from devices.validation import one_line
 from plugins.beside import looked_for_beside
 from server_app.models import Which, load_model, modules_of
 from tasks.images import SUFFIXES, read_image
-from wildflower.export import FORMATS, ExportError, Facts, Program, asked, facts_of, read_program, with_preparation
+from wildflower.export import (
+    FORMATS,
+    ExportError,
+    Facts,
+    Program,
+    asked,
+    check_numbers,
+    facts_of,
+    read_program,
+    with_preparation,
+)
 
 MAX_IMAGES = 10_000
 MODES = {1: "L", 3: "RGB"}  # by the number of channels
@@ -101,7 +111,11 @@ def _predictions(files: list[Path], program: Program, facts: Facts) -> Iterator[
     for start in range(0, len(files), ASKED_TOGETHER):
         read: list[Tensor | str] = [_read(path, facts) for path in files[start : start + ASKED_TOGETHER]]
         inputs = [image for image in read if isinstance(image, Tensor)]
-        outputs = iter(program(torch.stack(inputs))) if inputs else iter(())
+        outputs: Iterator[Tensor] = iter(())
+        if inputs:
+            said = program(torch.stack(inputs))
+            check_numbers(said, f"the model of the task {facts.task!r}")
+            outputs = iter(said)
         for path, image in zip(files[start:], read, strict=False):
             if isinstance(image, str):
                 yield Prediction(path.name, problem=image)

@@ -274,7 +274,8 @@ def sweep(
         seeds: what every row and combination of values is run with.
         rows: named sets of settings, such as `{"slow": {"learning_rate": 0.01}}`, or a file of them
             (docs/configuration.md). With `"seeds": [1]` among its settings, a row runs with that seed only.
-        grid: the values of keys, such as `{"strategy": ["heterofl", "fedrolex"], "learning_rate": [0.1, 0.01]}`.
+        grid: the values of keys, such as `{"strategy": ["heterofl", "fedrolex"], "learning_rate": [0.1, 0.01]}`; those
+            of a method's own keys as a dict: `{"fedprox": {"mu": [0.1, 1]}}`.
         jobs: runs at a time, which share the CPU's cores.
         folder: where the runs lie; by default runs/NAME-sweep, by the experiment's name. The same call goes on there.
         settings: keys of all runs, as for `run`.
@@ -285,7 +286,7 @@ def sweep(
         KeyboardInterrupt: the sweep was interrupted; the same call goes on with what is missing.
     """
     file = Path(experiment)
-    texts = {_key(key): _values(key, values) for key, values in (grid or {}).items()}
+    texts = _grid(grid or {})
     if not is_whole(jobs, least=1):
         raise SettingsError(f"jobs = {jobs!r}: must be a whole number from 1 on")
     where = folder_of(file, None if folder is None else Path(folder))
@@ -306,17 +307,36 @@ def sweep(
     return Sweep(where, [load(run.run_dir) for run in outcome.finished], names, texts)
 
 
-def compare(runs: Iterable[Run | str | os.PathLike[str]], target: float | None = None) -> Comparison:
+Runs = Run | Sweep | str | os.PathLike[str]
+"""What stands for one run or several."""
+
+
+def compare(runs: Runs | Iterable[Runs], target: float | None = None) -> Comparison:
     """Lay finished runs side by side, as `wildflower compare` does: `print` the result, or save its `html`.
 
     Args:
-        runs: runs, or their folders; the folder of a sweep stands for all its runs.
+        runs: runs, or their folders; a sweep, or its folder, stands for all its runs.
         target: the score that they are timed to reach; by default the worst that one of them delivers.
 
     Raises:
-        JournalError: a folder holds no run, none is finished, or their scores are of different metrics.
+        JournalError: there is no run, a folder holds none, none is finished, or their scores are of different metrics.
     """
-    return compare_runs(runs_of(run.folder if isinstance(run, Run) else Path(run) for run in runs), target)
+    if isinstance(runs, Run | Sweep | str | os.PathLike):
+        runs = [runs]
+    folders = [folder for given in runs for folder in _folders(given)]
+    if not folders:
+        raise JournalError('there is nothing to compare: give runs or their folders, such as wf.compare(["runs/one"])')
+    return compare_runs(runs_of(folders), target)
+
+
+def _folders(given: Runs) -> list[Path]:
+    if isinstance(given, Sweep):
+        return [run.folder for run in given.runs]
+    if isinstance(given, Run):
+        return [given.folder]
+    if isinstance(given, str | os.PathLike):
+        return [Path(given)]
+    raise JournalError(f"{given!r} is neither a run nor a sweep, nor the name of a folder of one")
 
 
 # Settings and tables --------------------------------------------------------------------------------------------------
@@ -328,9 +348,32 @@ def _key(name: object) -> str:
     return name.replace("_", "-")
 
 
+def _grid(grid: object, prefix: str = "") -> dict[str, list[str]]:
+    """The values of every key as texts; a dict in place of values has those of a method's own keys."""
+    if not isinstance(grid, Mapping):
+        raise SettingsError(
+            f'grid = {grid!r}: must be a dict of keys and their values, such as {{"strategy": ["heterofl", "fedavg"]}}'
+        )
+    texts: dict[str, list[str]] = {}
+    for name, values in grid.items():
+        key = f"{prefix}{_key(name)}"
+        found = _grid(values, f"{key}.") if isinstance(values, Mapping) else {key: _values(key, values)}
+        if twice := next((one for one in found if one in texts), None):
+            raise SettingsError(f"grid {twice}: it is given twice: put all its values into one list")
+        texts |= found
+    return texts
+
+
 def _values(key: str, values: object) -> list[str]:
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+    if isinstance(values, str) or not isinstance(values, Iterable):
         raise SettingsError(f"grid {key} = {values!r}: must be a list of values")
+    values = [*values]
+    if of_several := next((value for value in values if isinstance(value, Mapping)), None):
+        first, value = next(iter(of_several.items()), ("KEY", "VALUE"))
+        raise SettingsError(
+            f"grid {key}: {of_several!r} is a set of settings, and a grid has lists of values: "
+            f"{{{key!r}: {{{first!r}: [{value!r}, ...]}}}}. Settings that go together are rows"
+        )
     texts = [as_text(key, value) for value in values]
     if not texts or len(set(texts)) < len(texts):
         raise SettingsError(f"grid {key}: there is no value, or one stands there twice")
@@ -352,8 +395,13 @@ def _overrides(settings: Mapping[str, Any]) -> list[str]:
 def _rows(rows: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None) -> list[Row]:
     if rows is None:
         return []
-    if not isinstance(rows, Mapping):
+    if isinstance(rows, str | os.PathLike):
         return read_rows(Path(rows))
+    if not isinstance(rows, Mapping):
+        raise SettingsError(
+            f'rows = {rows!r}: must be a dict of named settings, such as {{"slow": {{"learning_rate": 0.01}}}}, or the '
+            "name of a file of them"
+        )
     return make_rows({n: _with_dashes(r) if isinstance(r, Mapping) else r for n, r in rows.items()}, "rows")
 
 

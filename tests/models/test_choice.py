@@ -76,7 +76,7 @@ def test_kernels_of_members_that_are_not_chosen_stay_whole():
         (None, "members must be like"),
         (["lenet5"], "members must be like"),
         ({"large": "lenet5"}, "members must be like"),
-        ({"large": {"name": "lenet5"}}, "two families or more"),
+        ({"large": {"name": "lenet5"}}, "two families or more by name, not 1$"),
         (dict(reversed(MEMBERS.items())), "'small' has 5593 parameters and 'large', behind it, 44470"),
         ({**MEMBERS, "twin": MEMBERS["small"]}, "'small' has 5593 parameters and 'twin', behind it, 5593"),
         ({**MEMBERS, "with.dot": {"name": "lenet5"}}, "letters, digits and _, not 'with.dot'"),

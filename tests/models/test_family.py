@@ -317,13 +317,13 @@ def test_architectures_out_of_bounds_are_refused(arch, message):
         ({"name": "vgg", "block_channels": 5}, "family 'vgg': block_channels = 5: must be a list"),
         (
             {"name": "vgg", "block_channels": [1, {}]},
-            r"family 'vgg': block_channels\[1\] = {}: must be a valid integer",
+            r"family 'vgg': block_channels\[1\] = {}: must be a whole number$",
         ),
         ({"name": "lenet5", "input_shape": 8}, "family 'lenet5': input_shape = 8: must be a list"),
         ({"name": "lenet5", "conv_channels": "many"}, "family 'lenet5': conv_channels = 'many': must be a list"),
         ({"name": "lenet5", "input_shape": None}, "family 'lenet5': input_shape = None: must be a list"),
-        ({"name": "resnet18", "classes": {}}, "family 'resnet18': classes = {}: must be a valid integer"),
-        ({"name": "lenet5", "norm": 3}, "family 'lenet5': norm = 3: must be a valid string"),
+        ({"name": "resnet18", "classes": {}}, "family 'resnet18': classes = {}: must be a whole number$"),
+        ({"name": "lenet5", "norm": 3}, "family 'lenet5': norm = 3: must be a text in quotes"),
         ({"name": "choice", "members": {"a": {"name": "vgg", "exits": 2}}}, "family 'vgg': exits = 2: must be a list"),
     ],
 )

@@ -16,8 +16,9 @@ from messages.wire import to_records
 from server_app.app import build, run
 from server_app.checkpoint import load as load_checkpoint
 from server_app.config import ConfigError, RunConfig
-from server_app.journal import read_devices, read_rounds
+from server_app.journal import JournalError, read_devices, read_rounds
 from server_app.models import load_model
+from server_app.own import read_agreed
 from tasks.own import Agreed
 from tasks.task import server_test
 from tests.grid import InProcessGrid
@@ -473,3 +474,9 @@ def test_texts(tmp_path):
     [why] = {d.outcome for d in read_devices(run_dir) if d.device == 3}
     assert "train.jsonl:1: no column 'label', there are 'text'" in why
     assert list(read_rounds(run_dir))[-1].devices_replied == 3
+
+
+def test_what_was_agreed_and_is_damaged_is_told_in_plain_words(tmp_path):
+    (tmp_path / "agreed.json").write_text("{}")
+    with pytest.raises(JournalError, match=r"agreed\.json cannot be read: the key 'form' is missing$"):
+        read_agreed(tmp_path)

@@ -4,6 +4,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
@@ -12,8 +13,18 @@ from server_app import checkpoint
 from server_app.app import app, build, run, run_folder
 from server_app.checkpoint import CheckpointError
 from server_app.config import ConfigError
-from server_app.journal import Journal, JournalError, alone_in, read_devices, read_rounds, read_summary
+from server_app.journal import (
+    Journal,
+    JournalError,
+    alone_in,
+    read_config,
+    read_devices,
+    read_rounds,
+    read_summary,
+)
 from server_app.no_progress import NoProgressError
+from tasks.task import load_task
+from tests.own_folders import digits, npz_folder
 from tests.small_run import FLEET, METHODS, connected_grid, same_bits, simulated_grid, small_config
 
 
@@ -186,6 +197,48 @@ def test_a_changed_fleet_file_does_not_resume_the_run(tmp_path):
     fleet.write_text(fleet.read_text().replace("speed = 2.0", "speed = 2.5"))
     with pytest.raises(JournalError, match=r"the fleet file '.*six\.toml' or a trace that it names is not what it was"):
         run(simulated_grid(), config)
+
+
+def arrays_of(folder, *, classes=3, first_label=0, brighter=0):
+    inputs, labels, test_inputs, test_labels = (array[:40] for array in digits())
+    labels = labels % classes
+    labels[0] = first_label
+    npz_folder(folder, inputs + np.uint8(brighter), labels)
+    npz_folder(folder, test_inputs, test_labels % classes, "test")
+    load_task.cache_clear()  # as another process would have it
+    return {"task": "npz", "data_dir": str(folder), "partition": "iid", "examples_per_device": 0}
+
+
+@pytest.mark.parametrize(
+    ("edited", "words"),
+    [
+        ({"classes": 4}, r"\(classes: 3 then, 4 now\); put the old data back"),
+        ({"first_label": 1}, "there are as many examples, and their labels or inputs differ"),
+        ({"brighter": 1}, "their labels or inputs differ"),
+    ],
+)
+def test_a_run_is_not_resumed_over_edited_data(edited, words, tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, **arrays_of(tmp_path / "data")))
+    config = small_config(tmp_path, rounds=2, resume=True, **arrays_of(tmp_path / "data", **edited))
+    with pytest.raises(JournalError, match=words):
+        run(simulated_grid(), config)
+    assert len(read_rounds(run_dir)) == 1
+
+
+def test_a_run_goes_on_over_the_same_data_and_one_of_an_earlier_version_over_any(tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, rounds=1, **arrays_of(tmp_path / "data")))
+    recorded = read_config(run_dir)
+    sizes = {"training-examples": 40, "test-examples": 40, "classes": 3, "input-shape": "1x8x8"}
+    assert recorded["data"] == sizes | {"sha256": recorded["data"]["sha256"]}
+    again = arrays_of(tmp_path / "data")  # written anew, at another time
+    run(simulated_grid(), small_config(tmp_path, rounds=2, resume=True, **again))
+    assert len(read_rounds(run_dir)) == 2
+    del recorded["data"]
+    (run_dir / "config.json").write_text(json.dumps(recorded))
+    other = arrays_of(tmp_path / "data", first_label=1)
+    run(simulated_grid(), small_config(tmp_path, rounds=3, resume=True, **other))
+    assert len(read_rounds(run_dir)) == 3
+    assert "data" in read_config(run_dir)
 
 
 def test_a_family_that_does_not_take_the_inputs_is_named(tmp_path):

@@ -1,5 +1,6 @@
 import csv
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,33 @@ def test_who_does_not_keep_to_the_budgets_is_not_recommended(tmp_path):
         "Under fedrolex 2 of 5 devices get no model.",
         "Not counted, since it gives devices more than they afford: fedavg.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("config.json", '{"config"', r"config\.json is not JSON"),
+        (
+            "config.json",
+            '{"config": 3, "versions": {}, "seed": 1, "fleet-sha256": ""}',
+            r"config = 3 is not what a run",
+        ),
+        ("rounds.jsonl", '{"round": 1}\n', r"rounds\.jsonl, line 1: the key 'strategy' is missing \(and \d+ more\)$"),
+        ("summary.json", "{}", r"summary\.json: the key 'status' is missing \(and"),
+        ("summary.json", "", r"summary\.json: it is not JSON: EOF while parsing a value at line 1 column 0$"),
+    ],
+)
+def test_a_broken_run_is_named_and_left_out(file, text, why, tmp_path):
+    runs = [a_run(tmp_path / "good", [0.5]), a_run(tmp_path / "bad", [0.6], strategy="fedrolex")]
+    (tmp_path / "bad" / file).write_text(text)
+    comparison = compare(runs)
+    (row,) = rows_of(comparison, "Left out")
+    assert row["run"] == "bad"
+    assert re.search(why, row["why"])
+    assert row["why"].startswith("broken: ")
+    assert [row["method"] for row in rows_of(comparison, ACCURACY)] == ["heterofl"]
+    with pytest.raises(JournalError, match=r"none of the runs is finished: bad is broken: "):
+        compare(runs[1:])
 
 
 def test_of_different_questions_there_is_no_answer(tmp_path):

@@ -156,9 +156,9 @@ def test_the_settings_of_a_new_method_stand_in_its_own_file_alone(monkeypatch):
     assert "my-own.damping = 0.5  # Share of the step that is taken" in block_of_settings().splitlines()
     assert list(RunConfig(strategy="fedavg", groups=config.groups).ignored()) == ["my-own.damping", "my-own.widths"]
     for key, value, words in (
-        ("my-own.damping", 0.0, "Input should be greater than 0"),
-        ("my-own.the-rule", "mode", "Input should be 'mean' or 'median'"),
-        ("my-part.depth", 0, "Input should be greater than or equal to 1"),
+        ("my-own.damping", 0.0, "must be above 0"),
+        ("my-own.the-rule", "mode", "must be 'mean' or 'median'"),
+        ("my-part.depth", 0, "must be at least 1"),
         ("my-part.depth", "two", "must be a whole number such as 2"),
     ):
         with pytest.raises(ConfigError) as error:
@@ -458,11 +458,11 @@ def test_all_wrong_values_are_told_at_once():
         ),
         ({"scalefl.widths": "0, 1"}, "scalefl.widths = '0, 1': every width is above 0 and at most 1"),
         ({"widths": "1, 0.5, 0.5"}, "widths = '1, 0.5, 0.5': a width is listed twice"),
-        ({"decay-rounds": "2.5"}, "decay-rounds = '2.5': round numbers from 1"),
-        ({"betas": "0.9"}, "betas = '0.9': two numbers in [0, 1)"),
-        ({"betas": "0.9, 1"}, "betas = '0.9, 1': two numbers in [0, 1)"),
-        ({"decay-rounds": "0"}, "decay-rounds = '0': round numbers from 1"),
-        ({"decay-rounds": "inf"}, "decay-rounds = 'inf': round numbers from 1"),
+        ({"decay-rounds": "2.5"}, "decay-rounds = '2.5': must be numbers of rounds, from 1 on"),
+        ({"betas": "0.9"}, "betas = '0.9': must be two numbers from 0 to below 1"),
+        ({"betas": "0.9, 1"}, "betas = '0.9, 1': must be two numbers from 0 to below 1"),
+        ({"decay-rounds": "0"}, "decay-rounds = '0': must be numbers of rounds, from 1 on"),
+        ({"decay-rounds": "inf"}, "decay-rounds = 'inf': must be numbers of rounds, from 1 on"),
         (
             {"run-name": "../elsewhere"},
             "run-name = '../elsewhere': the name of one folder, without /",

@@ -225,7 +225,7 @@ def test_settings_of_a_method_from_outside_are_keys_like_all_others(beside, tmp_
     assert not config.ignored()
     for settings, words in (
         ({f"{key}.dampng": 1}, f"unknown key '{key}.dampng' = 1: did you mean '{key}.damping'?"),
-        ({f"{key}.damping": 2.0}, f"{key}.damping = 2.0: Input should be less than or equal to 1"),
+        ({f"{key}.damping": 2.0}, f"{key}.damping = 2.0: must be at most 1"),
         ({f"{key}.damping": "much"}, f"{key}.damping = 'much': must be a number such as 0.5"),
     ):
         with pytest.raises(ConfigError) as error:

@@ -156,7 +156,6 @@ def test_a_bad_array_is_told_with_its_file_and_what_would_be_right(
             "smallest label is 1, ",
         ),
         (GOOD | {"labels": GOOD["labels"] * 10}, GOOD, "largest label is 20, and there are 12 examples"),
-        (GOOD | {"labels": GOOD["labels"] * 0}, GOOD | {"labels": GOOD["labels"] * 0}, "all labels are 0"),
     ],
 )
 def test_files_that_do_not_go_together(

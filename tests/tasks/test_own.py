@@ -300,7 +300,9 @@ def test_images_listed_in_metadata(tmp_path):
     assert (found.examples, found.test_examples, found.label_names) == (2, 1, ("cat", "dog"))
     assert found.moments.sums == (72.0,)
     (tmp_path / "train" / "metadata.csv").write_text("file_name\n1.png\n")
-    assert "metadata.csv:2: no 'label', there are 'file_name'" in wrong(tmp_path, "images", gray())
+    assert "metadata.csv:1: no column 'label', there are 'file_name'" in wrong(tmp_path, "images", gray())
+    (tmp_path / "train" / "metadata.csv").write_text("file_name,label\n1.png,\n")
+    assert "metadata.csv:2: label is empty" in wrong(tmp_path, "images", gray())
     (tmp_path / "train" / "metadata.csv").write_text("file_name,label\n../test/1.png,cat\n")
     assert "is no image in" in wrong(tmp_path, "images", gray())
     (tmp_path / "train" / "metadata.csv").unlink()
@@ -308,6 +310,26 @@ def test_images_listed_in_metadata(tmp_path):
     (tmp_path / "test" / "metadata.csv").write_text("file_name,label\n")
     numbers = describe(spec_of(tmp_path, "images", arguments=gray()), 0, moments=True)
     assert (numbers.form.labels, numbers.label_names) == ("numbers", ())
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "WEBP"])
+def test_a_damaged_image_is_told_in_plain_words(form, tmp_path):
+    image, file = Image.effect_noise((32, 32), 50), tmp_path / "cat" / "1.png"
+    file.parent.mkdir()
+    image.save(file, form)
+    file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])
+    told = f"{file}: cannot be read as an image: it is damaged, or a part of it is missing"
+    assert wrong(tmp_path, "images", gray()) == told
+
+
+def test_numbers_of_images_are_split_whatever_they_are(tmp_path):
+    rows = []
+    for number in range(10):
+        (tmp_path / f"{number}.png").write_bytes(png((8, 8), 20 * number))
+        rows.append(f'{{"file_name": "{number}.png", "label": 0.{number}}}\n')
+    (tmp_path / "metadata.jsonl").write_text("".join(rows))
+    task = load_task(TaskSpec("images", devices=2, data_dir=str(tmp_path), arguments=gray()))
+    assert (task.label_kind, len(task.train), len(task.test)) == ("numbers", 8, 2)
 
 
 def test_a_data_set_on_disk(tmp_path):
@@ -373,18 +395,3 @@ def test_all_files_of_a_data_set_on_disk_are_bounded_and_known_to_the_cache(tmp_
     state.write_text('{"_data_files": [1]}')
     with pytest.raises(ValueError, match=r"state\.json: it does not list the data set's files: TypeError"):
         saved(tmp_path / "train")
-
-
-def test_images_of_one_class_alone_are_refused(tmp_path):
-    from tasks.images import ImageArguments, load
-
-    (tmp_path / "cat").mkdir()
-    for number in range(10):
-        Image.new("L", (8, 8), number).save(tmp_path / "cat" / f"{number}.png")
-    with pytest.raises(ValueError, match="all images are of the class 'cat': at least two are needed"):
-        load(str(tmp_path), ImageArguments())
-    (tmp_path / "cat").rename(tmp_path / "dog")
-    (tmp_path / "cat").mkdir()
-    for number in range(10):
-        Image.new("L", (8, 8), 20 * number).save(tmp_path / "cat" / f"{number}.png")
-    assert load(str(tmp_path), ImageArguments()).classes == 2

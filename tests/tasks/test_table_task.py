@@ -76,8 +76,12 @@ def test_labels_may_be_numbers(tmp_path):
     [
         ("", "train.csv: has no header with the columns' names"),
         ("weight,kind,height\n", "train.csv: holds no rows"),
-        ("weight,kind\n2,cat\n", "train.csv:2: no column 'height', there are 'weight', 'kind'"),
-        ("weight,height\n2,3\n", "train.csv:2: no column 'kind', there are 'weight', 'height'"),
+        ("weight,kind\n2,cat\n", "train.csv:1: no column 'height', there are 'weight', 'kind'"),
+        ("weight,height\n2,3\n", "train.csv:1: no column 'kind', there are 'weight', 'height'"),
+        (
+            "weight;kind;height\n2;cat;3\n",
+            "no column 'height', there are 'weight;kind;height'; ';' stands between",
+        ),
         (CSV + "1,cat,,tall\n", "train.csv:5: height is 'tall', it must be a finite number"),
         (CSV + "1,cat,,\n", "train.csv:5: height is '', it must be a finite number"),
         (CSV + "nan,cat,,1\n", "train.csv:5: weight is 'nan', it must be a finite number"),
@@ -126,10 +130,43 @@ def test_rows_may_be_dealt_out_as_well(tmp_path):
     task = load_task(spec)
     assert (len(task.train), len(task.test), task.label_names, task.input_shape) == (16, 4, ("cat", "dog"), (2, 1))
     assert task.normalization[0].tolist() == pytest.approx(task.train.inputs.mean(dim=0)[:, 0].tolist())
-    (tmp_path / "train.csv").write_text("height,weight,kind\n1,2,cat\n3,4,cat\n5,6,cat\n")
-    load_task.cache_clear()
-    with pytest.raises(ValueError, match="all rows have the label 'cat'"):
-        load_task(spec)
+
+
+def dealt_out(folder, rows, arguments=ARGUMENTS):
+    (folder / "train.csv").write_text("\n".join(["height,weight,kind", *rows]))
+    return load_task(TaskSpec("table", devices=2, data_dir=str(folder), arguments=arguments))
+
+
+@pytest.mark.parametrize("label", [lambda number: f"{number / 7:g}", lambda number: str(100 * number)])
+def test_numbers_are_not_taken_for_names_of_classes(tmp_path, label):
+    rows = [f"{number},{-number},{label(number)}" for number in range(20)]
+    with pytest.raises(ValueError, match=f"{tmp_path}: kind has 20 different numbers .* labels = 'numbers'"):
+        dealt_out(tmp_path, rows)
+    task = dealt_out(tmp_path, rows, ARGUMENTS.model_copy(update={"labels": "numbers"}))
+    assert task.label_kind == "numbers"
+
+
+def test_few_numbers_are_names_of_classes(tmp_path):
+    task = dealt_out(tmp_path, [f"{number},{-number},{number % 4 + 0.5}" for number in range(40)])
+    assert task.label_names == ("0.5", "1.5", "2.5", "3.5")
+
+
+def test_a_number_that_json_has_as_a_label_is_told_what_to_say(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"height": 1, "weight": 2, "kind": 0.5}\n')
+    arguments = ARGUMENTS.model_copy(update={"train": "train.jsonl"})
+    told = "train.jsonl:1: kind is 0.5, it must be a name or a whole number; labels that are numbers need labels ="
+    assert told in problem(tmp_path, arguments)
+
+
+def test_a_column_with_one_value_is_named(tmp_path):
+    rows = [f"{number},3,{'cat' if number % 2 else 'dog'}" for number in range(20)]
+    with pytest.raises(ValueError, match=f"{tmp_path}: weight is 3 in all training rows, .* leave it out of columns"):
+        dealt_out(tmp_path, rows)
+
+
+def test_too_few_rows_to_keep_some_for_testing(tmp_path):
+    with pytest.raises(ValueError, match=r"2 examples of 2 classes are too few to keep a share of 0\.2 of each"):
+        dealt_out(tmp_path, ["1,2,cat", "3,4,dog"])
 
 
 def write_devices(folder, rows=40):
@@ -175,4 +212,4 @@ def test_devices_with_tables_train_and_one_without_a_column_is_refused(tmp_path)
     assert (last.devices_replied, last.devices_refused, last.scored_devices) == (3, 1, 3)
     assert last.score > 0.85
     [outcome] = {device.outcome for device in read_devices(run_dir) if device.device == 3}
-    assert "train.csv:2: no column 'height', there are 'length', 'weight', 'kind'" in outcome
+    assert "train.csv:1: no column 'height', there are 'length', 'weight', 'kind'" in outcome

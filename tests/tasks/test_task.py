@@ -176,7 +176,7 @@ def test_any_number_of_devices_that_draw_their_examples(partition: str, empty_ca
 
 
 def test_more_examples_per_device_than_there_are() -> None:
-    with pytest.raises(ValueError, match="examples_per_device 1439 is more than the 1438 training examples"):
+    with pytest.raises(ValueError, match="examples-per-device = 1439 is more than the 1438 training examples"):
         load_task(TaskSpec(name="digits", devices=2, examples_per_device=1439))
 
 

@@ -350,12 +350,12 @@ def test_the_metric_may_be_chosen(tmp_path: Path, tokenizer: str) -> None:
         ({"hub": "../b"}, "hub = '../b': "),
         ({"hub": "a/b", "train": "train.csv"}, "train names files: of a data set of the hub say train_split"),
         ({"test_split": "test"}, "test_split is of a data set of the hub, which `hub` names"),
-        ({"max_tokens": 2}, "max_tokens = 2: must be greater than or equal to 3"),
+        ({"max_tokens": 2}, "max_tokens = 2: must be at least 3"),
         ({"lenght": 5}, "there is no argument 'lenght'; the task takes tokenizer, max_tokens, train"),
         ({"tokenizr": "x"}, "there is no argument 'tokenizr'; did you mean 'tokenizer'? The task takes tokenizer"),
         ({"classes": "a"}, "classes = 'a': must be a list such as ['a', 'b']"),
         ({"classes": [3]}, "classes[0] = 3: must be a text in quotes"),
-        ({"tokenizer": ""}, "tokenizer = '': String should have at least 1 character"),
+        ({"tokenizer": ""}, "tokenizer = '': must not be empty"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -524,5 +524,6 @@ def test_without_sources_of_their_own_devices_have_all_classes(tmp_path: Path, t
 
 
 def test_unknown_words_are_the_unknown_token(tmp_path: Path, tokenizer: str) -> None:
-    task = load(examples(tmp_path, {"text": "xylophone", "label": "a"}), tokenizer, devices=1, test="test.jsonl")
-    assert task.train.inputs.tolist() == [[CLS, UNK, SEP]]
+    rows = {"text": "xylophone", "label": "a"}, {"text": "zither", "label": "b"}
+    task = load(examples(tmp_path, *rows), tokenizer, devices=1, test="test.jsonl")
+    assert task.train.inputs.tolist() == [[CLS, UNK, SEP]] * 2

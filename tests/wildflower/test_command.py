@@ -158,6 +158,17 @@ def test_compare_takes_what_a_sweep_and_a_run_have_left_as_the_readme_has_it(tmp
     assert "2-3" in inside.stdout
 
 
+def test_compare_says_what_it_leaves_out_because_it_is_broken(tmp_path):
+    for name in ("good", "bad"):
+        a_run(tmp_path / name, 0.5, finished=True)
+    (tmp_path / "bad" / "config.json").write_text("{")
+    shown = invoke("compare", tmp_path / "good", tmp_path / "bad")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert "Left out" in shown.stdout
+    assert "is not JSON" in shown.stdout
+    assert invoke("compare", tmp_path / "bad").exit_code == 1
+
+
 def test_compare_prints_tables_and_writes_a_page(tmp_path):
     runs = [a_run(tmp_path / name, score, seed, finished=True) for name, score, seed in [("a", 0.5, 1), ("b", 0.7, 2)]]
     shown = invoke("compare", *runs, "--html", tmp_path / "page.html", "--target", "0.6", columns=80)

@@ -338,6 +338,19 @@ def test_a_run_that_cannot_be_resumed_so_starts_nothing(world, setting, words):
     assert not world.pids.exists()
 
 
+def test_a_run_over_other_data_starts_nothing(world):
+    config = place(resolve(world.here / "experiment.toml", []).config, world.here, datetime.now())[0]
+    recorded = {"classes": 9, "input-shape": "1x8x8"}
+    journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest(), data=recorded)
+    for number in (1, 2):
+        journal.write_round(fake_runs.a_round(number), [])
+    code, text = world.run("finish", "resume=true", "rounds=3")
+    assert code == 1
+    assert "its data are not what they were when the run began (classes: 9 then, 10 now); put the old data" in text
+    assert len(text.splitlines()) == 1
+    assert not world.pids.exists()
+
+
 def bundled_digest() -> str:
     return Fleet.load(bundled_fleet("digits-demo"), devices=20, seed=1, requirement=lambda width: (1, 1)).digest
 

@@ -305,13 +305,29 @@ def test_a_package_is_kept_with_all_its_files_and_asked_when_it_imports_late(tmp
     Image.new("L", (8, 8), 5).save(images / "a.png")
     [of_run] = predict(run_dir, images)
     weights = export(run_dir, file_format="safetensors", out=tmp_path / "taken" / "m.safetensors")
-    with pytest.raises(ExportError, match=r"there is no module 'own_package' in .*taken"):
+    words = r"module belongs beside it: there is no module 'own_package' in .*taken.* --format pt2, needs no module"
+    with pytest.raises(ExportError, match=words):
         predict(weights, images)
     shutil.copytree(package, weights.parent / "own_package")
     assert predict(weights, images) == [of_run]
     (run_dir / "modules" / "own_package" / "late.py").write_text("raise SystemExit\n")
     with pytest.raises(ModelError, match="own_package changed since the run began"):
         export(run_dir)
+
+
+def test_a_model_that_has_diverged_is_not_exported_and_predicts_nothing(digits_run, tmp_path, monkeypatch):
+    model, info = load_model(digits_run[0])
+    next(model.parameters()).data.fill_(float("nan"))
+    for users in ("wildflower.export", "wildflower.predict"):
+        monkeypatch.setattr(f"{users}.load_model", lambda *which: (model, info))
+    words = "what the model says are no finite numbers: its training has diverged"
+    path = tmp_path / "exported" / "m.pt2"
+    with pytest.raises(ExportError, match=words):
+        export(digits_run[0], out=path)
+    assert not path.parent.exists()
+    Image.new("L", (8, 8), 5).save(tmp_path / "a.png")
+    with pytest.raises(ExportError, match=words):
+        predict(digits_run[0], tmp_path)
 
 
 def test_an_export_of_an_earlier_version_has_its_facts_in_another_file(digits_run, tmp_path):

@@ -172,6 +172,29 @@ def test_a_sweep_and_its_tables(experiment, runs):
     again = wf.sweep(experiment, seeds=[1, 2], grid={"strategy": ["heterofl", "fedrolex"], "learning-rate": [0.1]})
     assert len(again.runs) == len(runs.asked) == 4
     assert wf.compare([again.runs[0], again.runs[1].folder]).target == 0.5
+    # One that stands for several, by itself or in a list.
+    for given in (again, again.folder, str(again.folder), [again], [str(again.folder)]):
+        assert sorted(wf.compare(given).csv.splitlines()) == sorted(again.comparison.csv.splitlines())
+    assert wf.compare(again.runs[0]).csv == wf.compare([again.runs[0]]).csv
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "there is nothing to compare: give runs or their folders"),
+        ("runs", "runs is neither the folder of a run"),
+        ([3], "3 is neither a run nor a sweep, nor the name of a folder"),
+    ],
+)
+def test_what_is_no_run_is_not_compared(given, words, experiment):
+    with pytest.raises(wf.JournalError, match=words):
+        wf.compare(given)
+
+
+def test_a_grid_over_a_methods_own_keys(experiment, runs):
+    swept = wf.sweep(experiment, seeds=[1], grid={"fedprox": {"mu": [0.1, 1]}}, strategy="fedprox")
+    assert [run.config["fedprox.mu"] for run in swept.runs] == [0.1, 1]
+    assert list(swept.table["fedprox.mu"]) == [0.1, 1]
 
 
 def test_a_sweep_of_rows(experiment, runs):
@@ -201,6 +224,15 @@ def test_a_sweep_of_rows(experiment, runs):
         ({"grid": {"rounds": [1, "many"]}}, "rounds = 'many': must be a whole number"),
         ({"grid": {"strategy": "fedavg"}}, "must be a list of values"),
         ({"grid": {"strategy": []}}, "there is no value"),
+        ({"grid": ["strategy"]}, r"grid = \['strategy'\]: must be a dict of keys and their values"),
+        ({"grid": "strategy=fedavg"}, "must be a dict of keys and their values"),
+        (
+            {"grid": {"fedprox": [{"mu": 0.1}, {"mu": 1}]}},
+            r"grid fedprox: \{'mu': 0.1\} is a set of .* lists of values: \{'fedprox': \{'mu': \[0.1, ...\]\}\}",
+        ),
+        ({"grid": {"fedprox": 3}}, "grid fedprox = 3: must be a list of values"),
+        ({"grid": {"fedprox": {"mu": [1]}, "fedprox.mu": [2]}}, "grid fedprox.mu: it is given twice"),
+        ({"rows": [{"rounds": 1}]}, "must be a dict of named settings"),
         ({"grid": {"rounds": [1, 1]}}, "stands there twice"),
         ({"grid": {"seed": [1]}}, "seed cannot be in the grid"),
         ({"grid": {"rounds": [1]}, "rounds": 2}, "rounds is given for all runs"),

@@ -197,6 +197,17 @@ def test_what_is_finished_is_not_run_again(folder, runs):
     assert [call["seed"] for call in runs.asked] == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("file", ["summary.json", "rounds.jsonl"])
+def test_a_broken_file_of_a_run_is_told_in_words(file, folder, runs):
+    swept(folder, "--seeds", "1")
+    (folder / "out" / "seed=1" / file).write_text("{}\n")
+    told = swept(folder, "--seeds", "1,2")
+    assert told.exit_code == 1
+    assert f"{file}" in told.stderr
+    assert "is missing (and" in told.stderr
+    assert len(runs.asked) == 1
+
+
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(folder, runs):
     runs.fails = "seed=2"
     done = swept(folder, "--seeds", "1-3")
