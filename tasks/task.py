@@ -362,13 +362,15 @@ class Task:
     def identity(self) -> dict[str, Any]:
         """What tells these data from others, by words that a run records: counts, shape and a hash.
 
-        The hash is of all labels, of the sources and the classes' names, of mean and deviation, which nearly every
-        change of a training input changes, and of evenly spaced inputs: to read all of them would take a server of
-        large data as much memory as they have.
+        The hash is of all labels, of the sources and the classes' names, of mean and deviation to five digits, and of
+        evenly spaced inputs: to read all of them would take a server of large data as much memory as they have.
         """
-        hashed = hashlib.sha256(json.dumps(self.label_names).encode())
+        # Two machines may differ in the last digits of a mean.
+        normalized = [tensor for tensor in (self._mean, self._std) if tensor is not None]
+        moments = [f"{value:.5g}" for tensor in normalized for value in tensor.flatten().tolist()]
+        hashed = hashlib.sha256(json.dumps([self.label_names, moments]).encode())
         sampled = [part.inputs[:: max(1, len(part) // HASHED_INPUTS)] for part in (self.train, self.test)]
-        for tensor in (self.train.labels, self.test.labels, self._natural_ids, self._mean, self._std, *sampled):
+        for tensor in (self.train.labels, self.test.labels, self._natural_ids, *sampled):
             if tensor is not None:
                 hashed.update(tensor.numpy().tobytes())
         return {
