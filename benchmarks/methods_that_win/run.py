@@ -25,6 +25,9 @@ METHODS = {
     # The whole network, on the devices that can train it; the others get nothing.
     "exclusive": ["strategy=fedavg", "fedavg.use=exclusive"],
     "model-search": ["strategy=model-search"],
+    # What the search makes largest: the FLOPs of training, or parameters and FLOPs in balance, in place of parameters.
+    "model-search-flops": ["strategy=model-search", "model-search.criterion=flops"],
+    "model-search-balanced": ["strategy=model-search", "model-search.criterion=balanced"],
     # Four nested architectures that the search finds for the fleet; smaller ones learn in every step, as in wildflower.
     "search-four-nested": [
         "strategy=model-search",
