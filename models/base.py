@@ -92,7 +92,9 @@ class Family(ABC):
         for part in parts:
             if not any(lies_in(name, part) for name in names):
                 known = dict.fromkeys(name[:position] for name in names for position in _ends(name))
-                raise ValueError(f"{self.name} has no part {part!r}; {nearest(part, known)}")
+                outermost = ", ".join(dict.fromkeys(name.partition(".")[0] for name in known))
+                meant = did_you_mean(part, known) or f"its outermost parts are {outermost}"
+                raise ValueError(f"{self.name} has no part {part!r}; {meant}")
             for further, first in self.further_names().items():
                 if lies_in(further, part) and not lies_in(first, part):
                     raise ValueError(
@@ -629,10 +631,13 @@ def _ends(name: str) -> list[int]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name: what was probably meant, or all there is."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=3)
-    if close:
-        return "did you mean " + " or ".join(map(repr, close)) + "?"
-    return "it has " + (", ".join(map(repr, known)) or "none")
+    return did_you_mean(name, known) or "it has " + (", ".join(map(repr, known)) or "none")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the names of those known that are near to one; "" when none is."""
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return "did you mean " + " or ".join(map(repr, close)) + "?" if close else ""
 
 
 def lies_in(name: str, part: str) -> bool:
