@@ -513,6 +513,8 @@ def seed_draws(seed: int, device: torch.device) -> None:
 def _check(answer: Answer, bench: DeviceBench) -> None:
     """Raise MessageError where a device half does not return what it lists."""
     name = bench.order.local.name
+    if not isinstance(answer, Answer):
+        raise MessageError(f"`train` of {name} must return a strategies.method.Answer, not a {type(answer).__name__}")
     if answer.parcels.keys() != bench.returned.keys():
         raise MessageError(f"{name} returns parcels {sorted(answer.parcels)}, but lists {sorted(bench.returned)}")
     for parcel, wanted in bench.returned.items():

@@ -45,7 +45,15 @@ class Parcel:
 
     @classmethod
     def of(cls, tensors: Mapping[str, TensorSpec], merge: Merge | None = None, *, steady: bool = True) -> Parcel:
-        """The parcel of these tensors, such as those of `Family.tensors`; what is frozen travels by itself, once."""
+        """The parcel of these tensors, such as those of `Family.tensors`; what is frozen travels by itself, once.
+
+        TypeError where a tensor is described by something else than a `models.layers.TensorSpec`.
+        """
+        if wrong := next((name for name, spec in tensors.items() if not isinstance(spec, TensorSpec)), None):
+            raise TypeError(
+                f"the tensor {wrong!r} of a parcel is described by {tensors[wrong]!r}, and must be by a "
+                "TensorSpec: ten numbers are models.layers.TensorSpec((10,), torch.float32, (None,))"
+            )
         tensors = {name: spec for name, spec in tensors.items() if not spec.frozen}
         layout = Layout.of(tensors)
         spans: list[tuple[int, int]] = []

@@ -14,6 +14,9 @@ from statistics import fmean, stdev
 from server_app.charts import Chart, Line, line_chart
 from server_app.config import defaults, unread
 from server_app.journal import (
+    DATA,
+    INITIAL,
+    PLUGINS,
     JournalError,
     RoundRecord,
     Summary,
@@ -34,7 +37,10 @@ NOT_THE_EXPERIMENT = frozenset(
     | {"resume", "resume-from", "keep-checkpoints", "tracker"}
 )
 # Keys that make another question: methods are recommended among runs that have them in common.
-THE_QUESTION = ("task", "task-arguments", "data-dir", "partition", "alpha", "fleet-sha256", "devices", "max-examples")
+THE_QUESTION = (
+    *("task", "task-arguments", "data-dir", "data-sha256", "partition", "alpha"),
+    *("fleet-sha256", "devices", "max-examples"),
+)
 MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
 CONFIDENCE = 0.95
 
@@ -175,6 +181,9 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
             if not is_run(run_dir):
                 raise
             broken.append((run_dir.resolve().name, f"broken: {error}"))
+    if not all("data-sha256" in run.config for run in loaded):  # it is not known of all, and so tells none apart
+        for run in loaded:
+            run.config.pop("data-sha256", None)
     runs, left_out = _replicates(loaded)
     left_out += broken
     if not runs:
@@ -210,8 +219,12 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
 
 def _load(run_dir: Path, row: str) -> Run:
     content = read_config(run_dir)
-    # What a fleet file held is part of the experiment, whatever the file is called.
-    config = content["config"] | {"fleet-sha256": content["fleet-sha256"][:12], "seed": content["seed"]}
+    # What files held is part of the experiment, whatever they are called: the fleet, first weights, modules from
+    # outside, and the data, of which runs of earlier versions do not tell.
+    hashes = {"fleet": content["fleet-sha256"], INITIAL.removesuffix("-sha256"): content.get(INITIAL, "")}
+    hashes |= content.get(PLUGINS, {}) | {"data": content.get(DATA, {}).get("sha256", "")}
+    held = {f"{name}-sha256": value[:12] for name, value in hashes.items() if value or name == "fleet"}
+    config = content["config"] | held | {"seed": content["seed"]}
     written = read_summary(run_dir)
     # Summaries of earlier versions have other final figures: all are made anew from the rounds.
     summary = summarize(run_dir, written.status if written else "unfinished", None)

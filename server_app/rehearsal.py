@@ -10,6 +10,7 @@ import copy
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from logging import DEBUG
 from typing import Any
 
@@ -20,6 +21,7 @@ from client_app.bench import DeviceBench, Done, Refusal, Workplace, do_order
 from client_app.state import DeviceState
 from devices.budget import Budget
 from devices.validation import shown
+from messages.error import MessageError
 from messages.orders import Update
 from messages.packing import Layout, pack
 from messages.parcels import STATISTICS, parameters_of
@@ -27,7 +29,7 @@ from rounds.engine import Engine
 from rounds.rehearsal import RehearsalError, same_chance
 from rounds.replies import own_contribution
 from rounds.work import Assignment, Given, Work
-from strategies.method import Local, Method, Order, State, Trained, local_half
+from strategies.method import Contribution, Local, Method, Order, State, Trained, local_half
 from tasks.task import Task
 
 MAX_LOOKED_AT = 100  # devices, of which the one with the most examples takes part
@@ -65,6 +67,8 @@ def _step(method: Method, task: Task, folder: str) -> None:
             present_classes=_present_classes(task, device),
         )
         contribution, _ = own_contribution(work, work.assignments[0], update, list(packed.values()))
+        if contribution.sums and contribution.each:
+            _absorb_in_parts(copy.deepcopy(method), contribution)
         method.absorb(contribution)
     metrics = method.finish_round([Trained(order, "", done.examples, done.answer.loss, done.answer.facts)])
     if not isinstance(metrics, Mapping):
@@ -83,6 +87,18 @@ def _step(method: Method, task: Task, folder: str) -> None:
     except (TypeError, ValueError) as error:
         raise RehearsalError(f"`state` holds values that are no JSON: {error}") from None
     method.load(State(state.tensors, values))
+
+
+def _absorb_in_parts(method: Method, contribution: Contribution) -> None:
+    """Let a method absorb what a node that adds up sends: the sums over devices, and what each sends beside them."""
+    try:
+        for part in (replace(contribution, each={}), replace(contribution, sums={})):
+            method.absorb(part)
+    except MessageError as error:
+        raise RehearsalError(
+            "`absorb` must take the sums and one device's own parcels as two contributions too, as simulations send "
+            f"them: ask `if contribution.sums` and `if contribution.each` first ({error})"
+        ) from None
 
 
 def _check_models(method: Method) -> None:

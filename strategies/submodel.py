@@ -104,8 +104,9 @@ class SubModelMethod(CandidateMethod):
         return {"weights": group.placement.gather(self.weights)}
 
     def absorb(self, contribution: Contribution) -> None:
-        """Add all of the devices' parcels to the running sums of their coordinates."""
-        self.average(self.mean, contribution, contribution.group.returned)
+        """Add the devices' parcels to the running sums of their coordinates, but for those that are not averaged."""
+        returned = contribution.group.returned
+        self.average(self.mean, contribution, [name for name, parcel in returned.items() if parcel.merge is not None])
 
     def average(self, mean: CoordinateMean, contribution: Contribution, parcels: Iterable[str]) -> None:
         """Add some of the devices' parcels to a running mean: all of them or, where one is too large, none."""

@@ -81,7 +81,7 @@ def _main(parent: int, experiment: Path, overrides: Sequence[str]) -> NoReturn:
 
         from wildflower.experiment import run_experiment
 
-    sys.exit(run_experiment(experiment, overrides, None, Console()))
+    sys.exit(run_experiment(experiment, overrides, None, Console(emoji=False)))
 
 
 if __name__ == "__main__":

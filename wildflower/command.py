@@ -89,7 +89,7 @@ def run(
         deployment = Deployment(superlink, root_certificates)
     elif insecure or root_certificates is not None:
         raise _stop("--root-certificates and --insecure belong to --superlink HOST:PORT")
-    raise typer.Exit(run_experiment(experiment, overrides or [], app_dir, Console(), deployment))
+    raise typer.Exit(run_experiment(experiment, overrides or [], app_dir, Console(emoji=False), deployment))
 
 
 @app.command()
@@ -141,7 +141,7 @@ def sweep(
                 parse_grid(grid or []),
                 folder_of(experiment, folder),
                 jobs,
-                Console(),
+                Console(emoji=False),
             )
     except (SettingsError, JournalError, OSError) as error:
         raise _stop(str(error)) from None
@@ -167,7 +167,7 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
         summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     except JournalError as error:
         raise _stop(str(error)) from None
-    console = Console()
+    console = Console(emoji=False)
     console.print(summary_table(summary, virtual_clock=has_virtual_clock(run_dir)))
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 
@@ -208,7 +208,7 @@ def _compare(run_dirs: Sequence[Path], html: Path | None, target: float | None, 
         comparison = compare_runs(run_dirs, target, rows)
     except JournalError as error:
         raise _stop(str(error)) from None
-    console = Console()
+    console = Console(emoji=False)
     for table in comparison.tables:
         _print_table(console, table.title, table.headers, table.rows)
     for sentence in comparison.advice:
@@ -243,7 +243,7 @@ def bench(
     project = Path(__file__).parents[1]
     try:
         if name is None:
-            _print_table(Console(), "", ["benchmark", "what it is about"], benchmarks_of(project).items())
+            _print_table(Console(emoji=False), "", ["benchmark", "what it is about"], benchmarks_of(project).items())
         else:
             start(project, name, arguments or [])
     except BenchError as error:
@@ -274,7 +274,7 @@ def config(
             for key, value in settings.config.to_dict().items()
             if not changed or value != usual[key]
         ]
-    _print_table(Console(), "", ["key", "value", "source", "meaning"], rows)
+    _print_table(Console(emoji=False), "", ["key", "value", "source", "meaning"], rows)
 
 
 @app.command()
@@ -283,7 +283,11 @@ def plan(
     overrides: Overrides = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option("--run", metavar="RUN_DIR", help="Plan for the real devices of this run, by their last reports."),
+        typer.Option(
+            "--run",
+            metavar="RUN_DIR",
+            help="Plan for the real devices of this run, by their last reports; without EXPERIMENT with its settings.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -296,20 +300,25 @@ def plan(
     from rich.console import Console
 
     from server_app.journal import JournalError
-    from wildflower.settings import SettingsError, beside, place, resolve
+    from server_app.models import modules_of
+    from wildflower.settings import SettingsError, beside, of_run, place, resolve
 
-    with beside(experiment):
-        try:
-            config, _ = place(resolve(experiment, overrides or []).config, Path.cwd(), datetime.now())
+    of_the_run = run_dir if experiment is None else None
+    try:
+        with beside(experiment) if of_the_run is None else modules_of(of_the_run):
+            if of_the_run is None:
+                config, _ = place(resolve(experiment, overrides or []).config, Path.cwd(), datetime.now())
+            else:
+                config = of_run(of_the_run, overrides or [])
             from wildflower.plan import make_plan, plan_tables
 
             found = make_plan(config, run_dir)
-        except (SettingsError, JournalError, ValueError, OSError) as error:
-            raise _stop(str(error)) from None
+    except (SettingsError, JournalError, ValueError, OSError) as error:
+        raise _stop(str(error)) from None
     if as_json:
         typer.echo(json.dumps(found.to_json()))
     else:
-        console = Console()
+        console = Console(emoji=False)
         console.print(f"{found.method} over {found.family}, whole: {found.whole_parameters:,} parameters", markup=False)
         for table in plan_tables(found, by_node=run_dir is not None):
             console.print(table)
@@ -395,7 +404,7 @@ def predict(
         rows = [
             [p.file, p.problem or p.label or f"{p.value:g}", "" if p.share is None else f"{p.share:.1%}"] for p in found
         ]
-        _print_table(Console(), "", ["image", "prediction", "share"], rows)
+        _print_table(Console(emoji=False), "", ["image", "prediction", "share"], rows)
     raise typer.Exit(1 if any(prediction.problem for prediction in found) else 0)
 
 
@@ -428,7 +437,7 @@ def supernet(
 
     if output.suffix != ".safetensors":
         raise _stop(f"--output {output} must end with .safetensors")
-    console = Console()
+    console = Console(emoji=False)
     with beside(experiment):
         try:
             config = resolve(experiment, overrides or []).config
@@ -471,7 +480,7 @@ def nodes(
         rows = node_rows(superlink, root_certificates, run_dir)
     except (FlowerError, JournalError) as error:
         raise _stop(str(error)) from None
-    _print_table(Console(), "", HEADERS, rows)
+    _print_table(Console(emoji=False), "", HEADERS, rows)
 
 
 @app.command()
@@ -498,7 +507,7 @@ def probe(
     if as_json:
         typer.echo(json.dumps(report.to_json()))
         return
-    _print_table(Console(), "", ["", "this machine"], report_rows(report))
+    _print_table(Console(emoji=False), "", ["", "this machine"], report_rows(report))
 
 
 @app.command()

@@ -615,8 +615,10 @@ def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, st
         row(f"delivered {label}", text(summary.delivered_score))
         if note := summary.delivered_note():
             row("", note)
-    for tier, score in (summary.delivered_score_by_tier or {}).items():
-        row(f"  tier {tier}", f"{text(score)}{' (worst)' if tier == summary.worst_tier else ''}")
+    by_tier = summary.delivered_score_by_tier or {}
+    for tier, score in by_tier.items():
+        is_worst = tier == summary.worst_tier and len(set(by_tier.values())) > 1
+        row(f"  tier {tier}", f"{text(score)}{' (worst)' if is_worst else ''}")
     if summary.worst_device is not None and summary.worst_device_score is not None:
         row("worst device", f"{text(summary.worst_device_score)}, device {summary.worst_device}")
     if summary.final_score is not None and summary.best_score is not None:

@@ -204,7 +204,7 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
             with open(said.name, "ab") as output, interrupted_later():
                 process = child.start(file, overrides, output)
                 started.append(process)
-            with progress(Console(), config.rounds, earlier) as show:
+            with progress(Console(emoji=False), config.rounds, earlier) as show:
                 journal = JournalWatch(folder)
                 while True:
                     ended = _has_ended(process)
@@ -290,7 +290,9 @@ def sweep(
     if not is_whole(jobs, least=1):
         raise SettingsError(f"jobs = {jobs!r}: must be a whole number from 1 on")
     where = folder_of(file, None if folder is None else Path(folder))
-    outcome = run_sweep(file, _overrides(settings), check_seeds(seeds), _rows(rows), texts, where, jobs, Console())
+    outcome = run_sweep(
+        file, _overrides(settings), check_seeds(seeds), _rows(rows), texts, where, jobs, Console(emoji=False)
+    )
     if outcome.interrupted:
         done, total = len(outcome.finished), len(outcome.planned)
         raise KeyboardInterrupt(

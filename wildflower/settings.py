@@ -72,6 +72,19 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
     return Settings(config, sources)
 
 
+def of_run(run_dir: Path, overrides: Sequence[str]) -> "RunConfig":
+    """The configuration of a run, with `overrides` ("key=value") over it. Raises SettingsError, JournalError."""
+    from server_app.config import ConfigError, RunConfig, defaults
+    from server_app.journal import read_config
+
+    written = read_config(run_dir)["config"]
+    usual = defaults(written["strategy"])
+    try:
+        return RunConfig.from_run_config(written | dict(parse_override(override, usual) for override in overrides))
+    except ConfigError as error:
+        raise SettingsError(f"{run_dir}: {error}") from None
+
+
 def beside(experiment: Path | None) -> AbstractContextManager[Mapping[str, Path]]:
     """Look for modules that a run names beside its experiment first; without one, where the command was typed."""
     return looked_for_beside(Path.cwd() if experiment is None else experiment.absolute().parent)

@@ -15,7 +15,15 @@ from typing import Any
 
 from rich.console import Console
 
-from server_app.journal import SWEEP_LOGS, JournalError, Summary, check_resumable, is_run, read_summary
+from server_app.journal import (
+    SWEEP_LOGS,
+    JournalError,
+    Summary,
+    check_resumable,
+    check_same_plugins,
+    is_run,
+    read_summary,
+)
 from server_app.units import score_format, seconds_text
 from wildflower import child
 from wildflower.experiment import JournalWatch, notebook_bar
@@ -187,9 +195,11 @@ def plan(
 ) -> list[Planned]:
     """The runs of a sweep, each checked before any is started: all with one seed, then all with the next one.
 
-    Raises SettingsError for settings that no run can start with, where a folder holds a run of other settings, and
-    where two runs would have one folder.
+    Raises SettingsError for settings that no run can start with, where a folder holds a run of other settings or of
+    other modules from outside, and where two runs would have one folder.
     """
+    from server_app.config import digests_of
+
     given = _keys(overrides)
     own_keys = {"the grid": set(grid)} | {f"row {row.name}": _keys(row.overrides) for row in rows}
     for where, keys in own_keys.items():
@@ -231,6 +241,7 @@ def plan(
         if is_run(run_dir):
             try:
                 check_resumable(run_dir, config.to_dict() | {"resume": True})
+                check_same_plugins(run_dir, digests_of(config))
             except JournalError as error:
                 raise SettingsError(f"{error}. Give this sweep another folder") from None
         planned.append(Planned(run_dir, config.rounds, tuple(own), seed, row.name))

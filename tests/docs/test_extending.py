@@ -108,6 +108,7 @@ with beside(Path(experiment)) as modules:
             "damped stripes:TASK 5 distance damped stripes perceptron",
             0.6,
         ),
+        (["run-name=three", "strategy=counting:Counting"], "counting digits 5 rarest_share counting", 0.0),
     ],
 )
 def test_a_round_of_what_lies_beside_the_experiment(outside, settings, said, minimum):

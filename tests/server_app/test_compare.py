@@ -14,8 +14,9 @@ from server_app.journal import Journal, JournalError
 def a_run(run_dir: Path, scores: list[float | None], *, finished: bool = True, **config) -> Path:
     """A run that delivers these scores; the whole model has half of them, the worst tier a quarter."""
     more = {key: config.pop(key) for key in ("devices_without_model", "devices_beyond_budget") if key in config}
+    held = {key: config.pop(key) for key in ("plugins", "initial_digest", "data") if key in config}
     config = CONFIG | {"run-name": run_dir.name} | config
-    journal = Journal.open(run_dir, config, resume=False)
+    journal = Journal.open(run_dir, config, resume=False, **held)
     for number, score in enumerate(scores, start=1):
         given = {"score": None, "score_by_tier": None, "delivered_score": None, "delivered_score_by_tier": None}
         if score is not None:
@@ -131,6 +132,25 @@ def test_rows_are_called_after_the_method_and_what_differs_in_it(tmp_path):
         "batch-size = 8, fedavg.use = all-large",
         "batch-size = 16",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ({"plugins": {"anchor": "0" * 64}}, {"plugins": {"anchor": "1" * 64}}, "anchor-sha256"),
+        ({"initial_digest": "0" * 64}, {"initial_digest": "1" * 64}, "initial-weights-sha256"),
+        ({"data": {"sha256": "0" * 64}}, {"data": {"sha256": "1" * 64}}, "data-sha256"),
+    ],
+)
+def test_runs_of_another_version_of_a_method_or_of_files_are_no_replicates(before, after, name, tmp_path):
+    runs = [a_run(tmp_path / str(seed), [0.5], seed=seed, **(before if seed < 3 else after)) for seed in (1, 2, 3)]
+    found = {row["method"]: row["seeds"] for row in rows_of(compare(runs), ACCURACY)}
+    assert found == {f"heterofl {name}={'0' * 12}": "1-2", f"heterofl {name}={'1' * 12}": "3"}
+
+
+def test_data_of_which_a_run_of_an_earlier_version_does_not_tell_separate_no_seeds(tmp_path):
+    runs = [a_run(tmp_path / "1", [0.5], seed=1), a_run(tmp_path / "2", [0.5], seed=2, data={"sha256": "1" * 64})]
+    assert [row["seeds"] for row in rows_of(compare(runs), ACCURACY)] == ["1-2"]
 
 
 def test_what_a_method_does_not_read_makes_no_other_experiment(tmp_path):

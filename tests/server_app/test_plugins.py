@@ -33,7 +33,8 @@ HEAD = """
     from typing import ClassVar
     import torch
     from pydantic import Field
-    from models.layers import Block, Flatten, Linear, Relu
+    from messages.parcels import Parcel
+    from models.layers import Block, Flatten, Linear, Relu, TensorSpec
     from models.base import ImageFamily
     from strategies.method import Answer, Local, Model, State, Training
     from strategies.params import Numbers, Params
@@ -394,9 +395,9 @@ def test_without_an_experiment_the_error_says_where_files_of_ones_own_lie():
     ("text", "words"),
     [
         ("import nowhere_at_all", "{name} imports 'nowhere_at_all', which is not there: ModuleNotFoundError: "),
-        ("1 / 0", "{name} cannot be imported: ZeroDivisionError: division by zero ({file}, line 15)"),
-        ("def f(:", "{name} cannot be imported: SyntaxError: invalid syntax ({file}, line 15)"),
-        ("raise SystemExit(3)", "{name} cannot be imported: SystemExit: 3 ({file}, line 15)"),
+        ("1 / 0", "{name} cannot be imported: ZeroDivisionError: division by zero ({file}, line 16)"),
+        ("def f(:", "{name} cannot be imported: SyntaxError: invalid syntax ({file}, line 16)"),
+        ("raise SystemExit(3)", "{name} cannot be imported: SystemExit: 3 ({file}, line 16)"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_told_with_its_line(beside, text, words):
@@ -573,6 +574,35 @@ WRONG_HALVES = {
     "a server half that wants another parcel": (
         with_function("def absorb(self, contribution):\n    contribution.sum_of('gradient')"),
         "the update holds no sum of the parcel 'gradient'",
+    ),
+    "an absorb that wants sums and own parcels at once": (
+        changed(
+            "        def loss(self, bench, model):",
+            """        def returned(self, family, architecture):
+            own = Parcel.of({"seen": TensorSpec((2,), torch.float32, (None,))})
+            return super().returned(family, architecture) | {"own": own}
+
+        def loss(self, bench, model):""",
+        ).replace("return answer", 'answer.parcels["own"] = {"seen": torch.ones(2)}\n            return answer')
+        + textwrap.indent(
+            "def absorb(self, contribution):\n    contribution.own('own')\n    super().absorb(contribution)\n",
+            " " * 8,
+        ),
+        "`absorb` must take the sums and one device's own parcels as two contributions too",
+    ),
+    "a parcel of something else than specs": (
+        changed(
+            "        def loss(self, bench, model):",
+            """        def returned(self, family, architecture):
+            return {"own": Parcel.of({"seen": (2,)})}
+
+        def loss(self, bench, model):""",
+        ),
+        "the tensor 'seen' of a parcel is described by (2,), and must be by a TensorSpec",
+    ),
+    "a device half that returns no answer": (
+        changed("return answer", "return None"),
+        "`train` of {name}:Half must return a strategies.method.Answer, not a NoneType",
     ),
     "figures that are none": (
         changed('return {"largest": max', 'return {"largest": lambda: max'),

@@ -6,9 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+from server_app.config import digests_of
 from server_app.journal import Journal
 from tests.server_app import fake_runs
-from wildflower.settings import place, resolve
+from wildflower.settings import beside, place, resolve
 
 
 class Process:
@@ -51,12 +52,14 @@ class Runs:
 
     def _start(self, overrides: Sequence[str], experiment: Path, output: IO[bytes]) -> Process:
         self.asked.append(dict(override.split("=", 1) for override in overrides))
-        config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
+        with beside(experiment):
+            config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
+            plugins = digests_of(config)
         if self.fails and self.fails in run_dir.name:
             output.write(b"round 1/2, accuracy 3 %\nno data are here\n")
             output.flush()
             return Process(1)
-        journal = Journal.open(run_dir, config.to_dict(), resume=config.resume)
+        journal = Journal.open(run_dir, config.to_dict(), resume=config.resume, plugins=plugins)
         for number in range(journal.last_round + 1, config.rounds + 1):
             scores = {"score": 0.5 + 0.1 * config.seed, "delivered_score": 0.4 + 0.1 * config.seed}
             record = fake_runs.a_round(number, strategy=config.strategy, **scores)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from devices.report import DeviceReport
 from rounds.population import NodeState
 from server_app.app import build, run
-from server_app.journal import read_devices
+from server_app.journal import Journal, read_devices
 from server_app.nodes import write_nodes
 from tests.small_run import METHODS, simulated_grid, small_config
 from wildflower.command import app
@@ -164,6 +164,19 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "80"})
 
 
+def test_without_an_experiment_a_run_is_planned_with_its_own_settings(tmp_path):
+    config = small_config(tmp_path, fleet="", family="lenet5")
+    run_dir = nodes_json(tmp_path / "earlier")
+    Journal.open(run_dir, config.to_dict(), resume=False)
+    shown = invoke("--run", run_dir, "--json")
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    assert found["devices"] == make_plan(config, run_dir).to_json()["devices"]
+    larger = invoke("--run", run_dir, "--json", "--set", "batch-size=500")
+    needed = [json.loads(one.stdout)["devices"][1]["needed_memory_bytes"] for one in (shown, larger)]
+    assert needed[1] > 2 * needed[0]
+
+
 def test_the_command_reads_in_80_columns_and_says_by_its_code_who_gets_none(tmp_path):
     shown = invoke()
     assert shown.exit_code == 0, shown.output
@@ -184,6 +197,6 @@ def test_what_is_wrong_is_said(tmp_path):
     shown = invoke("--set", "fleet=")
     assert (shown.exit_code, "--run RUN_DIR" in shown.stderr) == (1, True)
     shown = invoke("--run", tmp_path)
-    assert (shown.exit_code, "nodes.json does not exist" in shown.stderr) == (1, True)
+    assert (shown.exit_code, "is not the folder of a run" in shown.stderr) == (1, True)
     shown = invoke("--set", "stratgy=fedavg")
     assert (shown.exit_code, "did you mean" in shown.stderr) == (1, True)

@@ -257,6 +257,20 @@ def test_a_folder_with_runs_of_other_settings_is_refused(folder, runs):
     assert len(runs.asked) == 1
 
 
+def test_a_folder_with_runs_of_another_version_of_a_method_is_refused(folder, runs):
+    method = "from strategies.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    (folder / "of_mine.py").write_text(method)
+    own = ("--set", "strategy=of_mine:Mine")
+    assert swept(folder, "--seeds", "1", *own).exit_code == 0
+    assert swept(folder, "--seeds", "1-2", *own).exit_code == 0
+    (folder / "of_mine.py").write_text(method + "    # It does something else now.\n")
+    done = swept(folder, "--seeds", "1-3", *own)
+    assert done.exit_code == 1
+    assert "of_mine from outside the project is not as when the run began" in done.output
+    assert "another folder" in done.output
+    assert [call["seed"] for call in runs.asked] == ["1", "2"]
+
+
 def test_more_rounds_go_on_where_a_run_ended(folder, runs):
     assert swept(folder, "--seeds", "1").exit_code == 0
     done = swept(folder, "--seeds", "1", "--set", "rounds=2")
