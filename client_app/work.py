@@ -248,7 +248,7 @@ def _masked(
     _add(batch, order, bench, done, parcels, own)
     sums = {name: found.total for (_, name), found in own.items()}
     for found in sums.values():
-        new_bound(0.0, found.largest * len(order.masked_with), found.weight)
+        new_bound(0.0, found.largest * len(order.masked_with))
     return secure.masked(joined(sums), order.device, order.masked_with, bench.state_folder, batch.round)
 
 

@@ -108,23 +108,25 @@ class WeightedSum:
         if weight < 1:
             raise MessageError(f"the weight of an update is a positive integer, got {weight}")
         factor = float(weight) * SCALE
-        bounds = (new_bound(self.largest, magnitude(part) * factor, weight) for part in _parts(values))
+        bounds = (new_bound(self.largest, magnitude(part) * factor) for part in _parts(values))
         return max(bounds, default=self.largest)
 
     def include(self, other: WeightedSum) -> None:
         """Add another sum over the same tensors. Raises MessageError, and changes nothing, where it is too large."""
-        self.largest = new_bound(self.largest, other.largest, other.weight)
+        self.largest = new_bound(self.largest, other.largest)
         self.total += other.total
         self.weight += other.weight
         if self.class_weight is not None and other.class_weight is not None:
             self.class_weight += other.class_weight
 
 
-def new_bound(bound: float, largest: float, weight: int) -> float:
+def new_bound(bound: float, largest: float) -> float:
     """The bound of a sum after an addition of at most `largest`; MessageError where the sum could overflow."""
     if not bound + largest < _BOUND:  # false for NaN too
-        value = largest / weight / SCALE
-        raise MessageError(f"weights must be finite and small enough to add exactly, got a magnitude of {value:g}")
+        raise MessageError(
+            "weights must be finite and small enough to add exactly, and some are not: where training has diverged, a "
+            "smaller learning-rate or clip-norm helps"
+        )
     return bound + largest
 
 

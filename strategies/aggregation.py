@@ -65,7 +65,7 @@ class CoordinateMean:
 
         Raises MessageError, and changes nothing, where the total could overflow.
         """
-        self._bound = new_bound(self._bound, added.largest, added.weight)
+        self._bound = new_bound(self._bound, added.largest)
         placement = placement.of(entry.name for entry in layout.entries)
         for sums in (self._totals, self._counts):
             self._begin(sums, placement.coordinates)
@@ -80,7 +80,7 @@ class CoordinateMean:
 
     def check(self, added: WeightedSum) -> None:
         """Raise MessageError where `add` would."""
-        new_bound(self._bound, added.largest, added.weight)
+        new_bound(self._bound, added.largest)
 
     @property
     def empty(self) -> bool:
@@ -151,7 +151,7 @@ class RobustMean(CoordinateMean):
 
         Raises MessageError, and changes nothing, where a total of all could overflow.
         """
-        self._bound = new_bound(self._bound, added.largest, added.weight)
+        self._bound = new_bound(self._bound, added.largest)
         placement = placement.of(entry.name for entry in layout.entries)
         self._begin(self._counts, placement.coordinates)
         placement.add_weight(self._counts, added.weight, added.class_weight)

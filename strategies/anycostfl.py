@@ -361,7 +361,7 @@ class ElementMean(CoordinateMean):
 
         Raises MessageError, and changes nothing, where the total could overflow.
         """
-        self._bound = new_bound(self._bound, added.largest, added.weight)
+        self._bound = new_bound(self._bound, added.largest)
         placement = placement.of(entry.name for entry in layout.entries)
         for sums in (self._totals, self._counts):
             self._begin(sums, placement.coordinates)
