@@ -19,16 +19,21 @@ since this stays in memory.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from client_app.node_config import read_node_config
 from client_app.server_clock import clock_trouble
 from devices.instance import draw_instance
+from devices.node import check_node_config, own_device
 from messages.retries import retry_closed_connections
 
 # Weights travel in pieces of this size, two at a time, each of which has to arrive within 30 seconds: of Flower's own,
@@ -118,8 +123,33 @@ def collect_until_it_ends(child: int) -> int:
             return code if code >= 0 else 128 - code
 
 
+def trouble_at_start(options: Namespace) -> str:
+    """Why a node cannot be started with these options of flower-supernode's; "" where nothing is known.
+
+    Flower itself would start with a wrong node config, and fail with every message.
+    """
+    try:
+        config = read_node_config(options.node_config or "")
+        check_node_config(config)
+        own_device(config)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return port_trouble(options.host, options.port)
+
+
+def port_trouble(host: str, port: int) -> str:
+    """Why this node cannot listen at a port; "" where it can."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return ""
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} of {host} is taken, by another node perhaps: --port NUMBER chooses another"
+        return f"this node cannot listen at port {port} of {host}: {error.strerror}; --host and --port say where"
+
+
 def main() -> None:
-    """Say what is wrong with the clock, and run flower-supernode as a new instance of the node.
+    """Check what the node was told, say what is wrong with the clock, and run flower-supernode as a new instance.
 
     The first process of a container starts a node as its child, and collects what ends; so little of it is imported yet
     that it takes a few MB.
@@ -130,11 +160,13 @@ def main() -> None:
         os.setsid()  # a terminal's Ctrl-C comes once, from the first process
     os.environ.setdefault("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", str(PIECE_BYTES))
     draw_instance()
+    from flwr.supernode import fleet_http_connection, start_client_internal
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode, flower_supernode
+
+    if trouble := trouble_at_start(_parse_args_run_supernode().parse_args()):
+        sys.exit(f"Error: {trouble}")
     if trouble := clock_trouble(sys.argv[1:]):
         print(f"WARNING: {trouble}", file=sys.stderr, flush=True)
-    from flwr.supernode import fleet_http_connection, start_client_internal
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
     sender = fleet_http_connection.HeartbeatSender
     setattr(fleet_http_connection, "HeartbeatSender", lambda heartbeat: sender(lasting(heartbeat)))  # noqa: B010
     retries = fleet_http_connection.make_simple_http_retry_invoker

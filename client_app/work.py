@@ -24,6 +24,7 @@ from client_app.memory import own_bytes
 from client_app.report import device_report, gpu_trainer
 from client_app.scoring import score_order
 from client_app.state import DeviceState
+from devices.node import own_device
 from devices.probe import probe_machine
 from devices.state import node_state_dir
 from devices.validation import one_line
@@ -104,14 +105,14 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
     updates: list[Update] = []
     out: list[bytes] = []
     sums: _Sums = {}
-    own_device = None if batch.shared_process else _own_device(config)
+    this_device = None if batch.shared_process else own_device(config)
     before_bytes = 0 if batch.shared_process else own_bytes()
     models: dict[int, tuple[int, Network]] = {}  # order -> its device and what it trained, of orders read later
     for place, order in enumerate(batch.orders):
         started = time.perf_counter()
         try:
-            if own_device is not None and order.device != own_device:
-                raise MessageError(f"this node carries device {own_device}, not {order.device}")
+            if this_device is not None and order.device != this_device:
+                raise MessageError(f"this node carries device {this_device}, not {order.device}")
             bench = DeviceBench(
                 order,
                 local_half(order.local),
@@ -326,8 +327,8 @@ def _score(
     config: NodeConfig,
 ) -> Score:
     try:
-        if not batch.shared_process and order.device != _own_device(config):
-            raise MessageError(f"this node carries device {_own_device(config)}, not {order.device}")
+        if not batch.shared_process and order.device != own_device(config):
+            raise MessageError(f"this node carries device {own_device(config)}, not {order.device}")
         state = DeviceState(_state_dir(batch, config), batch.run, order.device)
         place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
         return score_order(order, batch, family, task, arrays, state, place)
@@ -348,15 +349,15 @@ def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int 
 def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[bytes]]:
     """What this node's device says of its data: counts, labels and sums."""
     try:
-        said = describe(_task(question, config), _own_device(config), moments=question.moments)
+        said = describe(_task(question, config), own_device(config), moments=question.moments)
     except UnfitError as error:
-        said = Summary(device=_own_device(config), problem=one_line(str(error), MAX_PROBLEM_LETTERS))
+        said = Summary(device=own_device(config), problem=one_line(str(error), MAX_PROBLEM_LETTERS))
     return DataAnswer(run=question.run, said=said).model_dump_json(), []
 
 
 def _report(config: NodeConfig) -> tuple[str, list[bytes]]:
     """Which device this node carries, and what it can spend now."""
-    return NodeReport(device=_own_device(config), report=device_report(config).to_json()).model_dump_json(), []
+    return NodeReport(device=own_device(config), report=device_report(config).to_json()).model_dump_json(), []
 
 
 def _keys(batch: KeyBatch, config: NodeConfig) -> tuple[str, list[bytes]]:
@@ -364,8 +365,8 @@ def _keys(batch: KeyBatch, config: NodeConfig) -> tuple[str, list[bytes]]:
     answers = []
     for order in batch.orders:
         try:
-            if not batch.shared_process and order.device != _own_device(config):
-                raise MessageError(f"this node carries device {_own_device(config)}, not {order.device}")
+            if not batch.shared_process and order.device != own_device(config):
+                raise MessageError(f"this node carries device {own_device(config)}, not {order.device}")
             folder = DeviceState(_state_dir(batch, config), batch.run, order.device).folder
             answers.append(secure.do_step(order, folder, batch.round))
         except (MessageError, OSError) as error:
@@ -428,16 +429,6 @@ def _state_dir(batch: Batch | EvaluationBatch | KeyBatch, config: NodeConfig) ->
 
 def _board(batch: Batch | EvaluationBatch, config: NodeConfig) -> Path | None:
     return None if batch.shared_process else gpu_trainer(config)
-
-
-def _own_device(config: NodeConfig) -> int:
-    number = config.get("partition-id")
-    if type(number) is not int or number < 0:
-        raise ValueError(
-            f"node config partition-id = {number!r}: a whole number from 0 says which device this node carries "
-            '(wildflower-node --node-config "partition-id=0 num-partitions=4")'
-        )
-    return number
 
 
 @lru_cache(maxsize=8)

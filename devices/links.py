@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from devices.report import MAX_MBIT_PER_S, DeviceReport
-from devices.validation import check_number, check_text, check_whole, json_object, nearest, one_line
+from devices.validation import check_number, check_text, check_whole, json_object, one_line
 
 MIN_PROBE_BYTES = 64 * 1024  # of one direction, and what the service serves at least
 MAX_PROBE_BYTES = 2**20
@@ -65,9 +65,6 @@ class LinkSettings:
             return None if value is None else check_number(value, f"node config {key}", maximum=MAX_MBIT_PER_S)
 
         share = check_number(config.get("bandwidth-share", SHARE), "node config bandwidth-share", maximum=1.0)
-        for key in config:
-            if key.startswith("bandwidth-") and key not in BANDWIDTH_KEYS:
-                raise ValueError(f"node config {key}: {nearest(key, BANDWIDTH_KEYS)}")
         insecure = config.get("bandwidth-insecure", False)
         if not isinstance(insecure, bool):
             raise ValueError(f"node config bandwidth-insecure = {insecure!r}: must be true or false")

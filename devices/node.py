@@ -5,10 +5,53 @@ from dataclasses import replace
 from pathlib import Path
 
 from devices.instance import instance
-from devices.links import LinkSettings, update_links, with_links
+from devices.links import BANDWIDTH_KEYS, LinkSettings, update_links, with_links
 from devices.probe import probe_machine
 from devices.report import MAX_KIND_LETTERS, DeviceReport
-from devices.validation import check_text, check_whole
+from devices.speed import own_speed
+from devices.validation import check_text, check_whole, nearest, shown
+
+FOLDER_KEYS = ("state-dir", "data-dir", "gpu-trainer")
+LIMIT_KEYS = ("memory-limit-bytes", "payload-limit-bytes")  # what the owner sets apart
+# `num-partitions` is Flower's own: its simulation sets it, and so do many who start a SuperNode. Nothing here reads it.
+KEYS = frozenset(
+    {"partition-id", "num-partitions", "kind", "flop-per-s", "down-mbit-per-s", "up-mbit-per-s"}
+    | {*FOLDER_KEYS, *LIMIT_KEYS, *BANDWIDTH_KEYS}
+)
+
+
+def check_node_config(config: Mapping[str, object]) -> LinkSettings:
+    """What a node config says of links. Raises ValueError, which names the key, where it says what it must not.
+
+    Whether `partition-id` is there at all is for whoever needs it to ask (`own_device`).
+    """
+    for key in config:
+        if key not in KEYS:
+            raise ValueError(f"node config: unknown key {shown(key)}, {nearest(key, KEYS)}")
+    settings = LinkSettings.from_node_config(config)
+    if "partition-id" in config:
+        own_device(config)
+    if "kind" in config:
+        check_text(config["kind"], "node config kind", maximum=MAX_KIND_LETTERS)
+    for key in FOLDER_KEYS:
+        if key in config:
+            check_text(config[key], f"node config {key}")
+    for key in LIMIT_KEYS:
+        if key in config:
+            check_whole(config[key], f"node config {key}")
+    own_speed(config)
+    return settings
+
+
+def own_device(config: Mapping[str, object]) -> int:
+    """The device that a node carries: `partition-id` in its node config. ValueError where it does not say."""
+    number = config.get("partition-id")
+    if type(number) is not int or number < 0:
+        raise ValueError(
+            f"node config partition-id = {number!r}: a whole number from 0 says which device this node carries "
+            '(wildflower-node --node-config "partition-id=0 num-partitions=4")'
+        )
+    return number
 
 
 def node_report(
@@ -28,15 +71,9 @@ def node_report(
     Raises:
         ValueError: a key of the node config, or a limit of a control group, is not what it should be; names it.
     """
-    settings = LinkSettings.from_node_config(config)
+    settings = check_node_config(config)
     name, age_seconds = instance()
     report = replace(probe_machine(root), instance=name, instance_age_seconds=age_seconds)
-    if "kind" in config:
-        report = replace(report, kind=check_text(config["kind"], "node config kind", maximum=MAX_KIND_LETTERS))
-    if "memory-limit-bytes" in config:
-        limit_bytes = check_whole(config["memory-limit-bytes"], "node config memory-limit-bytes")
-        report = replace(report, memory_limit_bytes=limit_bytes)
-    if "payload-limit-bytes" in config:
-        limit_bytes = check_whole(config["payload-limit-bytes"], "node config payload-limit-bytes")
-        report = replace(report, payload_limit_bytes=limit_bytes)
+    said = {key.replace("-", "_"): config[key] for key in ("kind", *LIMIT_KEYS) if key in config}
+    report = replace(report, **said)  # type: ignore[arg-type]  # checked above
     return with_links(report, settings, update_links(settings, folder, traffic_bytes=traffic_bytes))

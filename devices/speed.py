@@ -67,8 +67,8 @@ def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path)
     Raises:
         ValueError: `flop-per-s` is no speed.
     """
-    if "flop-per-s" in config:
-        own = check_number(config["flop-per-s"], "node config flop-per-s", positive=True, maximum=MAX_FLOP_PER_S)
+    own = own_speed(config)
+    if own is not None:
         return replace(report, flop_per_s=own)
     if "gpu-trainer" in config:
         return report
@@ -80,6 +80,13 @@ def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path)
         with suppress(OSError):  # a full disk must not cost the device its work; the next report measures again
             speed.save(folder)
     return replace(report, flop_per_s=speed.flop_per_s, speed_age_seconds=max(0.0, now - speed.measured_at))
+
+
+def own_speed(config: Mapping[str, object]) -> float | None:
+    """The speed that the owner wrote down: `flop-per-s` in the node config. ValueError where that is no speed."""
+    if "flop-per-s" not in config:
+        return None
+    return check_number(config["flop-per-s"], "node config flop-per-s", positive=True, maximum=MAX_FLOP_PER_S)
 
 
 def measure() -> float:

@@ -1,17 +1,14 @@
 """What concerns devices: `wildflower probe` and `wildflower bandwidth-server`. Runs where no server is installed."""
 
-import re
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from client_app.node_config import read_node_config
 from client_app.report import device_report
 from devices.bandwidth import make_server, read_token
 from devices.report import DeviceReport
-
-PAIR = re.compile(r"""\S+?=('[^']*'|"[^"]*"|\S+)""")  # Flower takes no notice of what is not like this
 
 
 def own_report(node_config: str, state_dir: Path | None) -> DeviceReport:
@@ -20,20 +17,6 @@ def own_report(node_config: str, state_dir: Path | None) -> DeviceReport:
     if state_dir is not None:
         config["state-dir"] = str(state_dir)
     return device_report(config)
-
-
-def read_node_config(text: str) -> dict[str, Any]:
-    """'a=1 b="two words"' as a dict, the way Flower reads it; ValueError where it is not of that form."""
-    import click
-    from flwr.common.config import parse_config_args
-
-    right = "right would be 'partition-id=0 kind=\"jetson-nano\"'"
-    if not text.endswith(".toml") and (rest := PAIR.sub("", text).split()):
-        raise ValueError(f"node config {text!r}: {rest[0]!r} is no key=value; {right}")
-    try:
-        return dict(parse_config_args([text] if text.strip() else None))
-    except click.ClickException as error:
-        raise ValueError(f"node config {text!r}: {error.message}; {right}") from None
 
 
 def report_rows(report: DeviceReport) -> list[list[str]]:

@@ -2,6 +2,7 @@ import importlib
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -20,9 +21,18 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import RunNotRunningException, _pull_and_store_message
 
 from client_app import supernode
-from client_app.supernode import kept_in, lasting, letting_go
+from client_app.supernode import kept_in, lasting, letting_go, port_trouble
 
 RUN = 7
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+STARTED = ["wildflower-node", "--insecure", "--port", str(free_port()), "--node-config", "partition-id=0"]
 
 
 def order(monkeypatch):
@@ -127,8 +137,42 @@ def test_flower_is_started_with_the_function_replaced_and_the_size_of_pieces(mon
     monkeypatch.setattr(start_client_internal, "subprocess", subprocess)
     monkeypatch.setenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", "")
     monkeypatch.delenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE")
+    monkeypatch.setattr(supernode.sys, "argv", STARTED)
     supernode.main()
     assert started == [str(supernode.PIECE_BYTES)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--node-config", 'partition-id=1 memory-limit-bytes="1 GB"'], "node config memory-limit-bytes = '1 GB'"),
+        (["--node-config", "partition-id=1 memory-limit=100000"], "did you mean 'memory-limit-bytes'"),
+        (["--node-config", 'kind="board"'], "node config partition-id = None: a whole number from 0"),
+        ([], "node config partition-id = None: a whole number from 0"),
+        (["--node-config", "partition-id=1 data-dir=/srv/photos"], "'data-dir=/srv/photos' is neither a number"),
+        (["--node-config", 'partition-id=1 state-dir=""'], "node config state-dir = ''"),
+        (["--node-config", "partition-id=1 flop-per-s=0"], "node config flop-per-s = 0"),
+        (["--node-config", "missing.toml"], "No such file"),
+    ],
+)
+def test_a_node_that_is_told_wrong_things_does_not_start(options, words, monkeypatch):
+    command = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    monkeypatch.setattr(command, "flower_supernode", lambda: pytest.fail("it has started"))
+    monkeypatch.setattr(supernode, "draw_instance", lambda: None)
+    monkeypatch.setenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", "1")
+    monkeypatch.setattr(supernode.sys, "argv", ["wildflower-node", "--insecure", *options])
+    with pytest.raises(SystemExit) as ended:
+        supernode.main()
+    assert str(ended.value.code).startswith("Error: ")
+    assert words in str(ended.value.code)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert port_trouble("127.0.0.1", port).startswith(f"port {port} of 127.0.0.1 is taken")
+    assert port_trouble("127.0.0.1", port) == ""
+    assert "--host and --port" in port_trouble("192.0.2.1", port)  # an address that no machine has
 
 
 def test_images_send_pieces_of_the_same_size():
@@ -210,7 +254,7 @@ def test_a_node_is_started_with_a_heartbeat_and_with_retries_that_last(monkeypat
         (start_client_internal, "_pull_and_store_message"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(supernode.sys, "argv", ["wildflower-node"])
+    monkeypatch.setattr(supernode.sys, "argv", STARTED)
     monkeypatch.setattr(flowers, "flower_supernode", lambda: None)
     monkeypatch.setenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", "1")
     monkeypatch.setattr(supernode, "draw_instance", lambda: None)

@@ -224,6 +224,7 @@ def test_nobody_gets_in_with_a_wrong_key_no_key_a_wrong_authority_or_an_expired_
     def command(certificate, private_key, superlink="gate:8000", *options):
         mounts = ["--volume", f"{certificate}:/ca.crt:ro"]
         node = ["wildflower-node", "--superlink", superlink, "--root-certificates", "/ca.crt", "--max-retries", "1"]
+        node += ["--node-config", "partition-id=0"]
         if private_key is not None:
             mounts += ["--volume", f"{private_key}:/key:ro"]
             node += ["--auth-supernode-private-key", "/key"]

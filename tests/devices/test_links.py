@@ -332,7 +332,6 @@ def test_a_probe_without_its_token_is_refused():
         ({"bandwidth-insecure": False}, "give either bandwidth-ca"),
         ({"bandwidth-insecure": True, "bandwidth-ca": "/ca.crt"}, "give either bandwidth-ca"),
         ({"bandwidth-insecure": "yes"}, "must be true or false"),
-        ({"bandwidth-cert": "/ca.crt"}, "bandwidth-cert: did you mean 'bandwidth-ca'"),
     ],
 )
 def test_a_link_without_tls_must_be_asked_for(config, words):

@@ -1,6 +1,9 @@
+import re
+from pathlib import Path
+
 import pytest
 
-from devices.node import node_report
+from devices.node import KEYS, node_report
 from devices.probe import probe_machine
 
 
@@ -29,3 +32,24 @@ def test_without_a_word_of_the_owner_the_machine_speaks(tmp_path):
 def test_a_wrong_key_is_named(key, value, tmp_path):
     with pytest.raises(ValueError, match=f"node config {key}"):
         node_report({key: value}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("memory-limit-byte", "unknown key 'memory-limit-byte', did you mean 'memory-limit-bytes'"),
+        ("bandwidth-cert", "'bandwidth-ca'"),
+        ("colour", "valid are bandwidth-address, "),
+    ],
+)
+def test_an_unknown_key_is_an_error(key, words, tmp_path):
+    with pytest.raises(ValueError, match="node config: unknown key") as refused:
+        node_report({"partition-id": 0, key: 100_000}, tmp_path)
+    assert words in str(refused.value)
+
+
+def test_every_key_of_the_docs_is_valid():
+    text = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
+    table = text.split("## The node config")[1].split("## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {key for row in rows for key in re.findall(r"`([a-z-]+)`", row)} == KEYS - {"num-partitions"}

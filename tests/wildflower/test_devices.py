@@ -10,7 +10,7 @@ import pytest
 from devices.bandwidth import CHUNK_BYTES, measure_links
 from devices.report import DeviceReport
 from tests.wildflower.test_command import invoke
-from wildflower.devices import read_node_config, report_rows
+from wildflower.devices import report_rows
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a token of more than sixteen letters"
@@ -56,13 +56,17 @@ def test_a_wrong_node_config_is_refused(text):
     assert "Error: node config" in shown.output
 
 
-def test_a_node_config_is_read_as_flower_reads_it():
-    assert read_node_config('partition-id=0 kind="two words" share=0.5') == {
-        "partition-id": 0,
-        "kind": "two words",
-        "share": 0.5,
-    }
-    assert read_node_config("") == {}
+def test_a_misspelled_key_is_refused_with_the_right_one():
+    shown = invoke("probe", "--node-config", "partition-id=1 memory-limit-byte=100000")
+    assert shown.exit_code == 1
+    assert "unknown key 'memory-limit-byte', did you mean 'memory-limit-bytes'" in shown.output
+
+
+def test_a_text_without_quotes_is_named():
+    shown = invoke("probe", "--node-config", "partition-id=1 data-dir=/srv/photos")
+    assert shown.exit_code == 1
+    assert "'data-dir=/srv/photos' is neither" in shown.output
+    assert "Traceback" not in shown.output
 
 
 def test_the_bandwidth_service_serves_until_it_is_told_to_stop(tmp_path):
