@@ -140,6 +140,7 @@ class Engine:
         self._own_by_tier: dict[str, float] = {}  # the newest scores of models that devices have of their own
         self._keepers: set[int] = set()  # devices that have kept something
         self._introduced: set[int] = set()  # devices that have answered the method's first question
+        self._told_skipped: set[int] = set()  # devices of which it was said that nothing fits them
         self._bytes: Counter[str] = Counter()
         self._frozen = Frozen(method.family, method.frozen_weights())
         self._left: list[int] = []  # devices that left for good at the end of the round that runs
@@ -215,6 +216,9 @@ class Engine:
             self.assignments = [a for device in devices for a in self.orders(device)]
             for a in self.assignments:
                 a.outcome = a.outcome or unknown.get(a.device, "")
+                if a.given is None and a.device not in self._told_skipped:
+                    self._told_skipped.add(a.device)
+                    self._tell_skipped(a)
             beyond = [a.device for a in self.assignments if a.given is not None and not fits(a.given.cost, a.budget)]
             if beyond and self.method.below_smallest == "smallest":
                 text = "Round %s: devices %s get an architecture that they cannot afford"
@@ -397,6 +401,18 @@ class Engine:
             asked[-1].earlier = None if order.after is None else asked[order.after]
         return asked
 
+    def _tell_skipped(self, skipped: Assignment) -> None:
+        """Say that a device trains nothing, with what the smallest model needs and what the device may spend."""
+        cost = self.method.order_cost(Order(skipped.device, self.method.smallest_architecture))
+        needs = [f"{_megabytes(cost.peak_training_memory_bytes)} of memory"]
+        has = [f"{_megabytes(skipped.budget.memory_bytes)} of memory"]
+        if skipped.budget.payload_bytes is not None:
+            needs.append(f"{_megabytes(cost.payload_bytes)} of weights one way")
+            has.append(f"{_megabytes(skipped.budget.payload_bytes)} of weights one way")
+        text = "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s"
+        time = ", and round-seconds bounds its time" if skipped.budget.round_seconds is not None else ""
+        log(WARNING, text, self.round, skipped.device, self.method.name(), ", ".join(needs), ", ".join(has), time)
+
     def ask(self, order: Order, selection: Selection, budget: Budget, local: Local | None = None) -> Assignment:
         """An order as an assignment; `local` in place of the method's device half."""
         given = Given(order, selection, self.method.order_cost(order), local or self.method.local(order))
@@ -523,7 +539,8 @@ class Engine:
             log(WARNING, text, work.round, far)
         troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
         for outcome, times in troubles.most_common(3):
-            log(WARNING, "Round %s: %s of %s work orders %s", work.round, times, len(work.assignments), outcome)
+            text = "Round %s: %s of %s work orders%s %s"
+            log(WARNING, text, work.round, times, len(work.assignments), _for_scoring(work), outcome)
 
     def take(self, work: Work, batch: list[Assignment], reply: Message | Failure) -> None:
         """Absorb one reply. Whatever is wrong with it is counted and changes nothing."""
@@ -876,6 +893,16 @@ def _refuse(work: Work, assignments: Sequence[Assignment], why: str) -> None:
 
 def _note_refused(work: Work, assignments: Sequence[Assignment], why: str) -> None:
     work.refused |= {a.node: why for a in assignments if a.node is not None}
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.2f} MB"
+
+
+def _for_scoring(work: Work) -> str:
+    """What a log says of orders that train nothing, which come beside those that train; "" of others."""
+    scoring = any(a.given is not None and isinstance(a.given.local, TakeStatistics) for a in work.assignments)
+    return " for scoring (statistics of batch norm)" if scoring else ""
 
 
 def _no_parcels(group: Group) -> Parcels:

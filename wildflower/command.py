@@ -81,11 +81,16 @@ def run(
         from rich.console import Console
 
         from wildflower.experiment import Deployment, run_experiment
+        from wildflower.flower import FlowerError, check_address
 
     deployment = None
     if superlink is not None:
         if insecure == (root_certificates is not None):
             raise _stop("--superlink needs --root-certificates FILE, or --insecure to talk without TLS")
+        try:
+            check_address(superlink)
+        except FlowerError as error:
+            raise _stop(str(error)) from None
         deployment = Deployment(superlink, root_certificates)
     elif insecure or root_certificates is not None:
         raise _stop("--root-certificates and --insecure belong to --superlink HOST:PORT")

@@ -166,8 +166,9 @@ def connected(address: str, root_certificates: Path | None) -> Iterator[SuperLin
         address: host:port.
         root_certificates: PEM file of the authority that signed its certificate; None talks to it without TLS.
 
-    Raises FlowerError where the file is missing or Flower is not installed.
+    Raises FlowerError where the address is none, the file is missing or Flower is not installed.
     """
+    check_address(address)
     if root_certificates is not None and not root_certificates.is_file():
         raise FlowerError(f"there are no root certificates at {root_certificates}")
     folder = Path(tempfile.mkdtemp(prefix="wf-"))
@@ -192,6 +193,13 @@ def connected(address: str, root_certificates: Path | None) -> Iterator[SuperLin
         with uninterrupted():
             stop_everything(started, folder)  # what still follows a log
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_address(address: str) -> None:
+    """FlowerError unless an address is HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise FlowerError(f"--superlink {address}: must be HOST:PORT, such as 127.0.0.1:8000")
 
 
 def flower_environment(outer: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import median_low
@@ -350,7 +351,7 @@ def plan_tables(plan: Plan, *, by_node: bool) -> list[Table]:
     rows = [[device] for device in plan.devices] if by_node else list(_by_tier(plan.devices).values())
     names = [f"{d[0].device} {d[0].tier}" if by_node else f"{plan.counts[d[0].tier]} {d[0].tier}" for d in rows]
     who = "device" if by_node else "tier"
-    models = _table(who, "parameters", "of whole", "MB down", "MB up", "MB memory", "of budget")
+    models = _table(who, "parameters", "of whole", "MB down", "MB up", "MB memory", "MB budget")
     seconds = _table(who, "download", "training", "upload", "in all", "binds")
     for name, devices in zip(names, rows, strict=True):
         models.add_row(name, *_model_cells(plan, devices))
@@ -378,20 +379,25 @@ def _table(first: str, *others: str) -> Table:
 
 def _model_cells(plan: Plan, devices: Sequence[DevicePlan]) -> list[str]:
     memory = [
-        _range([device.needed_memory_bytes / 1e6 for device in devices], "{:.3g}"),
-        _range([device.memory_bytes / 1e6 for device in devices], "{:.3g}"),
+        _range([device.needed_memory_bytes / 1e6 for device in devices]),
+        _range([device.memory_bytes / 1e6 for device in devices]),
     ]
     if not any(device.parameters for device in devices):
         return ["none", "", "", "", *memory]
     return [
-        _range([device.parameters for device in devices], "{:,.0f}"),
-        _range([device.parameters / plan.whole_parameters for device in devices], "{:.0%}"),
-        _range([device.bytes_down / 1e6 for device in devices], "{:.2g}"),
-        _range([device.bytes_up / 1e6 for device in devices], "{:.2g}"),
+        _range([device.parameters for device in devices], "{:,.0f}".format),
+        _range([device.parameters / plan.whole_parameters for device in devices], "{:.0%}".format),
+        _range([device.bytes_down / 1e6 for device in devices], partial(_plain, digits=2)),
+        _range([device.bytes_up / 1e6 for device in devices], partial(_plain, digits=2)),
         *memory,
     ]
 
 
-def _range(values: Sequence[float], form: str) -> str:
-    low, high = form.format(min(values)), form.format(max(values))
+def _plain(value: float, digits: int = 3) -> str:
+    """A number to so many digits, but with all those before its point: 14,600 and not 1.46e+04."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
+
+
+def _range(values: Sequence[float], form: Callable[[float], str] = _plain) -> str:
+    low, high = form(min(values)), form(max(values))
     return low if low == high else f"{low} to {high}"

@@ -1,5 +1,6 @@
 """The round: over-selection, waves, weights on the wire, budgets, and the figures of the journal."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -167,6 +168,19 @@ def test_a_device_below_the_smallest_is_skipped_or_gets_the_smallest(below, outc
     assert (last["architecture"] is None) == (below == "skip")
 
 
+def test_a_skipped_device_is_named_once_with_what_it_lacks(tmp_path, caplog):
+    family = OneHidden()
+    method = HeteroFL(replace(setup(tmp_path, family), widths=(1.0, 0.5), below_smallest="skip"), HeteroFLParams())
+    devices = Devices(family, lambda order, w: w)
+    engine = engine_of(method, tmp_path)
+    for number in (1, 2):
+        engine.run_round(devices.grid, number, no_scores)
+    told = [record.getMessage() for record in caplog.records if "is skipped" in record.getMessage()]
+    assert len(told) == 1
+    pattern = r"Round 1: device 2 is skipped, as no model of .* fits its budget: the smallest needs .* MB of memory.*, "
+    assert re.match(pattern + r"it has .* MB of memory", told[0])
+
+
 def test_a_device_without_a_link_is_skipped(tmp_path):
     (tmp_path / "deaf.toml").write_text(
         '[[group]]\nname = "deaf"\ncount = 3\nmemory = "1 GB"\nlink = "0 Mbit/s"\n'
@@ -282,3 +296,13 @@ def test_a_reply_lets_go_of_its_arrays_before_it_is_merged(tmp_path, monkeypatch
     assert [reply for reply in replies if reply.metadata.message_type == "train"]
     assert held
     assert not any(held)
+
+
+def test_orders_for_statistics_are_told_as_orders_for_scoring(tmp_path, caplog):
+    engine, _ = started(small_config(tmp_path, **METHODS["heterofl"]))
+    model = engine._models(simulated_grid(2))[engine.method.scored_architecture]
+    asked, _ = engine._statistics([0, 1], 2, model)
+    caplog.clear()
+    asked.assignments[0].outcome = "refused: cat.png is broken"
+    engine.settle(asked)
+    assert "1 of 2 work orders for scoring (statistics of batch norm) refused: cat.png is broken" in caplog.text

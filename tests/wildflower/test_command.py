@@ -232,6 +232,9 @@ def test_run_needs_an_experiment_that_is_there(tmp_path):
         (["--superlink", "fl.example:8000"], "--root-certificates FILE, or --insecure"),
         (["--superlink", "fl.example:8000", "--insecure", "--root-certificates", "ca.crt"], "or --insecure"),
         (["--insecure"], "belong to --superlink"),
+        (["--superlink", "127.0.0.1", "--insecure"], "--superlink 127.0.0.1: must be HOST:PORT"),
+        (["--superlink", "fl.example:many", "--insecure"], "must be HOST:PORT"),
+        (["--superlink", "http://fl.example:8000", "--insecure"], "must be HOST:PORT"),
     ],
 )
 def test_a_superlink_is_reached_with_tls_or_expressly_without(options, words):

@@ -12,6 +12,7 @@ from server_app.app import build, run
 from server_app.journal import Journal, read_devices
 from server_app.nodes import write_nodes
 from tests.small_run import METHODS, simulated_grid, small_config
+from wildflower import plan as plans
 from wildflower.command import app
 from wildflower.plan import PlanError, make_plan, spread
 
@@ -200,3 +201,8 @@ def test_what_is_wrong_is_said(tmp_path):
     assert (shown.exit_code, "is not the folder of a run" in shown.stderr) == (1, True)
     shown = invoke("--set", "stratgy=fedavg")
     assert (shown.exit_code, "did you mean" in shown.stderr) == (1, True)
+
+
+def test_large_figures_are_plain_numbers():
+    assert [plans._plain(value) for value in (0.9941, 2.849, 1700.4, 14_600.0)] == ["0.994", "2.85", "1,700", "14,600"]
+    assert plans._plain(123.4, digits=2) == "123"
