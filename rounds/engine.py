@@ -216,9 +216,7 @@ class Engine:
             self.assignments = [a for device in devices for a in self.orders(device)]
             for a in self.assignments:
                 a.outcome = a.outcome or unknown.get(a.device, "")
-                if a.given is None and a.device not in self._told_skipped:
-                    self._told_skipped.add(a.device)
-                    self._tell_skipped(a)
+            self._tell_skipped([a for a in self.assignments if a.given is None and a.device not in self._told_skipped])
             beyond = [a.device for a in self.assignments if a.given is not None and not fits(a.given.cost, a.budget)]
             if beyond and self.method.below_smallest == "smallest":
                 text = "Round %s: devices %s get an architecture that they cannot afford"
@@ -401,17 +399,22 @@ class Engine:
             asked[-1].earlier = None if order.after is None else asked[order.after]
         return asked
 
-    def _tell_skipped(self, skipped: Assignment) -> None:
-        """Say that a device trains nothing, with what the smallest model needs and what the device may spend."""
+    def _tell_skipped(self, assignments: Sequence[Assignment]) -> None:
+        """Say which devices train nothing, with what the smallest model needs and what the first of them may spend."""
+        if not assignments:
+            return
+        skipped, *others = assignments
+        self._told_skipped.update(a.device for a in assignments)
         cost = self.method.order_cost(Order(skipped.device, self.method.smallest_architecture))
         needs = [f"{_megabytes(cost.peak_training_memory_bytes)} of memory"]
         has = [f"{_megabytes(skipped.budget.memory_bytes)} of memory"]
         if skipped.budget.payload_bytes is not None:
             needs.append(f"{_megabytes(cost.payload_bytes)} of weights one way")
             has.append(f"{_megabytes(skipped.budget.payload_bytes)} of weights one way")
-        text = "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s"
+        text = "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s%s"
         time = ", and round-seconds bounds its time" if skipped.budget.round_seconds is not None else ""
-        log(WARNING, text, self.round, skipped.device, self.method.name(), ", ".join(needs), ", ".join(has), time)
+        more = f"; so are {len(others)} others" if others else ""
+        log(WARNING, text, self.round, skipped.device, self.method.name(), ", ".join(needs), ", ".join(has), time, more)
 
     def ask(self, order: Order, selection: Selection, budget: Budget, local: Local | None = None) -> Assignment:
         """An order as an assignment; `local` in place of the method's device half."""
