@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import statistics
@@ -20,12 +21,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from benchmarks.runs import devices_of, digest_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
-from server_app.journal import todays_names
+from server_app.journal import JournalError, todays_names
 from wildflower.flower import stop_signals_interrupt
+from wildflower.local import ONE_THREAD
 from wildflower.settings import SettingsError
 from wildflower.sweeps import Planned, Row, sweep
 
@@ -235,21 +238,24 @@ class Study:
         A row's name ends with the digest of its settings: where they changed, its runs are other ones.
         """
         rows = []
+        found: dict[tuple[str, int], str] = {}
         for method, figures in self.known().items():
             of = seeds
             if method.startswith(self.once):
                 of = [] if figures else seeds[:1]
             for seed in of if method in methods else []:
                 if str(seed) not in figures:
-                    rows.append(Row(f"{method}.{self.digest(method)}", self._here(method, seed), (seed,)))
+                    rows.append(Row(f"{method}.{self.digest(method)}", self._here(method, seed, found), (seed,)))
         return rows
 
-    def _here(self, method: str, seed: int) -> tuple[str, ...]:
-        """A method's settings, with the places of this machine."""
+    def _here(self, method: str, seed: int, found: dict[tuple[str, int], str]) -> tuple[str, ...]:
+        """A method's settings, with the places of this machine, of which some are `found` already."""
         settings = tuple(self.methods[method])
         for place, find in self.places.items():
             if any(place in setting for setting in settings):
-                settings = tuple(setting.replace(place, find(seed)) for setting in settings)
+                if (place, seed) not in found:
+                    found[place, seed] = find(seed)
+                settings = tuple(setting.replace(place, found[place, seed]) for setting in settings)
         return settings
 
     def known(self) -> dict[str, Figures]:
@@ -282,6 +288,8 @@ def main(studies: Sequence[Study], description: str) -> None:
         if not found:
             parser.error(f"no method is called {pattern}; there are: {'; '.join(study.methods)}")
         methods += found
+    os.environ |= dict.fromkeys(ONE_THREAD, "1")  # of what a place makes, and of the runs
+    torch.set_num_threads(1)
     planned: list[Planned] = []
     finished: list[Planned] = []
     if rows := study.lacking(methods, arguments.seeds):
@@ -289,9 +297,9 @@ def main(studies: Sequence[Study], description: str) -> None:
         try:
             with stop_signals_interrupt():
                 outcome = sweep(
-                    study.experiment, sets, arguments.seeds, rows, {}, study.runs, arguments.jobs, Console()
+                    study.experiment, sets, arguments.seeds, rows, {}, study.runs, arguments.jobs, Console(emoji=False)
                 )
-        except SettingsError as error:
+        except (SettingsError, JournalError) as error:
             sys.exit(str(error))
         planned, finished = outcome.planned, outcome.finished
     print(write(study, finished))

@@ -37,8 +37,9 @@ NOT_THE_EXPERIMENT = frozenset(
     | {"resume", "resume-from", "keep-checkpoints", "tracker"}
 )
 # Keys that make another question: methods are recommended among runs that have them in common.
+DATA_HASH = "data-sha256"  # of what identifies the data, which runs of earlier versions do not tell
 THE_QUESTION = (
-    *("task", "task-arguments", "data-dir", "data-sha256", "partition", "alpha"),
+    *("task", "task-arguments", "data-dir", "partition", "alpha"),
     *("fleet-sha256", "devices", "max-examples"),
 )
 MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
@@ -181,9 +182,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
             if not is_run(run_dir):
                 raise
             broken.append((run_dir.resolve().name, f"broken: {error}"))
-    if not all("data-sha256" in run.config for run in loaded):  # it is not known of all, and so tells none apart
-        for run in loaded:
-            run.config.pop("data-sha256", None)
+    _forget_data_known_of_some(loaded)
     runs, left_out = _replicates(loaded)
     left_out += broken
     if not runs:
@@ -221,15 +220,29 @@ def _load(run_dir: Path, row: str) -> Run:
     content = read_config(run_dir)
     # What files held is part of the experiment, whatever they are called: the fleet, first weights, modules from
     # outside, and the data, of which runs of earlier versions do not tell.
-    hashes = {"fleet": content["fleet-sha256"], INITIAL.removesuffix("-sha256"): content.get(INITIAL, "")}
-    hashes |= content.get(PLUGINS, {}) | {"data": content.get(DATA, {}).get("sha256", "")}
-    held = {f"{name}-sha256": value[:12] for name, value in hashes.items() if value or name == "fleet"}
+    hashes = {"fleet-sha256": content["fleet-sha256"], INITIAL: content.get(INITIAL, "")}
+    hashes |= {DATA_HASH: content.get(DATA, {}).get("sha256", "")}
+    hashes |= {f"module {name}-sha256": digest for name, digest in content.get(PLUGINS, {}).items()}
+    held = {name: digest[:12] for name, digest in hashes.items() if digest or name == "fleet-sha256"}
     config = content["config"] | held | {"seed": content["seed"]}
     written = read_summary(run_dir)
     # Summaries of earlier versions have other final figures: all are made anew from the rounds.
     summary = summarize(run_dir, written.status if written else "unfinished", None)
     finished_rounds = None if written is None else written.rounds
     return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, row, finished_rounds)
+
+
+def _forget_data_known_of_some(runs: Sequence[Run]) -> None:
+    """Of finished runs that are alike but for their data, forget these where some do not tell theirs."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.summary.status == "finished":
+            rest = {key: value for key, value in run.experiment.items() if key != DATA_HASH}
+            alike.setdefault(json.dumps([run.row, rest], sort_keys=True), []).append(run)
+    for members in alike.values():
+        if not all(DATA_HASH in run.config for run in members):
+            for run in members:
+                run.config.pop(DATA_HASH, None)
 
 
 def _replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
@@ -301,7 +314,10 @@ def _advice(groups: Sequence[Group], scale: Scale) -> list[str]:
     told = [*_without_model(groups), *_beyond(groups)]
     if len(groups) < 2:
         return told
-    questions = [{key: group.runs[0].experiment.get(key) for key in THE_QUESTION} for group in groups]
+    experiments = [group.runs[0].experiment for group in groups]
+    known = all(DATA_HASH in experiment for experiment in experiments)
+    keys = [*THE_QUESTION, *([DATA_HASH] if known else [])]
+    questions = [{key: experiment.get(key) for key in keys} for experiment in experiments]
     if other := _differing(questions):
         return [f"The runs differ in {', '.join(other)}, so that none of the methods is recommended.", *told]
     if any(run.summary.delivered_score is None for group in groups for run in group.runs):

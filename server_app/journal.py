@@ -669,9 +669,18 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL, DATA} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
-    kinds = {"config": dict, "fleet-sha256": str, "seed": int}
-    if wrong := [key for key, kind in kinds.items() if not isinstance(content[key], kind)]:
-        raise JournalError(f"{path}: {wrong[0]} = {shown(content[wrong[0]])} is not what a run writes there")
+    kinds = {"config": dict, "fleet-sha256": str, "seed": int, PLUGINS: dict, INITIAL: str, DATA: dict}
+    wrong = [(key, content[key]) for key, kind in kinds.items() if not isinstance(content.get(key, kind()), kind)]
+    if not wrong:
+        texts = {
+            "config.strategy": content["config"].get("strategy"),
+            f"{DATA}.sha256": content.get(DATA, {}).get("sha256", ""),
+        }
+        texts |= {f"{PLUGINS}.{name}": digest for name, digest in content.get(PLUGINS, {}).items()}
+        wrong = [(key, value) for key, value in texts.items() if not isinstance(value, str)]
+    if wrong:
+        key, value = wrong[0]
+        raise JournalError(f"{path}: {key} = {shown(value)} is not what a run writes there")
     return content
 
 

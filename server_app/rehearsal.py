@@ -94,7 +94,7 @@ def _absorb_in_parts(method: Method, contribution: Contribution) -> None:
     try:
         for part in (replace(contribution, each={}), replace(contribution, sums={})):
             method.absorb(part)
-    except MessageError as error:
+    except (MessageError, KeyError) as error:
         raise RehearsalError(
             "`absorb` must take the sums and one device's own parcels as two contributions too, as simulations send "
             f"them: ask `if contribution.sums` and `if contribution.each` first ({error})"

@@ -305,7 +305,7 @@ def plan(
     from rich.console import Console
 
     from server_app.journal import JournalError
-    from server_app.models import modules_of
+    from server_app.models import ModelError, modules_of
     from wildflower.settings import SettingsError, beside, of_run, place, resolve
 
     of_the_run = run_dir if experiment is None else None
@@ -318,7 +318,7 @@ def plan(
             from wildflower.plan import make_plan, plan_tables
 
             found = make_plan(config, run_dir)
-    except (SettingsError, JournalError, ValueError, OSError) as error:
+    except (SettingsError, JournalError, ModelError, ValueError, OSError) as error:
         raise _stop(str(error)) from None
     if as_json:
         typer.echo(json.dumps(found.to_json()))

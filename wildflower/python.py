@@ -323,9 +323,8 @@ def compare(runs: Runs | Iterable[Runs], target: float | None = None) -> Compari
     Raises:
         JournalError: there is no run, a folder holds none, none is finished, or their scores are of different metrics.
     """
-    if isinstance(runs, Run | Sweep | str | os.PathLike):
-        runs = [runs]
-    folders = [folder for given in runs for folder in _folders(given)]
+    several = runs if isinstance(runs, Iterable) and not isinstance(runs, str | os.PathLike) else [runs]
+    folders = [folder for given in several for folder in _folders(given)]
     if not folders:
         raise JournalError('there is nothing to compare: give runs or their folders, such as wf.compare(["runs/one"])')
     return compare_runs(runs_of(folders), target)
@@ -359,6 +358,8 @@ def _grid(grid: object, prefix: str = "") -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for name, values in grid.items():
         key = f"{prefix}{_key(name)}"
+        if isinstance(values, Mapping) and not values:
+            raise SettingsError(f"grid {key}: there is no key of the method, such as {{{key!r}: {{'mu': [0.1, 1]}}}}")
         found = _grid(values, f"{key}.") if isinstance(values, Mapping) else {key: _values(key, values)}
         if twice := next((one for one in found if one in texts), None):
             raise SettingsError(f"grid {twice}: it is given twice: put all its values into one list")

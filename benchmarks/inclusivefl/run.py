@@ -160,9 +160,8 @@ def rounds_to_best(run: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """The first evaluated round whose whole model is as good as the best of another run's, and that of the other."""
     scores = [-1.0 if value is None else value for value in other["whole"]]
     best = max(scores)
-    every = EVERY
-    reached = (every * (n + 1) for n, value in enumerate(run["whole"]) if value is not None and value >= best)
-    return f"{next(reached, 'never')} ({every * (scores.index(best) + 1)})"
+    reached = (EVERY * (n + 1) for n, value in enumerate(run["whole"]) if value is not None and value >= best)
+    return f"{next(reached, 'never')} ({EVERY * (scores.index(best) + 1)})"
 
 
 def saved_rounds(results: dict[str, Figures], task: str, split: str, method: str) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rafl.run import COMMON, SUPERNET
+from benchmarks.rafl.run import STUDY, SUPERNETS_FAMILY
 from devices.budget import Budget
 from models.architecture import Architecture
 from models.cost import cost, inference_macs
@@ -33,6 +33,7 @@ from models.space import Space
 from strategies.evolution import EvolutionParams, EvolutionSearch
 from strategies.rafl import RaFLParams
 from strategies.search import ExactSearch
+from wildflower.settings import resolve
 
 FAMILIES = ("ofa-resnet50", "mobilenet-v2", "mobilenet-v3")
 RESOURCES = {"memory": "peak_training_memory_bytes", "payload": "payload_bytes"}
@@ -78,10 +79,11 @@ def measure(name: str, *, shape: tuple[int, ...], devices: int, seed: int, param
 
 def measure_own(resource: str, *, devices: int, seed: int) -> dict[str, Any]:
     """The figures of RaFL's own search under budgets of one resource, in bytes, and without bounds of the other."""
-    family = make_family({**SUPERNET, "input_shape": [1, 28, 28], "classes": 10})
+    family = make_family({**SUPERNETS_FAMILY, "input_shape": [1, 28, 28], "classes": 10})
     params = RaFLParams()
     space = Space.of(family, params.shares, None, params.min_blocks)
-    prices = {"batch_size": COMMON["batch-size"], "optimizer": COMMON["optimizer"]}
+    config = resolve(STUDY.experiment, []).config
+    prices = {"batch_size": config.batch_size, "optimizer": config.optimizer}
 
     def need(architecture: Architecture) -> int:
         """Counted from the architecture itself, not from what the search adds up."""

@@ -95,6 +95,7 @@ with beside(Path(experiment)) as modules:
     config = resolve(Path(experiment), [*small, *more]).config
     *_, record = read_rounds(run(simulated_grid(), config))
     print(record.strategy, record.task, record.devices_replied, *sorted(record.metrics), *modules)
+    print(*record.metrics.values())
     print(record.score)
 """
 
@@ -113,9 +114,11 @@ with beside(Path(experiment)) as modules:
 )
 def test_a_round_of_what_lies_beside_the_experiment(outside, settings, said, minimum):
     before = {path: path.stat().st_mtime_ns for room in ROOMS for path in (outside / room).rglob("*.py")}
-    *_, found, accuracy = done(outside, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
+    *_, found, metrics, accuracy = done(outside, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
     assert found == said
     assert float(accuracy) >= minimum
+    if "rarest_share" in said:  # of ten classes
+        assert 0 < float(metrics) <= 0.1
     assert before == {path: path.stat().st_mtime_ns for room in ROOMS for path in (outside / room).rglob("*.py")}
 
 
@@ -158,7 +161,7 @@ def test_what_the_page_adds_to_the_project_passes_the_tests_that_it_names(inside
 
 def test_a_round_of_what_has_become_the_projects_own(inside):
     settings = "strategy=damped", "task=stripes", "damped.damping=1", "run-name=four"
-    *_, found, accuracy = done(inside, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
+    *_, found, _, accuracy = done(inside, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()
     assert found == "damped stripes 5 distance"
     assert float(accuracy) > 0.6
 

@@ -42,10 +42,10 @@ class Costs:
     def measure(self, message, read):
         took = []
         for _ in range(3):
-            started = time.thread_time()  # a busy machine takes no part in it
+            started = time.process_time()  # a busy machine takes no part in it
             with suppress(MessageError):
                 read()
-            took.append(time.thread_time() - started)
+            took.append(time.process_time() - started)
         self.seconds.append(min(took))
         tracemalloc.start()
         with suppress(MessageError):

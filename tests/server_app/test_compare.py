@@ -137,7 +137,9 @@ def test_rows_are_called_after_the_method_and_what_differs_in_it(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "name"),
     [
-        ({"plugins": {"anchor": "0" * 64}}, {"plugins": {"anchor": "1" * 64}}, "anchor-sha256"),
+        ({"plugins": {"anchor": "0" * 64}}, {"plugins": {"anchor": "1" * 64}}, "module anchor-sha256"),
+        ({"plugins": {"data": "0" * 64}}, {"plugins": {"data": "1" * 64}}, "module data-sha256"),
+        ({"plugins": {"fleet": "0" * 64}}, {"plugins": {"fleet": "1" * 64}}, "module fleet-sha256"),
         ({"initial_digest": "0" * 64}, {"initial_digest": "1" * 64}, "initial-weights-sha256"),
         ({"data": {"sha256": "0" * 64}}, {"data": {"sha256": "1" * 64}}, "data-sha256"),
     ],
@@ -151,6 +153,12 @@ def test_runs_of_another_version_of_a_method_or_of_files_are_no_replicates(befor
 def test_data_of_which_a_run_of_an_earlier_version_does_not_tell_separate_no_seeds(tmp_path):
     runs = [a_run(tmp_path / "1", [0.5], seed=1), a_run(tmp_path / "2", [0.5], seed=2, data={"sha256": "1" * 64})]
     assert [row["seeds"] for row in rows_of(compare(runs), ACCURACY)] == ["1-2"]
+
+
+def test_such_a_run_of_another_method_leaves_other_data_apart(tmp_path):
+    runs = [a_run(tmp_path / str(n), [0.5], seed=n, data={"sha256": str(n) * 64}) for n in (1, 2)]
+    runs.append(a_run(tmp_path / "older", [0.4], seed=1, strategy="fedrolex"))
+    assert [row["seeds"] for row in rows_of(compare(runs), ACCURACY)] == ["1", "2", "1"]
 
 
 def test_what_a_method_does_not_read_makes_no_other_experiment(tmp_path):
@@ -236,6 +244,22 @@ def test_who_does_not_keep_to_the_budgets_is_not_recommended(tmp_path):
             "config.json",
             '{"config": 3, "versions": {}, "seed": 1, "fleet-sha256": ""}',
             r"config = 3 is not what a run",
+        ),
+        (
+            "config.json",
+            '{"config": {}, "versions": {}, "seed": 1, "fleet-sha256": ""}',
+            r"config\.strategy = None is not what a run",
+        ),
+        (
+            "config.json",
+            '{"config": {"strategy": "fedavg"}, "versions": {}, "seed": 1, "fleet-sha256": "", "data": 3}',
+            r"data = 3 is not what a run",
+        ),
+        (
+            "config.json",
+            '{"config": {"strategy": "fedavg"}, "versions": {}, "seed": 1, "fleet-sha256": "", '
+            '"plugins-sha256": {"mine": 1}}',
+            r"plugins-sha256\.mine = 1 is not what a run",
         ),
         ("rounds.jsonl", '{"round": 1}\n', r"rounds\.jsonl, line 1: the key 'strategy' is missing \(and \d+ more\)$"),
         ("summary.json", "{}", r"summary\.json: the key 'status' is missing \(and"),
