@@ -36,7 +36,15 @@ BOUNDS = {
     "string_pattern_mismatch": "must be of the form {pattern}",
     "finite_number": "must be a finite number",
 }
-RIGHT = {"string_type": "a text in quotes", "int_type": "a whole number", "float_type": "a number"}
+KINDS = {
+    "string": "a text in quotes",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a table of keys and values",
+}
 LISTS: dict[object, str] = {int: "[16, 16]", float: "[0.5, 0.25]", str: "['a', 'b']"}
 
 Arguments = TypeVar("Arguments", bound=TaskArguments)
@@ -72,8 +80,6 @@ def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
     where = name + "".join(f"[{part}]" for part in inside if part.isdigit())
     if first["type"] == "tuple_type":
         right = f"must be a list such as {_list_like(kind.model_fields[name].annotation)}"
-    elif first["type"] in RIGHT:
-        right = f"must be {RIGHT[first['type']]}"
     else:
         right = must(first)
     return f"{where} = {reprlib.repr(first['input'])}: {right}"
@@ -83,6 +89,9 @@ def must(item: ErrorDetails) -> str:
     """What a value must be, of one of the errors that pydantic finds."""
     if item["type"] == "string_too_short" and item["ctx"]["min_length"] == 1:
         return "must not be empty"
+    kind, _, what = item["type"].partition("_")
+    if what in ("type", "parsing") and kind in KINDS:
+        return f"must be {KINDS[kind]}"
     if item["type"] in BOUNDS:
         bounds = {
             key: f"{value:g}" if isinstance(value, float) else value for key, value in item.get("ctx", {}).items()
