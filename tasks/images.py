@@ -217,7 +217,8 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
         raise ValueError(f"it has more than {MAX_PIXELS} pixels") from None
     except (OSError, ValueError, SyntaxError) as error:  # those of the system have a number, Pillow's have none
         of_system = error.strerror if isinstance(error, OSError) else None
-        raise ValueError(of_system or "it is damaged, or a part of it is missing") from error
+        lacks = str(error) if "not available" in str(error) else ""  # a decoder, in this installation of Pillow
+        raise ValueError(of_system or lacks or "it is damaged, or a part of it is missing") from error
     raise ValueError(f"{width} x {height} are more than {MAX_PIXELS} pixels")
 
 
