@@ -22,7 +22,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from benchmarks.runs import devices_of, digest_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
@@ -31,6 +30,7 @@ from wildflower.flower import stop_signals_interrupt
 from wildflower.local import ONE_THREAD
 from wildflower.settings import SettingsError
 from wildflower.sweeps import Planned, Row, sweep
+from wildflower.tables import terminal
 
 KEYS = (
     "metric",
@@ -189,8 +189,8 @@ class Study:
     costs: whether what training costs a device has columns.
     places: what stands in settings for something that lies elsewhere on each machine -> what finds or makes it for a
         seed. The digest, and so what is recorded, has what stands for it.
-    figures: what is kept of a finished run's folder, of which nothing is called "settings".
-    table: the text of the results in Markdown. The settings of a table above are those of the common one.
+    figures: what is kept of a finished run's folder. None of its keys is "settings", which holds the digest.
+    table: makes the results' table in Markdown. The fields from `target` to `costs` are for the default one.
     """
 
     experiment: Path
@@ -297,7 +297,7 @@ def main(studies: Sequence[Study], description: str) -> None:
         try:
             with stop_signals_interrupt():
                 outcome = sweep(
-                    study.experiment, sets, arguments.seeds, rows, {}, study.runs, arguments.jobs, Console(emoji=False)
+                    study.experiment, sets, arguments.seeds, rows, {}, study.runs, arguments.jobs, terminal()
                 )
         except (SettingsError, JournalError) as error:
             sys.exit(str(error))

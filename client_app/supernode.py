@@ -30,10 +30,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from client_app.node_config import read_node_config
 from client_app.server_clock import clock_trouble
 from devices.instance import draw_instance
-from devices.node import check_node_config, own_device
 from messages.retries import retry_closed_connections
 
 # Weights travel in pieces of this size, two at a time, each of which has to arrive within 30 seconds: of Flower's own,
@@ -128,6 +126,10 @@ def trouble_at_start(options: Namespace) -> str:
 
     Flower itself would start with a wrong node config, and fail with every message.
     """
+    # Not for the first process of a container, which has to stay small.
+    from client_app.node_config import read_node_config
+    from devices.node import check_node_config, own_device
+
     try:
         config = read_node_config(options.node_config or "")
         check_node_config(config)

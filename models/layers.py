@@ -484,7 +484,7 @@ class BlockModule(nn.Module):
 
 
 def _pools_first(layers: Sequence[Layer]) -> list[Layer]:
-    """Layers in which a ReLU stands behind the max-pool that followed it, where it has a quarter of the work.
+    """Return the layers with every ReLU moved behind a max-pool that follows it, where it has fewer values to change.
 
     All bits stay the same. The largest of some ReLUs is the ReLU of the largest. Where that is 0 no gradient comes back
     in either order, and elsewhere the same value of a window takes it. The price is that of the order in the

@@ -294,6 +294,7 @@ class Engine:
         """
         self._keepers.difference_update(self._left)
         self._introduced.difference_update(self._left)
+        self._told_skipped.difference_update(self._left)
         for device in self._left:
             self._frozen.lost(device)
             self.method.left(device)
@@ -413,7 +414,7 @@ class Engine:
             has.append(f"{_megabytes(skipped.budget.payload_bytes)} of weights one way")
         text = "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s%s"
         time = ", and round-seconds bounds its time" if skipped.budget.round_seconds is not None else ""
-        more = f"; so are {len(others)} others" if others else ""
+        more = f"; so {'is 1 other' if len(others) == 1 else f'are {len(others)} others'}" if others else ""
         log(WARNING, text, self.round, skipped.device, self.method.name(), ", ".join(needs), ", ".join(has), time, more)
 
     def ask(self, order: Order, selection: Selection, budget: Budget, local: Local | None = None) -> Assignment:

@@ -173,7 +173,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
 
 
 def data_of(engine: Engine) -> dict[str, Any]:
-    """What identifies a run's data; {} where devices hold their own, which may change from round to round."""
+    """Return what identifies a run's data; {} where devices hold their own, which may change between rounds."""
     return {} if engine.own is not None else load_task(TaskSpec.from_json(engine.settings.task)).identity()
 
 

@@ -36,8 +36,8 @@ NOT_THE_EXPERIMENT = frozenset(
     {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
     | {"resume", "resume-from", "keep-checkpoints", "tracker"}
 )
+DATA_HASH = "data-sha256"  # of what identifies the data, which runs of earlier versions do not record
 # Keys that make another question: methods are recommended among runs that have them in common.
-DATA_HASH = "data-sha256"  # of what identifies the data, which runs of earlier versions do not tell
 THE_QUESTION = (
     *("task", "task-arguments", "data-dir", "partition", "alpha"),
     *("fleet-sha256", "devices", "max-examples"),
@@ -218,8 +218,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
 
 def _load(run_dir: Path, row: str) -> Run:
     content = read_config(run_dir)
-    # What files held is part of the experiment, whatever they are called: the fleet, first weights, modules from
-    # outside, and the data, of which runs of earlier versions do not tell.
+    # The contents of files are part of the experiment, whatever the files are called.
     hashes = {"fleet-sha256": content["fleet-sha256"], INITIAL: content.get(INITIAL, "")}
     hashes |= {DATA_HASH: content.get(DATA, {}).get("sha256", "")}
     hashes |= {f"module {name}-sha256": digest for name, digest in content.get(PLUGINS, {}).items()}
@@ -233,7 +232,7 @@ def _load(run_dir: Path, row: str) -> Run:
 
 
 def _forget_data_known_of_some(runs: Sequence[Run]) -> None:
-    """Of finished runs that are alike but for their data, forget these where some do not tell theirs."""
+    """Drop the hash of the data from finished runs that are otherwise alike, where some of them do not record it."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         if run.summary.status == "finished":

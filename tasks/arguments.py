@@ -86,7 +86,7 @@ def _wrong(kind: type[TaskArguments], error: ValidationError) -> str:
 
 
 def must(item: ErrorDetails) -> str:
-    """What a value must be, of one of the errors that pydantic finds."""
+    """Say what a value must be, from an error of pydantic's."""
     if item["type"] == "string_too_short" and item["ctx"]["min_length"] == 1:
         return "must not be empty"
     kind, _, what = item["type"].partition("_")

@@ -360,10 +360,10 @@ class Task:
             )
 
     def identity(self) -> dict[str, Any]:
-        """What tells these data from others, by words that a run records: counts, shape and a hash.
+        """Return what identifies these data, as a run records it: counts, shape and a hash.
 
         The hash is of all labels, of the sources and the classes' names, of mean and deviation to five digits, and of
-        evenly spaced inputs: to read all of them would take a server of large data as much memory as they have.
+        evenly spaced inputs. To read all inputs would take as much memory as the data have.
         """
         # Two machines may differ in the last digits of a mean.
         normalized = [tensor for tensor in (self._mean, self._std) if tensor is not None]
@@ -616,10 +616,10 @@ def load_task(spec: TaskSpec) -> Task:
 
 
 def _check_classes(spec: TaskSpec, data: DataSet) -> None:
-    """Raise ValueError where nothing could learn to tell classes: there is one, or some are only tested on.
+    """Raise ValueError where there is one class only, or where some class has test examples and no training examples.
 
-    Classes that the task or a user has declared may be only tested on, as by a model whose first weights know them.
-    Tags may too: those of texts of one's own were compared where they were read.
+    The latter is allowed for classes that the task or a user has declared: first weights may know them already. It is
+    allowed for tags too, because those of a user's own texts are compared where they are read.
     """
     if data.train.label_kind == "numbers":
         return

@@ -77,11 +77,10 @@ def _main(parent: int, experiment: Path, overrides: Sequence[str]) -> NoReturn:
     end_with(parent, signal.SIGTERM)  # which the command takes as Ctrl-C
 
     with loading_modules():
-        from rich.console import Console
-
         from wildflower.experiment import run_experiment
+        from wildflower.tables import terminal
 
-    sys.exit(run_experiment(experiment, overrides, None, Console(emoji=False)))
+    sys.exit(run_experiment(experiment, overrides, None, terminal()))
 
 
 if __name__ == "__main__":

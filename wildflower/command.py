@@ -78,10 +78,9 @@ def run(
     The exit code is 0 when the run finished, 1 when it failed and 130 when it was stopped.
     """
     with loading_modules():
-        from rich.console import Console
-
         from wildflower.experiment import Deployment, run_experiment
         from wildflower.flower import FlowerError, check_address
+        from wildflower.tables import terminal
 
     deployment = None
     if superlink is not None:
@@ -94,7 +93,7 @@ def run(
         deployment = Deployment(superlink, root_certificates)
     elif insecure or root_certificates is not None:
         raise _stop("--root-certificates and --insecure belong to --superlink HOST:PORT")
-    raise typer.Exit(run_experiment(experiment, overrides or [], app_dir, Console(emoji=False), deployment))
+    raise typer.Exit(run_experiment(experiment, overrides or [], app_dir, terminal(), deployment))
 
 
 @app.command()
@@ -127,14 +126,13 @@ def sweep(
     All runs with one seed come before those with the next one. What is finished is not run again, what was stopped goes
     on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
     """
-    from rich.console import Console
-
     from server_app.journal import JournalError
     from wildflower.experiment import INTERRUPTED
     from wildflower.flower import stop_signals_interrupt
     from wildflower.settings import SettingsError
     from wildflower.sweeps import folder_of, parse_grid, parse_seeds, read_rows
     from wildflower.sweeps import sweep as run_sweep
+    from wildflower.tables import terminal
 
     try:
         with stop_signals_interrupt():
@@ -146,7 +144,7 @@ def sweep(
                 parse_grid(grid or []),
                 folder_of(experiment, folder),
                 jobs,
-                Console(emoji=False),
+                terminal(),
             )
     except (SettingsError, JournalError, OSError) as error:
         raise _stop(str(error)) from None
@@ -161,18 +159,17 @@ def sweep(
 @app.command()
 def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]) -> None:
     """Write report.html again from what a run has left so far, and print its figures."""
-    from rich.console import Console
-
     from server_app.journal import JournalError, has_virtual_clock, read_summary, summarize
     from server_app.report import write_report
     from wildflower.experiment import summary_table
+    from wildflower.tables import terminal
 
     try:
         path = write_report(run_dir)
         summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     except JournalError as error:
         raise _stop(str(error)) from None
-    console = Console(emoji=False)
+    console = terminal()
     console.print(summary_table(summary, virtual_clock=has_virtual_clock(run_dir)))
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 
@@ -204,16 +201,15 @@ def compare(
 
 
 def _compare(run_dirs: Sequence[Path], html: Path | None, target: float | None, rows: Sequence[str]) -> None:
-    from rich.console import Console
-
     from server_app.compare import compare as compare_runs
     from server_app.journal import JournalError
+    from wildflower.tables import terminal
 
     try:
         comparison = compare_runs(run_dirs, target, rows)
     except JournalError as error:
         raise _stop(str(error)) from None
-    console = Console(emoji=False)
+    console = terminal()
     for table in comparison.tables:
         _print_table(console, table.title, table.headers, table.rows)
     for sentence in comparison.advice:
@@ -241,14 +237,13 @@ def bench(
 
     Its figures and tables are written beside it. It runs in the project's folder.
     """
-    from rich.console import Console
-
     from wildflower.bench import BenchError, benchmarks_of, start
+    from wildflower.tables import terminal
 
     project = Path(__file__).parents[1]
     try:
         if name is None:
-            _print_table(Console(emoji=False), "", ["benchmark", "what it is about"], benchmarks_of(project).items())
+            _print_table(terminal(), "", ["benchmark", "what it is about"], benchmarks_of(project).items())
         else:
             start(project, name, arguments or [])
     except BenchError as error:
@@ -262,10 +257,9 @@ def config(
     changed: Annotated[bool, typer.Option("--changed", help="Only keys whose values are not the defaults.")] = False,
 ) -> None:
     """Print every key of the run configuration with its value, where the value comes from, and what it means."""
-    from rich.console import Console
-
     from server_app.config import defaults, descriptions
     from wildflower.settings import SettingsError, beside, resolve
+    from wildflower.tables import terminal
 
     with beside(experiment):
         try:
@@ -279,7 +273,7 @@ def config(
             for key, value in settings.config.to_dict().items()
             if not changed or value != usual[key]
         ]
-    _print_table(Console(emoji=False), "", ["key", "value", "source", "meaning"], rows)
+    _print_table(terminal(), "", ["key", "value", "source", "meaning"], rows)
 
 
 @app.command()
@@ -302,11 +296,10 @@ def plan(
     """
     import json
 
-    from rich.console import Console
-
     from server_app.journal import JournalError
     from server_app.models import ModelError, modules_of
     from wildflower.settings import SettingsError, beside, of_run, place, resolve
+    from wildflower.tables import terminal
 
     of_the_run = run_dir if experiment is None else None
     try:
@@ -323,7 +316,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(found.to_json()))
     else:
-        console = Console(emoji=False)
+        console = terminal()
         console.print(f"{found.method} over {found.family}, whole: {found.whole_parameters:,} parameters", markup=False)
         for table in plan_tables(found, by_node=run_dir is not None):
             console.print(table)
@@ -392,12 +385,11 @@ def predict(
     """
     import json
 
-    from rich.console import Console
-
     from server_app.models import ModelError
     from wildflower.export import ExportError
     from wildflower.predict import PredictError
     from wildflower.predict import predict as predict_folder
+    from wildflower.tables import terminal
 
     try:
         found = predict_folder(source, folder, which=cast("Which", which), tier=tier)
@@ -409,7 +401,7 @@ def predict(
         rows = [
             [p.file, p.problem or p.label or f"{p.value:g}", "" if p.share is None else f"{p.share:.1%}"] for p in found
         ]
-        _print_table(Console(emoji=False), "", ["image", "prediction", "share"], rows)
+        _print_table(terminal(), "", ["image", "prediction", "share"], rows)
     raise typer.Exit(1 if any(prediction.problem for prediction in found) else 0)
 
 
@@ -434,15 +426,14 @@ def supernet(
     ] = None,
 ) -> None:
     """Train a supernet on the experiment's data, which are public then; stopped, it goes on where it was."""
-    from rich.console import Console
-
     from strategies.supernet import SupernetParams
     from wildflower.settings import SettingsError, beside, resolve
     from wildflower.supernet import SupernetError, Wanted, train
+    from wildflower.tables import terminal
 
     if output.suffix != ".safetensors":
         raise _stop(f"--output {output} must end with .safetensors")
-    console = Console(emoji=False)
+    console = terminal()
     with beside(experiment):
         try:
             config = resolve(experiment, overrides or []).config
@@ -468,12 +459,11 @@ def nodes(
     ] = None,
 ) -> None:
     """List the nodes that a SuperLink knows, and with --run what each said last."""
-    from rich.console import Console
-
     from server_app.journal import JournalError
     from server_app.nodes import ask_release
     from wildflower.flower import FlowerError
     from wildflower.nodes import HEADERS, node_rows
+    from wildflower.tables import terminal
 
     if release is not None and run_dir is None:
         raise _stop("--release needs --run RUN_DIR, the run in which the node is quarantined")
@@ -485,7 +475,7 @@ def nodes(
         rows = node_rows(superlink, root_certificates, run_dir)
     except (FlowerError, JournalError) as error:
         raise _stop(str(error)) from None
-    _print_table(Console(emoji=False), "", HEADERS, rows)
+    _print_table(terminal(), "", HEADERS, rows)
 
 
 @app.command()
@@ -501,9 +491,8 @@ def probe(
     """Print what this machine would report of itself as a node."""
     import json
 
-    from rich.console import Console
-
     from wildflower.devices import own_report, report_rows
+    from wildflower.tables import terminal
 
     try:
         report = own_report(node_config, state_dir)
@@ -512,7 +501,7 @@ def probe(
     if as_json:
         typer.echo(json.dumps(report.to_json()))
         return
-    _print_table(Console(emoji=False), "", ["", "this machine"], report_rows(report))
+    _print_table(terminal(), "", ["", "this machine"], report_rows(report))
 
 
 @app.command()

@@ -105,7 +105,6 @@ def _run(
     modules: Mapping[str, Path],
 ) -> int:
     with loading_modules():  # torch above all
-        from server_app.app import data_of
         from server_app.config import digests_of
 
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
@@ -125,6 +124,8 @@ def _run(
     if config.resume:
         check_same_fleet(run_dir, config.to_dict(), built[0].population.fleet_digest if built else "")
         if built is not None:
+            from server_app.app import data_of
+
             check_same_data(run_dir, data_of(built[0]))
     run_dir.mkdir(parents=True, exist_ok=True)
     console.print(

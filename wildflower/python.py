@@ -14,8 +14,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from server_app.compare import Comparison
 from server_app.compare import compare as compare_runs
 from server_app.journal import (
@@ -48,6 +46,7 @@ from wildflower.flower import interrupted_later, last_lines
 from wildflower.settings import SettingsError, as_overrides, as_text, beside, place, resolve
 from wildflower.sweeps import Row, check_seeds, folder_of, is_whole, make_rows, read_rows
 from wildflower.sweeps import sweep as run_sweep
+from wildflower.tables import terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -204,7 +203,7 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
             with open(said.name, "ab") as output, interrupted_later():
                 process = child.start(file, overrides, output)
                 started.append(process)
-            with progress(Console(emoji=False), config.rounds, earlier) as show:
+            with progress(terminal(), config.rounds, earlier) as show:
                 journal = JournalWatch(folder)
                 while True:
                     ended = _has_ended(process)
@@ -290,9 +289,7 @@ def sweep(
     if not is_whole(jobs, least=1):
         raise SettingsError(f"jobs = {jobs!r}: must be a whole number from 1 on")
     where = folder_of(file, None if folder is None else Path(folder))
-    outcome = run_sweep(
-        file, _overrides(settings), check_seeds(seeds), _rows(rows), texts, where, jobs, Console(emoji=False)
-    )
+    outcome = run_sweep(file, _overrides(settings), check_seeds(seeds), _rows(rows), texts, where, jobs, terminal())
     if outcome.interrupted:
         done, total = len(outcome.finished), len(outcome.planned)
         raise KeyboardInterrupt(

@@ -226,6 +226,7 @@ def plan(
         raise SettingsError(f"{len(wanted)} runs: a sweep has at most {MAX_RUNS}")
     whole = "the sweep's settings"
     planned: list[Planned] = []
+    taken: set[Path] = set()
     for seed, row, combination in wanted:
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
         own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
@@ -233,7 +234,7 @@ def plan(
             own.insert(0, f"workers={max(1, cpu_cores() // jobs)}")
         settings = resolve(experiment, own, given_in=f"{whole} (row {row.name})" if row.name else whole)
         config, run_dir = place(settings.config, Path.cwd(), datetime.now())
-        if any(other.run_dir == run_dir for other in planned):
+        if run_dir in taken:
             raise SettingsError(
                 f"two runs of the sweep would have the folder {name!r}, because the name of a run's folder keeps "
                 "letters, digits and . , = + - _ alone: change one of the two values"
@@ -244,6 +245,7 @@ def plan(
                 check_same_plugins(run_dir, digests_of(config))
             except JournalError as error:
                 raise SettingsError(f"{error}. Give this sweep another folder") from None
+        taken.add(run_dir)
         planned.append(Planned(run_dir, config.rounds, tuple(own), seed, row.name))
     return planned
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -13,6 +14,11 @@ BESIDE = 3  # letters that a column takes beside its text: blanks and a line
 MAX_WORD = 24  # longer words, such as paths, may be folded
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGT]?B|Mbit/s|min|h|d|s)(?![\w/]))")
 NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def terminal() -> Console:
+    """Return the terminal that commands print to, which shows `mine:Anchor` as it is and not with an emoji."""
+    return Console(emoji=False)
 
 
 def tables_of(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[Table]:

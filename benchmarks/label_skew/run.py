@@ -33,11 +33,11 @@ def table(_study: Study, results: dict[str, Figures]) -> str:
     rows = []
     for name, seeds in results.items():
         setting, method = name.split()
-        runs = [[*figures["curve"].values()] for figures in seeds.values()]
+        runs = [[*run["curve"].values()] for run in seeds.values()]
         last = [100 * mean(run[-len(run) // 5 :]) for run in runs]
         best = mean(100 * max(run) for run in runs)
         each = " / ".join(f"{value:.1f}" for value in last)
-        reached = " / ".join(rounds_to(TARGETS[setting], figures["curve"]) for figures in seeds.values())
+        reached = " / ".join(rounds_to(TARGETS[setting], run["curve"]) for run in seeds.values())
         rows.append([setting, method, each, f"{mean(last):.1f}", f"{best:.1f}", reached])
     return markdown(heads, rows)
 
