@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from logging import INFO, WARNING
@@ -18,7 +18,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from devices.fleet import Fleet, bundled_fleet, replaced_devices
+from devices.fleet import Fleet, bundled_fleet, digest_of_fleet, replaced_devices
 from devices.validation import did_you_mean
 from messages.orders import LocalTraining
 from models.cost import cost
@@ -39,7 +39,16 @@ from server_app.config import (
     rates_of,
     sampled_devices,
 )
-from server_app.journal import Journal, alone_in, check_folder, read_rounds
+from server_app.journal import (
+    Journal,
+    alone_in,
+    check_folder,
+    check_same_data,
+    check_same_fleet,
+    check_same_initial,
+    is_of_a_folder,
+    read_rounds,
+)
 from server_app.labels import write_labels
 from server_app.models import MODULES, save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
@@ -58,7 +67,7 @@ from tasks.data import DataSet
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
 from tasks.scoring import HELD_OUT
-from tasks.task import Task, TaskSpec, load_task, with_test
+from tasks.task import Task, TaskSpec, load_data_set, load_task, with_test
 
 app = ServerApp()
 
@@ -175,6 +184,34 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
 def data_of(engine: Engine) -> dict[str, Any]:
     """Return what identifies a run's data; {} where devices hold their own, which may change between rounds."""
     return {} if engine.own is not None else load_task(TaskSpec.from_json(engine.settings.task)).identity()
+
+
+def check_same_inputs(run_dir: Path, config: RunConfig, known: dict[tuple[str, str], Any]) -> None:
+    """Raise JournalError unless fleet files, first weights and data are those that the run in `run_dir` began with.
+
+    Of data only those of a folder or of a module from outside are read: named data sets do not change, and devices
+    that hold their own may. Also raises what reading the files raises.
+
+    Args:
+        run_dir: of the run.
+        config: with which it would go on.
+        known: what was read for other runs before; what is read now is added to it.
+    """
+
+    def once(kind: str, name: str, read: Callable[[], Any]) -> Any:
+        if (kind, name) not in known:
+            known[kind, name] = read()
+        return known[kind, name]
+
+    fleet = once("fleet", config.fleet, lambda: digest_of_fleet(fleet_path(config))) if config.fleet else ""
+    check_same_fleet(run_dir, config.to_dict(), fleet)
+    check_same_initial(run_dir, once("initial", config.initial_weights, lambda: _initial_digest(config)))
+    if is_of_a_folder(config.task) and config.partition != "own":
+        # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
+        of_run = task_spec(config)
+        spec = TaskSpec(of_run.name, devices=1, data_dir=of_run.data_dir, arguments=of_run.arguments)
+        data = once("data", repr(spec), lambda: Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments)))
+        check_same_data(run_dir, data.identity())
 
 
 def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal) -> int:
@@ -398,7 +435,7 @@ def _privacy(config: RunConfig) -> Privacy | None:
 
 def task_spec(config: RunConfig) -> TaskSpec:
     """The task of a run as its messages name it. ConfigError where the fleet does not go with it."""
-    replaced = replaced_devices(_fleet_path(config), config.devices) if config.fleet else 0
+    replaced = replaced_devices(fleet_path(config), config.devices) if config.fleet else 0
     if replaced and not config.examples_per_device and config.partition != "own":
         raise ConfigError(
             f"fleet = {config.fleet!r} replaces {replaced} devices after every round, and all examples are dealt out "
@@ -556,7 +593,7 @@ def _public(config: RunConfig, task: Task, family: Family) -> PublicData | None:
         raise ConfigError(f"public-task = {config.public_task!r}: {error}") from error
 
 
-def _fleet_path(config: RunConfig) -> Path:
+def fleet_path(config: RunConfig) -> Path:
     """The fleet file of a run that has one."""
     return Path(config.fleet).expanduser() if config.fleet.endswith(".toml") else bundled_fleet(config.fleet)
 
@@ -575,7 +612,7 @@ def _population(config: RunConfig, method: Method, task: Task, own: OwnData | No
         needed = method.cost(method.family.width(width))
         return needed.peak_training_memory_bytes, needed.payload_bytes
 
-    fleet = Fleet.load(_fleet_path(config), devices=config.devices, seed=config.seed, requirement=requirement)
+    fleet = Fleet.load(fleet_path(config), devices=config.devices, seed=config.seed, requirement=requirement)
     group, count = next(iter(fleet.counts.items()), ("", config.strong_devices))
     if config.partition == "strong-and-weak" and len(fleet.counts) > 1 and count != config.strong_devices:
         raise ConfigError(

@@ -195,8 +195,8 @@ def plan(
 ) -> list[Planned]:
     """The runs of a sweep, each checked before any is started: all with one seed, then all with the next one.
 
-    Raises SettingsError for settings that no run can start with, where a folder holds a run of other settings or of
-    other modules from outside, and where two runs would have one folder.
+    Raises SettingsError for settings that no run can start with, where a folder holds a run of other settings, modules
+    from outside, fleet files, first weights or data, and where two runs would have one folder.
     """
     from server_app.config import digests_of
 
@@ -227,6 +227,7 @@ def plan(
     whole = "the sweep's settings"
     planned: list[Planned] = []
     taken: set[Path] = set()
+    known: dict[tuple[str, str], Any] = {}
     for seed, row, combination in wanted:
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
         own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
@@ -240,11 +241,16 @@ def plan(
                 "letters, digits and . , = + - _ alone: change one of the two values"
             )
         if is_run(run_dir):
+            from server_app.app import check_same_inputs
+
             try:
                 check_resumable(run_dir, config.to_dict() | {"resume": True})
                 check_same_plugins(run_dir, digests_of(config))
+                check_same_inputs(run_dir, config, known)
             except JournalError as error:
                 raise SettingsError(f"{error}. Give this sweep another folder") from None
+            except (ValueError, OSError) as error:  # of the files themselves
+                raise SettingsError(str(error)) from None
         taken.add(run_dir)
         planned.append(Planned(run_dir, config.rounds, tuple(own), seed, row.name))
     return planned

@@ -6,8 +6,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+from devices.fleet import digest_of_fleet
+from server_app.app import fleet_path, task_spec
 from server_app.config import digests_of
 from server_app.journal import Journal
+from tasks.task import load_task
 from tests.server_app import fake_runs
 from wildflower.settings import beside, place, resolve
 
@@ -40,6 +43,7 @@ class Runs:
     def __init__(self) -> None:
         self.asked: list[dict[str, str]] = []
         self.fails = ""  # in the names of runs that fail
+        self.records_data = False  # as runs do; to read data takes a moment
         self.waits = False  # runs go on after their first round
         self.is_interrupted = False  # there is a Ctrl-C as soon as a run's process is there
         self.processes: list[Process] = []
@@ -55,11 +59,15 @@ class Runs:
         with beside(experiment):
             config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
             plugins = digests_of(config)
+            fleet = digest_of_fleet(fleet_path(config)) if config.fleet else ""
+            data = load_task(task_spec(config)).identity() if self.records_data else {}
         if self.fails and self.fails in run_dir.name:
             output.write(b"round 1/2, accuracy 3 %\nno data are here\n")
             output.flush()
             return Process(1)
-        journal = Journal.open(run_dir, config.to_dict(), resume=config.resume, plugins=plugins)
+        journal = Journal.open(
+            run_dir, config.to_dict(), resume=config.resume, fleet_digest=fleet, plugins=plugins, data=data
+        )
         for number in range(journal.last_round + 1, config.rounds + 1):
             scores = {"score": 0.5 + 0.1 * config.seed, "delivered_score": 0.4 + 0.1 * config.seed}
             record = fake_runs.a_round(number, strategy=config.strategy, **scores)

@@ -271,6 +271,40 @@ def test_a_folder_with_runs_of_another_version_of_a_method_is_refused(folder, ru
     assert [call["seed"] for call in runs.asked] == ["1", "2"]
 
 
+def test_a_folder_with_runs_over_another_fleet_is_refused(folder, runs):
+    fleet = folder / "mine.toml"
+    group = '[[group]]\nname = "{name}"\nkind = "x86-64"\ncount = 10\nmemory = "1 GB"\nspeed = 1\n'
+    fleet.write_text(group.format(name="a"))
+    assert swept(folder, "--seeds", "1", "--set", f"fleet={fleet}").exit_code == 0
+    assert swept(folder, "--seeds", "1-2", "--set", f"fleet={fleet}").exit_code == 0
+    fleet.write_text(group.format(name="b"))
+    done = swept(folder, "--seeds", "1-3", "--set", f"fleet={fleet}")
+    assert done.exit_code == 1
+    assert "or a trace that it names is not what it was" in done.output
+    assert "another folder" in done.output
+    assert [call["seed"] for call in runs.asked] == ["1", "2"]
+
+
+def test_a_folder_with_runs_over_data_that_were_edited_is_refused(folder, runs):
+    runs.records_data = True
+    data = folder / "data"
+    data.mkdir()
+    rows = [f"{number},{number * 2},{'ab'[number % 2]}" for number in range(60)]
+    (data / "train.csv").write_text("\n".join(["x,y,label", *rows]))
+    (data / "test.csv").write_text("\n".join(["x,y,label", *rows[:20]]))
+    columns = "columns = ['x', 'y'], label = 'label', train = 'train.csv', test = 'test.csv'"
+    settings = ("task=table", f"task-arguments={columns}", f"data-dir={data}", "partition=iid", "devices=20")
+    own = [part for setting in settings for part in ("--set", setting)]
+    assert swept(folder, "--seeds", "1", *own).exit_code == 0
+    assert swept(folder, "--seeds", "1-2", *own).exit_code == 0
+    (data / "train.csv").write_text("\n".join(["x,y,label", *rows, "7,7,a"]))
+    done = swept(folder, "--seeds", "1-3", *own)
+    assert done.exit_code == 1
+    assert "training examples: 60 then, 61 now" in done.output
+    assert "another folder" in done.output
+    assert [call["seed"] for call in runs.asked] == ["1", "2"]
+
+
 def test_more_rounds_go_on_where_a_run_ended(folder, runs):
     assert swept(folder, "--seeds", "1").exit_code == 0
     done = swept(folder, "--seeds", "1", "--set", "rounds=2")
