@@ -35,13 +35,14 @@ class Distillation(Params):
         0, description="Adam's steps per sub-model in the distillation after each round (paper: 100); 0: none"
     )
     batch_size: Annotated[int, Field(ge=2)] = Field(64, description="Noise inputs per step of distillation")
-    learning_rate: PositiveRate = Field(
-        1e-3, description="Learning rate of distillation's Adam; it falls as learning-rate does"
+    learning_rate: PositiveRate = Field(1e-3, description="Learning rate of distillation's Adam")
+    schedule: Literal["constant", "as-training"] = Field(
+        "constant", description="Whether that rate stays as it is, or falls as learning-rate does"
     )
-    students: Literal["random", "with-whole"] = Field(
+    students: Literal["random", "with-smallest", "with-whole"] = Field(
         "random",
-        description="Sub-models of which the mean is taken: the smallest and random ones; or with the whole model in "
-        "place of one random one, which counts as it is and does not learn",
+        description="Sub-models of which the mean is taken: random ones; with the smallest in place of one of them; or "
+        "with the smallest and the whole model, which counts as it is and does not learn",
     )
 
 
@@ -72,13 +73,14 @@ def distill_in_place(
 ) -> dict[str, float | None]:
     """Distill a method's global model into its own sub-models; the round's weights stay where that diverges.
 
-    The learning rate falls with that of local training, or late rounds could not mend what distillation moves.
+    Under `schedule = "as-training"` the learning rate falls with that of local training.
 
     Returns:
         The figures of the journal: steps per second, and how far the teacher told the noise apart.
     """
-    rate = settings.learning_rate * method.settings.rate_factor_in(method.round)
-    settings = settings.model_copy(update={"learning_rate": rate})
+    if settings.schedule == "as-training":
+        rate = settings.learning_rate * method.settings.rate_factor_in(method.round)
+        settings = settings.model_copy(update={"learning_rate": rate})
     seed = int(rng.integers(2**63))
     teacher = method.scored_cut(method.scored_architecture)
     try:

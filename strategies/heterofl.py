@@ -11,7 +11,7 @@ the width, which changes nothing in the whole model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -139,15 +139,19 @@ class HeteroFL(SubModelMethod):
             return metrics
         with self.stopwatch.timed("distill"):
             rng = self.rng(5)
-            students = self.students(rng, with_whole=self.distillation.students == "with-whole")
+            students = self.students(rng, self.distillation.students)
             return distill_in_place(self, self.distillation, students, rng)
 
-    def students(self, rng: np.random.Generator, *, with_whole: bool) -> list[Cut]:
-        """The sub-models of one distillation: the smallest, perhaps the one that teaches, and random ones.
+    def students(self, rng: np.random.Generator, kind: Literal["random", "with-smallest", "with-whole"]) -> list[Cut]:
+        """The sub-models of one distillation: perhaps the smallest, perhaps the one that teaches, and random ones.
 
         They are as many as a round has devices, and at least those that are not random.
         """
-        fixed = [self.smallest_architecture, *([self.scored_architecture] if with_whole else [])]
+        fixed: list[Architecture] = {
+            "random": [],
+            "with-smallest": [self.smallest_architecture],
+            "with-whole": [self.smallest_architecture, self.scored_architecture],
+        }[kind]
         random = (self.subnet(rng) for _ in range(self.settings.devices_per_round - len(fixed)))
         return [self.scored_cut(architecture) for architecture in (*fixed, *random)]
 

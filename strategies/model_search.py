@@ -97,8 +97,8 @@ class SandwichTraining(MaskedTraining):
 class ModelSearchParams(Params):
     """Settings of dynamic model search; the searchers are in `strategies.search`."""
 
-    searcher: Literal["exact", "pool"] = Field(
-        "exact", description="How architectures are found: by the exact search (ours), or by the paper's pool"
+    searcher: Literal["pool", "exact"] = Field(
+        "pool", description="How architectures are found: by the paper's pool, or by the exact search (ours)"
     )
     criterion: Literal["parameters", "flops", "balanced"] = Field(
         "parameters",
@@ -135,7 +135,12 @@ class ModelSearchParams(Params):
         "uniform", description="Weight of a device in a coordinate's mean over its owners: uniform, or by examples"
     )
     masked_loss: bool = Field(
-        True, description="Whether devices minimize HeteroFL's masked cross-entropy; false: plain cross-entropy"
+        False, description="Whether devices minimize HeteroFL's masked cross-entropy; false: plain cross-entropy"
+    )
+    norm: Literal["batch", "static"] = Field(
+        "batch",
+        description="Batch norms of families that have them: with running statistics, which are averaged like weights "
+        "(batch), or HeteroFL's, which take those of the batch (static)",
     )
 
     @model_validator(mode="after")
@@ -155,11 +160,11 @@ class ModelSearch(HeteroFL):
     """Every device gets the largest sub-model, layer by layer, that its memory and its link allow in this round.
 
     Element-wise aggregation: W[j] <- mean over the devices that have coordinate j, else W[j] stays. Sub-models are
-    leading cuts; local training and scoring are HeteroFL's but for the scaler, which is made for one width everywhere:
-    behind a layer of few channels that reads many it would make too much of them. `family-arguments` may say `norm =
-    'batch'`: devices then keep running statistics, which are averaged like weights (the paper, section 4.5).
+    leading cuts, and devices train as in FedAvg. Devices return the running statistics of batch norms, which are
+    averaged like weights (the paper, section 4.5). There is no scaler, which is made for one width everywhere: behind
+    a layer of few channels that reads many it would make too much of them.
 
-    The device half is HeteroFL's `MaskedTraining`, or without `masked_loss` `strategies.method.Training`.
+    The device half is `strategies.method.Training`, or with `masked_loss` HeteroFL's `MaskedTraining`.
     """
 
     params_type: ClassVar[type[Params]] = ModelSearchParams
@@ -182,12 +187,12 @@ class ModelSearch(HeteroFL):
 
     @classmethod
     def family_defaults(cls, params: ModelSearchParams) -> dict[str, Any]:
-        """HeteroFL's static batch norm, but no scaler.
+        """No scaler, and the batch norm of `norm`.
 
         Where layers may be left out, what passes through their place is bounded, as in the paper (section 3.4).
         """
         shares = (*params.shares, *(share for own in layer_shares(params.layer_shares).values() for share in own))
-        return {"norm": "static", "scaler": False, **({"activation": "relu6"} if 0 in shares else {})}
+        return {"norm": params.norm, "scaler": False, **({"activation": "relu6"} if 0 in shares else {})}
 
     @cached_property
     def searcher(self) -> ExactSearch | PoolSearch | AscentSearch:

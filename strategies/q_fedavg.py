@@ -93,6 +93,11 @@ class QFedAvg(OneModel):
     returns_changes: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: QFedAvgParams) -> None:
+        if rates := setup.settings.training.learning_rates:
+            raise ValueError(
+                f"learning-rates = {rates}: q-fedavg takes one over the learning rate for the curvature of the loss, "
+                "which is one number for all parts: leave learning-rates out"
+            )
         super().__init__(setup, params)
         self.params = params
 

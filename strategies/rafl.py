@@ -401,7 +401,8 @@ class RaFL(CandidateMethod):
             return PoolSearch(self.space, lambda architecture: self._plain(self.family, architecture))
         batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
         if self.params.searcher == "exact":
-            return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer)
+            # Eq. 2 is an argmax.
+            return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=0.0)
         score = None
         if self.pairs is not None:
             predictor = fit_predictor(self.space, *self.pairs, self.settings.seed)

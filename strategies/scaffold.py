@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from messages.orders import Merge
 from messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
@@ -62,13 +63,23 @@ class ControlledTraining(Training):
         c_i = {name: value.to(bench.device) for name, value in kept.items()}
         drift = Regularizer(correction={name: c_i[name] - c[name] for name in c})
         loss = bench.fit(model, self.loss(bench, model), regularizer=drift)
-        length = effective_steps(bench.steps_taken, bench.training.momentum) * bench.training.learning_rate
-        new = {
-            name: c_i[name] - c[name] + (x[name] - p.detach()) / length for name, p in trained_parameters(model).items()
-        }
+        y = {name: p.detach() for name, p in trained_parameters(model).items()}
+        # A part whose learning rate is 0 says nothing of its gradient.
+        new = c_i | {name: c_i[name] - c[name] + value for name, value in mean_gradients(bench, x, y).items()}
         bench.keep("control", new)
         moved = {name: new[name] - c_i[name] for name in new}
         return Answer(model, {"weights": dict(model.state_dict()), "control_change": moved}, loss)
+
+
+def mean_gradients(bench: Bench, x: Mapping[str, Tensor], y: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """(x - y) / (K eta) by name, of the parameters that have a learning rate; x, y: before and after K steps.
+
+    eta is the learning rate of the parameter's own part. Under momentum K counts effective steps.
+    """
+    training = bench.training
+    steps = effective_steps(bench.steps_taken, training.momentum)
+    rates = {name: training.learning_rate * training.rate_of(name) for name in x}
+    return {name: (x[name] - y[name]) / (steps * rate) for name, rate in rates.items() if rate}
 
 
 # The server half ------------------------------------------------------------------------------------------------------

@@ -129,10 +129,11 @@ class ExactSearch:
         space: Where to search.
         batch_size: Of local training, which memory depends on.
         optimizer: A name of `models.cost.OPTIMIZERS`.
-        tolerance: Share of the optimum's parameters that may be missing.
+        tolerance: Share of the optimum's parameters that may be missing; 0 takes the optimum itself. A little above 0
+            all layers get their turn over the rounds of a method that searches in each of them.
     """
 
-    def __init__(self, space: Space | ElasticSpace, batch_size: int, optimizer: str, tolerance: float = 0.02) -> None:
+    def __init__(self, space: Space | ElasticSpace, batch_size: int, optimizer: str, tolerance: float) -> None:
         if not 0 <= tolerance < 1:
             raise ValueError(f"tolerance must be in [0, 1), not {tolerance!r}")
         self.space = space

@@ -25,7 +25,6 @@ from models.placement import Axis, Coordinates, Placement, Select
 from strategies.aggregation import CoordinateMean
 from strategies.channels import channel_norms, strongest
 from strategies.fedavg import OneModel
-from strategies.fednova import effective_steps
 from strategies.losses import Regularizer
 from strategies.method import (
     LEADING,
@@ -44,6 +43,7 @@ from strategies.method import (
     with_parameter_copies,
 )
 from strategies.params import Params, PositiveRate
+from strategies.scaffold import mean_gradients
 
 
 def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:
@@ -115,9 +115,10 @@ class SalientTraining(Training):
         c_i = {name: value.to(bench.device) for name, value in kept.items()}
         drift = Regularizer(correction={name: c_i[name] - c[name] for name in c})
         loss = bench.fit(model, self.loss(bench, model), regularizer=drift)
-        length = effective_steps(bench.steps_taken, bench.training.momentum) * bench.training.learning_rate
         y = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        moved = {name: ((x[name].cpu() - y[name]) / length - c[name].cpu()) for name in c}
+        gradients = mean_gradients(bench, {name: value.cpu() for name, value in x.items()}, y)
+        # A part whose learning rate is 0 says nothing of its gradient.
+        moved = {n: gradients[n] - c[n].cpu() if n in gradients else torch.zeros_like(y[n]) for n in c}
 
         family = bench.family
         select = strongest(channel_norms(family, y))

@@ -37,6 +37,7 @@ from strategies.search import ExactSearch, find_priced, fleet_options
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
+TOLERANCE = 0.02  # share of the most parameters that what is searched for levels may lack
 WIDTHS = 16  # widths from which those of levels are chosen
 # Shares of the blocks of a stack, from its first on, that a level may keep in place of all.
 DEPTHS = (0.25, 0.5, 0.75)
@@ -217,7 +218,7 @@ class Wildflower(HeteroFL):
             return []
         rng, smallest = self.rng(6), self.space.smallest()
         try:
-            searcher = ExactSearch(self.space, self.settings.training.batch_size, self.settings.optimizer)
+            searcher = ExactSearch(self.space, self.settings.training.batch_size, self.settings.optimizer, TOLERANCE)
         except ValueError as error:
             log.warning("Wildflower: levels are not searched layer by layer; give fewer wildflower.shares: %s", error)
             return []

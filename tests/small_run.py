@@ -74,11 +74,16 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
     | CHOICE,
     "depthfl": {"strategy": "depthfl", "depthfl.ramp-rounds": 4} | EXITS,
     "scalefl": {"strategy": "scalefl", "scalefl.gamma": 1.0} | EXITS,
-    "model-search": {"strategy": "model-search", "model-search.shares": "0.25, 0.5, 1"},
+    "model-search": {
+        "strategy": "model-search",
+        "model-search.shares": "0.25, 0.5, 1",
+        "model-search.searcher": "exact",
+        "model-search.masked-loss": True,
+        "model-search.norm": "static",
+    },
     "model-search pool": {
         "strategy": "model-search",
         "model-search.shares": "0.25, 0.5, 1",
-        "model-search.searcher": "pool",
         "distillation.steps": 1,
     },
     "inclusivefl": {

@@ -6,7 +6,7 @@ python -m benchmarks.methods_that_win.run cnn3|resnet6|vit|bert|hapt|five-widths
 
 from pathlib import Path
 
-from benchmarks.model_search.run import DISTILLED
+from benchmarks.model_search.run import DISTILLED, SEARCH
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -24,21 +24,21 @@ METHODS = {
     "federated-dropout": ["strategy=federated-dropout"],
     # The whole network, on the devices that can train it; the others get nothing.
     "exclusive": ["strategy=fedavg", "fedavg.use=exclusive"],
-    "model-search": ["strategy=model-search"],
+    "model-search": SEARCH,
     # What the search makes largest: the FLOPs of training, or parameters and FLOPs in balance, in place of parameters.
-    "model-search-flops": ["strategy=model-search", "model-search.criterion=flops"],
-    "model-search-balanced": ["strategy=model-search", "model-search.criterion=balanced"],
+    "model-search-flops": [*SEARCH, "model-search.criterion=flops"],
+    "model-search-balanced": [*SEARCH, "model-search.criterion=balanced"],
     # Four nested architectures that the search finds for the fleet; smaller ones learn in every step, as in wildflower.
     "search-four-nested": [
-        "strategy=model-search",
+        *SEARCH,
         "model-search.architectures=4",
         "model-search.sandwich=labels",
     ],
     # In-place distillation after every round, as benchmarks/model_search has it, and with the whole among the students.
-    "model-search-distilled": ["strategy=model-search", *DISTILLED],
+    "model-search-distilled": [*SEARCH, *DISTILLED],
     "model-search-distilled-with-whole": [
-        "strategy=model-search",
-        *DISTILLED,
+        *SEARCH,
+        *(setting for setting in DISTILLED if "students" not in setting),
         "distillation.students=with-whole",
     ],
     "wildflower": ["strategy=wildflower"],

@@ -50,7 +50,7 @@ def main() -> None:
     for name, shares in SPACES.items():
         space = Space.of(FAMILY, shares)
         searchers[f"pool, {name}"] = PoolSearch(space, price)
-        searchers[f"exact, {name}"] = ExactSearch(space, batch_size=64, optimizer="adamw")
+        searchers[f"exact, {name}"] = ExactSearch(space, batch_size=64, optimizer="adamw", tolerance=0.02)
         searchers[f"exact, {name}, tolerance 0"] = ExactSearch(space, batch_size=64, optimizer="adamw", tolerance=0.0)
     results = {name: measure(fleet, searcher) for name, searcher in searchers.items()}
     (HERE / "utilisation.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -93,7 +93,7 @@ def measure_own(resource: str, *, devices: int, seed: int) -> dict[str, Any]:
     least, most = need(space.smallest()), need(space.largest())
     budgets = np.random.default_rng([seed, 1]).integers(least, most + 1, devices)
     started = time.perf_counter()
-    search = ExactSearch(space, **prices)
+    search = ExactSearch(space, **prices, tolerance=0.0)
     used = []
     for device, value in enumerate(budgets):
         budget = Budget(int(value), None, None) if resource == "memory" else Budget(2**60, int(value), None)

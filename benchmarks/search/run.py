@@ -36,6 +36,7 @@ from strategies.search import ExactSearch, PoolSearch
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"
 BUDGETS = 1000
+TOLERANCE = 0.02  # the method's default
 RESNET = {"name": "resnet152", "norm": "static", "activation": "relu6"}  # as the method builds it
 BATCH_SIZE, OPTIMIZER = 64, "sgd-momentum"
 SHARES = {"setting 4": (0, 1 / 2, 1), "setting 1": (0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)}
@@ -100,7 +101,7 @@ def brute_force(name: str, space: Space, batch_size: int, optimizer: str) -> dic
     parameters = np.array([c.parameters for c in costs])
     memory = np.array([c.peak_training_memory_bytes for c in costs])
     payload = np.array([c.payload_bytes for c in costs])
-    searcher = ExactSearch(space, batch_size, optimizer)
+    searcher = ExactSearch(space, batch_size, optimizer, TOLERANCE)
     rng = np.random.default_rng(0)
     equal = outside = nothing = 0
     for number in range(BUDGETS):
@@ -144,7 +145,7 @@ def large_space(name: str, space: Space) -> list[dict[str, Any]]:
     def cost_of(arch: Architecture) -> Cost:
         return cost(space.family, arch, batch_size=BATCH_SIZE, optimizer=OPTIMIZER)
 
-    build_seconds, build_cpu_seconds, exact = timed(lambda: ExactSearch(space, BATCH_SIZE, OPTIMIZER))
+    build_seconds, build_cpu_seconds, exact = timed(lambda: ExactSearch(space, BATCH_SIZE, OPTIMIZER, TOLERANCE))
     labels = {"max_labels": MORE_LABELS[name], "thinned_labels": MORE_LABELS[name]}
     more = Frontier(space, batch_size=BATCH_SIZE, optimizer=OPTIMIZER, **labels)
     bound = Bound(space, batch_size=BATCH_SIZE, optimizer=OPTIMIZER, **labels)

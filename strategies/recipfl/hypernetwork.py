@@ -1,6 +1,6 @@
 """The graph hypernetwork: from a network's graph, a client's current parameters and its descriptor to new parameters.
 
-RecipFL (Zhang et al., WWW 2024), sections 4.1 and 4.2, on the graph hypernetworks of Zhang et al. (ICLR 2019) and
+RecipFL (Zhang et al., WWW 2024), section 3.2, on the graph hypernetworks of Zhang et al. (ICLR 2019) and
 Knyazev et al. (NeurIPS 2021). torch-geometric is imported when graphs are first batched, so that only a server which
 runs this method needs it.
 """

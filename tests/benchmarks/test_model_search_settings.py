@@ -39,6 +39,8 @@ ALL = {
     "steps of distillation": 100,
     "learning rate of distillation": 1e-3,
     "batch size of distillation": 64,  # "K is the batch size"
+    "students of distillation": "random",  # "we randomly sample n subnets"
+    "schedule of distillation": "constant",  # appendix E.2 prints one rate
     "seconds that weights may travel": None,
     "speed, of 100 GFLOP/s": None,
 }
@@ -166,6 +168,8 @@ def cells(config):
         "steps of distillation": distillation.steps,
         "learning rate of distillation": distillation.learning_rate,
         "batch size of distillation": distillation.batch_size,
+        "students of distillation": distillation.students,
+        "schedule of distillation": distillation.schedule,
         "seconds that weights may travel": float(fleet["transfer"].removesuffix(" s")),
         "speed, of 100 GFLOP/s": speed,
     }

@@ -239,7 +239,7 @@ def test_no_second_is_noted_twice(monkeypatch):
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_the_time_and_the_figures_of_distillation_are_its_own(steps, tmp_path):
-    keys = {"distillation.steps": steps, "distillation.batch-size": 2}
+    keys = {"distillation.steps": steps, "distillation.batch-size": 2, "distillation.students": "with-smallest"}
     engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"] | keys))
     record = engine.run_round(simulated_grid(), 1, scorer).record
     assert (record["server_seconds"].get("distill", 0.0) > 0) == (steps > 0)

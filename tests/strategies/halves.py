@@ -107,7 +107,8 @@ class HandBench:
     ) -> float:
         loss = loss if regularizer is None else regularized(loss, model, regularizer)
         lr = rate * self.training.learning_rate
-        sgd = torch.optim.SGD(model.parameters(), lr=lr, momentum=self.training.momentum)
+        parts = [{"params": [p], "lr": lr * self.training.rate_of(name)} for name, p in model.named_parameters()]
+        sgd = torch.optim.SGD(parts, lr=lr, momentum=self.training.momentum)
         value = torch.zeros(())
         for inputs, labels in self.batches(model):
             sgd.zero_grad()

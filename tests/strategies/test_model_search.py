@@ -19,7 +19,14 @@ from strategies.model_search import ModelSearch, ModelSearchParams, SandwichTrai
 from tests.small_run import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import CLASSIFIER, CLASSIFIER_BIAS, FC, FC_BIAS, OneHidden, loss_of, setup
 
-SEARCH = {"strategy": "model-search", "model-search.shares": "0, 0.25, 0.5, 1", "family": "resnet18"}
+SEARCH = {
+    "strategy": "model-search",
+    "model-search.shares": "0, 0.25, 0.5, 1",
+    "model-search.searcher": "exact",
+    "model-search.masked-loss": True,
+    "model-search.norm": "static",
+    "family": "resnet18",
+}
 SMALL_RESNET = {"family-arguments": "first_channels = 4"}
 
 
@@ -62,7 +69,7 @@ def test_elements_of_missing_layers_are_averaged_over_those_that_have_them():
 
 def search(folder, **changes):
     family = ResNet18(input_shape=(1, 8, 8), first_channels=4, norm="static", scaler=True)
-    params = ModelSearchParams(**{"shares": (0.0, 0.5, 1.0)} | changes)
+    params = ModelSearchParams(**{"shares": (0.0, 0.5, 1.0), "searcher": "exact", "masked_loss": True} | changes)
     return ModelSearch(setup(folder, family), params)
 
 
@@ -92,6 +99,7 @@ def test_only_heterofl_and_those_that_compare_as_it_does_divide_by_the_width(tmp
         "model-search": False,
         "wildflower": False,
     }
+    assert families.pop("model-search").norm == "batch"
     assert {family.norm for family in families.values()} == {"static"}
     without = {"strategy": "heterofl", "family-arguments": "scaler = false", "run-name": "without"}
     assert not started(small_config(tmp_path, **without))[0].method.family.scaler

@@ -48,3 +48,8 @@ def test_without_fairness_it_is_the_mean_of_the_devices():
 def test_a_curvature_that_cannot_be_is_refused(h):
     with pytest.raises(ValueError, match="h must be above 0"):
         FairTraining(q=1.0).check_facts({"h": [h]}, examples=10)
+
+
+def test_learning_rates_of_parts_are_refused():
+    with pytest.raises(ValueError, match="leave learning-rates out"):
+        QFedAvg(setup(learning_rates={"head": 3.0}), QFedAvgParams())

@@ -26,6 +26,25 @@ def test_a_devices_steps_and_control_variate_by_hand():
     assert answer.parcels["control_change"]["w"].tolist() == pytest.approx([0.465])
 
 
+def test_a_part_with_a_learning_rate_of_its_own_has_the_same_control_variate():
+    """0.01 ten times is 0.1: steps and mean gradient are those of the test above."""
+    rates = {"learning_rate": 0.01, "learning_rates": {"w": 10.0}}
+    bench = HandBench(1.0, 0.0, steps=2, kept={"control": {"w": tensor(0.5)}}, **rates)
+    bench.received["control"] = {"w": tensor(0.2)}
+    answer = ControlledTraining().train(bench)
+    assert answer.parcels["weights"]["w"].tolist() == pytest.approx([0.867])
+    assert bench.kept_tensors["control"]["w"].tolist() == pytest.approx([0.965])
+
+
+def test_a_part_that_does_not_learn_keeps_its_control_variate():
+    bench = HandBench(1.0, 0.0, steps=2, kept={"control": {"w": tensor(0.5)}}, learning_rates={"w": 0.0})
+    bench.received["control"] = {"w": tensor(0.2)}
+    answer = ControlledTraining().train(bench)
+    assert answer.parcels["weights"]["w"].tolist() == [1.0]
+    assert bench.kept_tensors["control"]["w"].tolist() == [0.5]
+    assert answer.parcels["control_change"]["w"].tolist() == [0.0]
+
+
 def test_with_momentum_the_control_variate_is_still_a_mean_of_gradients():
     """x = 1, c = c_i = 0, rate 0.1, momentum 1/2: y_1 = 0.9, y_2 = 0.9 - 0.1 (0.9 + 0.5) = 0.76.
 

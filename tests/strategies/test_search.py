@@ -85,7 +85,7 @@ def all_costs(name, batch_size, optimizer):
 
 @cache
 def exact_search(name, batch_size, optimizer):
-    return ExactSearch(SPACES[name], batch_size, optimizer)
+    return ExactSearch(SPACES[name], batch_size, optimizer, 0.02)
 
 
 def cost_of(name, batch_size=16, optimizer="sgd-momentum"):
@@ -150,7 +150,7 @@ def test_exact_equals_brute_force_on_random_spaces(data, seed):
     archs = list(space.enumerate())
     if len(archs) > 150:
         archs = [archs[i] for i in np.random.default_rng(seed).permutation(len(archs))[:150]]
-    searcher = ExactSearch(space, *setting)
+    searcher = ExactSearch(space, *setting, tolerance=0.02)
     costs = [cost(RESNET, arch, batch_size=setting[0], optimizer=setting[1]) for arch in archs]
     for one in costs[:20]:
         budget = Budget(one.peak_training_memory_bytes, one.payload_bytes, None)
@@ -169,7 +169,7 @@ def test_exact_finds_what_fits_where_the_smallest_does_not():
     smallest, larger = (cost(RESNET, arch, batch_size=1, optimizer="sgd") for arch in narrow.enumerate())
     assert smallest.peak_training_memory_bytes > larger.peak_training_memory_bytes
     budget = Budget(larger.peak_training_memory_bytes, None, None)
-    searcher = ExactSearch(narrow, 1, "sgd")
+    searcher = ExactSearch(narrow, 1, "sgd", 0.02)
     assert searcher.find(budget, np.random.default_rng(0)) == narrow.largest()
     less = Budget(larger.peak_training_memory_bytes - 1, None, None)
     assert searcher.find(less, np.random.default_rng(0)) is None
@@ -201,7 +201,7 @@ def test_layers_that_need_much_memory_stay_where_the_link_binds():
     frontier's labels less than half.
     """
     family = make_family({"name": "resnet18", "input_shape": [1, 28, 28], "first_channels": 16, "norm": "static"})
-    searcher = ExactSearch(Space.of(family, (0, 0.25, 0.5, 1)), 32, "sgd-momentum")
+    searcher = ExactSearch(Space.of(family, (0, 0.25, 0.5, 1)), 32, "sgd-momentum", 0.02)
     rng = np.random.default_rng(0)
     found = [searcher.find(Budget(39_600_000, 1_176_000, None), rng) for _ in range(300)]
     block = list(family.groups).index(family.removable["stage1_1"][0])

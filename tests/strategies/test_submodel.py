@@ -16,9 +16,9 @@ DISTILLED = {
 
 @pytest.mark.parametrize("widths", ["1, 0.5, 0.25", "0.5, 0.25"])
 @pytest.mark.parametrize("method", ["heterofl", "model-search", "anycostfl", "fedrolex"])
-@pytest.mark.parametrize("with_whole", [False, True])
-def test_what_is_distilled_takes_the_place_of_the_mean(with_whole, method, widths, tmp_path, monkeypatch):
-    """As many sub-models as a round has devices, the smallest first; the rate falls with that of local training."""
+@pytest.mark.parametrize("kind", ["random", "with-smallest", "with-whole"])
+def test_what_is_distilled_takes_the_place_of_the_mean(kind, method, widths, tmp_path, monkeypatch):
+    """As many sub-models as a round has devices, those that are always among them first."""
     asked = []
 
     def distill(family, weights, taught_by, students, settings, seed):
@@ -29,7 +29,8 @@ def test_what_is_distilled_takes_the_place_of_the_mean(with_whole, method, width
             assert all(torch.equal(expected[name], value) for name, value in found.items())
         return Distilled({name: value + 1 for name, value in weights.items()}, 7.0, 0.5)
 
-    of_students = {"distillation.students": "with-whole"} if with_whole else {}
+    schedule = "constant" if kind == "random" else "as-training"
+    of_students = {"distillation.students": kind, "distillation.schedule": schedule}
     engine, scorer = started(small_config(tmp_path, strategy=method, widths=widths, **DISTILLED, **of_students))
     strategy = engine.method
     monkeypatch.setattr(distillation, "distill", distill)
@@ -40,10 +41,12 @@ def test_what_is_distilled_takes_the_place_of_the_mean(with_whole, method, width
         assert all(torch.equal(strategy.weights[name], value + 1) for name, value in mean.items())
         assert whole == strategy.scored_architecture
         assert len(students) == strategy.settings.devices_per_round
-        assert students[0] == strategy.smallest_architecture
-        if with_whole:
+        if kind != "random":
+            assert students[0] == strategy.smallest_architecture
+        if kind == "with-whole":
             assert students[1] == whole
-        assert settings.learning_rate == pytest.approx(0.5 if number == 1 else 0.05)
+        falls = schedule == "as-training" and number == 2
+        assert settings.learning_rate == pytest.approx(0.05 if falls else 0.5)
         told = {"distillation_steps_per_second": 7.0, "distillation_mutual_information_nats": 0.5}
         assert record["metrics"].items() >= told.items()
         assert record["server_seconds"]["distill"] > 0
@@ -52,12 +55,22 @@ def test_what_is_distilled_takes_the_place_of_the_mean(with_whole, method, width
 def test_one_device_per_round_still_has_the_smallest_and_the_whole_model_among_the_students(tmp_path):
     config = small_config(tmp_path, strategy="heterofl", **{"devices-per-round": 1})
     strategy = started(config)[0].method
-    for with_whole, expected in (
-        (False, [strategy.smallest_architecture]),
-        (True, [strategy.smallest_architecture, strategy.scored_architecture]),
+    for kind, expected in (
+        ("with-smallest", [strategy.smallest_architecture]),
+        ("with-whole", [strategy.smallest_architecture, strategy.scored_architecture]),
     ):
-        students = strategy.students(strategy.rng(5), with_whole=with_whole)
+        students = strategy.students(strategy.rng(5), kind)
         assert [architecture for architecture, _ in students] == expected
+
+
+def test_random_students_are_all_random(tmp_path):
+    """Of 200 students of three widths each width has its share, the smallest no more than the others."""
+    config = small_config(tmp_path, strategy="heterofl", widths="1, 0.5, 0.25", **{"devices-per-round": 5})
+    strategy = started(config)[0].method
+    found = [a for n in range(40) for a, _ in strategy.students(strategy.rng(5, n), "random")]
+    counts = [found.count(architecture) for architecture in strategy.candidates]
+    assert sum(counts) == 200
+    assert all(45 <= count <= 90 for count in counts)
 
 
 def test_a_distillation_that_diverges_leaves_the_mean(tmp_path, monkeypatch, caplog):

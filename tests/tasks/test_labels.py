@@ -217,7 +217,11 @@ def test_what_a_model_says_of_numbers_does_not_depend_on_the_batch(monkeypatch: 
 REFUSED = {
     "heterofl": {"strategy": "heterofl"},
     "federated-dropout": {"strategy": "federated-dropout"},
-    "model-search": {"strategy": "model-search", "model-search.shares": "0.25, 0.5, 1"},
+    "model-search": {
+        "strategy": "model-search",
+        "model-search.shares": "0.25, 0.5, 1",
+        "model-search.masked-loss": True,
+    },
     "model-search that distills": {
         "strategy": "model-search",
         "model-search.shares": "0.25, 0.5, 1",
