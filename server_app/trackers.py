@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from queue import Queue
 from threading import Thread
@@ -43,6 +44,16 @@ class Tracker(Protocol):
         """The run is finished or failed."""
 
 
+def check_installed(name: str) -> None:
+    """TrackerError where a tracker's library is not installed."""
+    if find_spec(name) is None:
+        raise TrackerError(f"tracker = {name!r}: its library is not installed; {_remedy(name)}")
+
+
+def _remedy(name: str) -> str:
+    return f"pip install --constraint constraints.txt --editable '.[{name}]' in the project's folder installs it"
+
+
 def open_tracker(name: str, run_dir: Path, config: Mapping[str, Any]) -> Tracker:
     """The tracker of a run, "mlflow" or "wandb". A run that goes on goes on there too.
 
@@ -52,7 +63,7 @@ def open_tracker(name: str, run_dir: Path, config: Mapping[str, Any]) -> Tracker
     try:
         return Guarded(name, TRACKERS[name](run_dir, config))
     except ImportError as error:
-        raise TrackerError(f"tracker = {name!r}: {error}; pip install 'wildflower[{name}]' installs it") from None
+        raise TrackerError(f"tracker = {name!r}: {error}; {_remedy(name)}") from None
     except Exception as error:  # whatever the library raises
         raise TrackerError(f"tracker = {name!r}: {type(error).__name__}: {error}") from error
 

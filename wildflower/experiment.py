@@ -36,6 +36,7 @@ from server_app.journal import (
     read_rounds,
     read_summary,
 )
+from server_app.trackers import TrackerError, check_installed
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
@@ -88,7 +89,7 @@ def run_experiment(
     try:
         with stop_signals_interrupt(), beside(experiment) as modules:
             return _run(experiment, overrides, app_dir, console, deployment, modules)
-    except (SettingsError, JournalError, FlowerError, OSError) as error:
+    except (SettingsError, JournalError, TrackerError, FlowerError, OSError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -111,6 +112,10 @@ def _run(
     local = deployment is None and config.engine == "local"
     app_dir = _code_here(app_dir) if local else find_app(app_dir)
     check_folder(run_dir, config.resume)
+    if config.tracker:
+        check_installed(config.tracker)
+    if config.resume and is_held(run_dir):
+        raise JournalError(f"the run in {run_dir} goes on in another process: wait for its end, or stop that one")
     if config.resume:
         check_resumable(run_dir, config.to_dict())
         check_same_plugins(run_dir, digests_of(config))

@@ -1,6 +1,7 @@
 """`wildflower sweep`: one experiment with several seeds, rows and values, what is missing of it, and a table."""
 
 import csv
+import json
 import re
 import subprocess
 import time
@@ -198,7 +199,7 @@ def plan(
     Raises SettingsError for settings that no run can start with, where a folder holds a run of other settings, modules
     from outside, fleet files, first weights or data, and where two runs would have one folder.
     """
-    from server_app.config import digests_of
+    from server_app.config import digests_of, unread
 
     given = _keys(overrides)
     own_keys = {"the grid": set(grid)} | {f"row {row.name}": _keys(row.overrides) for row in rows}
@@ -228,6 +229,8 @@ def plan(
     planned: list[Planned] = []
     taken: set[Path] = set()
     known: dict[tuple[str, str], Any] = {}
+    unread_everywhere = set(grid)
+    alike: dict[tuple[str, str], str] = {}
     for seed, row, combination in wanted:
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
         own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
@@ -240,6 +243,11 @@ def plan(
                 f"two runs of the sweep would have the folder {name!r}, because the name of a run's folder keeps "
                 "letters, digits and . , = + - _ alone: change one of the two values"
             )
+        ignored = set(unread(config.to_dict()))
+        unread_everywhere &= ignored
+        read = {key: value for key, value in config.to_dict().items() if key not in {*ignored, "run-name"}}
+        if alike.setdefault((row.name, json.dumps(read, sort_keys=True)), name) != name:
+            continue  # it would be the same run again
         if is_run(run_dir):
             from server_app.app import check_same_inputs
 
@@ -253,6 +261,9 @@ def plan(
                 raise SettingsError(str(error)) from None
         taken.add(run_dir)
         planned.append(Planned(run_dir, config.rounds, tuple(own), seed, row.name))
+    if unread_everywhere:
+        key = min(unread_everywhere)
+        raise SettingsError(f"--grid {key}: no run of the sweep reads this key, so that its values make no difference")
     return planned
 
 

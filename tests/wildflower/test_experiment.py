@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from devices.fleet import Fleet, bundled_fleet
-from server_app.journal import Journal, RoundRecord, Summary, is_held
+from server_app.journal import Journal, RoundRecord, Summary, alone_in, is_held
 from tests.server_app import fake_runs
 from wildflower import flower
 from wildflower.experiment import (
@@ -336,6 +336,29 @@ def test_a_run_that_cannot_be_resumed_so_starts_nothing(world, setting, words):
     assert words in text
     assert len(text.splitlines()) == 1
     assert not world.pids.exists()
+
+
+def test_a_run_that_goes_on_is_not_resumed(world):
+    config = place(resolve(world.here / "experiment.toml", []).config, world.here, datetime.now())[0]
+    journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+    for number in (1, 2):
+        journal.write_round(fake_runs.a_round(number), [])
+    with alone_in(world.run_dir):
+        code, text = world.run("finish", "resume=true", "rounds=3")
+    assert code == 1
+    assert text.startswith("Error: the run in ")
+    assert "goes on in another process: wait for its end, or stop that one" in text
+    assert len(text.splitlines()) == 1
+    assert not world.pids.exists()
+
+
+def test_a_tracker_that_is_not_installed_starts_nothing(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    code, text = world.run("finish", "tracker=mlflow")
+    assert code == 1
+    assert text.startswith("Error: tracker = 'mlflow': its library is not installed; pip install")
+    assert len(text.splitlines()) == 1
+    assert not world.run_dir.exists()
 
 
 def test_a_run_over_other_data_starts_nothing(world):

@@ -305,6 +305,22 @@ def test_a_folder_with_runs_over_data_that_were_edited_is_refused(folder, runs):
     assert [call["seed"] for call in runs.asked] == ["1", "2"]
 
 
+def test_a_grid_over_a_key_that_no_run_reads_is_refused(folder, runs):
+    done = swept(folder, "--seeds", "1", "--grid", "fedprox.mu=0.1,1")
+    assert done.exit_code == 1
+    assert "--grid fedprox.mu: no run of the sweep reads this key" in done.output
+    assert not runs.asked
+
+
+def test_what_would_be_the_same_run_again_is_run_once(folder, runs):
+    """HeteroFL does not read fedprox.mu, and 0.1 is 0.10."""
+    done = swept(folder, "--seeds", "1", "--grid", "strategy=heterofl,fedprox", "--grid", "fedprox.mu=0.1,0.10,1")
+    assert done.exit_code == 0, done.output
+    assert "3 runs" in done.output
+    asked = [(call["strategy"], call["fedprox.mu"]) for call in runs.asked]
+    assert asked == [("heterofl", "0.1"), ("fedprox", "0.1"), ("fedprox", "1")]
+
+
 def test_more_rounds_go_on_where_a_run_ended(folder, runs):
     assert swept(folder, "--seeds", "1").exit_code == 0
     done = swept(folder, "--seeds", "1", "--set", "rounds=2")
