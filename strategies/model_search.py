@@ -160,9 +160,9 @@ class ModelSearch(HeteroFL):
     """Every device gets the largest sub-model, layer by layer, that its memory and its link allow in this round.
 
     Element-wise aggregation: W[j] <- mean over the devices that have coordinate j, else W[j] stays. Sub-models are
-    leading cuts, and devices train as in FedAvg. Devices return the running statistics of batch norms, which are
-    averaged like weights (the paper, section 4.5). There is no scaler, which is made for one width everywhere: behind
-    a layer of few channels that reads many it would make too much of them.
+    leading cuts, and devices train as in FedAvg. With `norm = "batch"` they return the running statistics of batch
+    norms, which are averaged like weights (the paper, section 4.5). There is no scaler, which is made for one width
+    everywhere: behind a layer of few channels that reads many it would make too much of them.
 
     The device half is `strategies.method.Training`, or with `masked_loss` HeteroFL's `MaskedTraining`.
     """

@@ -112,7 +112,7 @@ def _run(
     local = deployment is None and config.engine == "local"
     app_dir = _code_here(app_dir) if local else find_app(app_dir)
     check_folder(run_dir, config.resume)
-    if config.tracker:
+    if config.tracker and deployment is None:  # a ServerApp may run elsewhere
         check_installed(config.tracker)
     if config.resume and is_held(run_dir):
         raise JournalError(f"the run in {run_dir} goes on in another process: wait for its end, or stop that one")

@@ -89,7 +89,7 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
     training = from_training_set(method, 5000)
     normal = Noise(family, before)
     noise = normal.draw(examples, torch.Generator().manual_seed(1))
-    students = method.students(method.rng(5))
+    students = method.students(method.rng(5), "with-smallest")
     whole = method.scored_cut(method.scored_architecture)
     on_inputs = says(family, before, whole, inputs)
     on_noises = says(family, before, whole, noise, normal)
@@ -121,7 +121,7 @@ def measure(run: Path, examples: int) -> dict[str, dict[str, float]]:
 def seconds(run: Path) -> dict[str, float]:
     """Of a round without evaluation and distillation, and of distilling ten sub-models by 100 steps of 64 inputs."""
     method = distilled_method(run)
-    whole, students = method.scored_cut(method.scored_architecture), method.students(method.rng(5))
+    whole, students = method.scored_cut(method.scored_architecture), method.students(method.rng(5), "with-smallest")
     tenth = Distillation(steps=10, batch_size=64)
     started = time.perf_counter()
     distill(method.family, method.weights, whole, students, tenth, seed=1)
