@@ -210,8 +210,11 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: dict[tuple[str, s
         # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
         of_run = task_spec(config)
         spec = TaskSpec(of_run.name, devices=1, data_dir=of_run.data_dir, arguments=of_run.arguments)
-        data = once("data", repr(spec), lambda: Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments)))
-        check_same_data(run_dir, data.identity())
+
+        def identity() -> dict[str, Any]:
+            return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments)).identity()
+
+        check_same_data(run_dir, once("data", repr(spec), identity))
 
 
 def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal) -> int:

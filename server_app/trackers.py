@@ -46,7 +46,8 @@ class Tracker(Protocol):
 
 def check_installed(name: str) -> None:
     """TrackerError where a tracker's library is not installed."""
-    if find_spec(name) is None:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:  # W&B makes a folder of its own name, which is no library
         raise TrackerError(f"tracker = {name!r}: its library is not installed; {_remedy(name)}")
 
 

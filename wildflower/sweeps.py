@@ -196,8 +196,11 @@ def plan(
 ) -> list[Planned]:
     """The runs of a sweep, each checked before any is started: all with one seed, then all with the next one.
 
-    Raises SettingsError for settings that no run can start with, where a folder holds a run of other settings, modules
-    from outside, fleet files, first weights or data, and where two runs would have one folder.
+    Of runs of one row that differ only in keys that nothing reads, the first is planned.
+
+    Raises SettingsError for settings that no run can start with, for a grid over a key that no run reads, where a
+    folder holds a run of other settings, modules from outside, fleet files, first weights or data, and where two runs
+    would have one folder.
     """
     from server_app.config import digests_of, unread
 
@@ -230,7 +233,7 @@ def plan(
     taken: set[Path] = set()
     known: dict[tuple[str, str], Any] = {}
     unread_everywhere = set(grid)
-    alike: dict[tuple[str, str], str] = {}
+    asked: set[tuple[str, str]] = set()
     for seed, row, combination in wanted:
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
         own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
@@ -243,16 +246,19 @@ def plan(
                 f"two runs of the sweep would have the folder {name!r}, because the name of a run's folder keeps "
                 "letters, digits and . , = + - _ alone: change one of the two values"
             )
-        ignored = set(unread(config.to_dict()))
+        values = config.to_dict()
+        ignored = set(unread(values))
         unread_everywhere &= ignored
-        read = {key: value for key, value in config.to_dict().items() if key not in {*ignored, "run-name"}}
-        if alike.setdefault((row.name, json.dumps(read, sort_keys=True)), name) != name:
+        read = {key: value for key, value in values.items() if key not in ignored and key != "run-name"}
+        same = row.name, json.dumps(read)
+        if same in asked:
             continue  # it would be the same run again
+        asked.add(same)
         if is_run(run_dir):
             from server_app.app import check_same_inputs
 
             try:
-                check_resumable(run_dir, config.to_dict() | {"resume": True})
+                check_resumable(run_dir, values | {"resume": True})
                 check_same_plugins(run_dir, digests_of(config))
                 check_same_inputs(run_dir, config, known)
             except JournalError as error:

@@ -38,7 +38,7 @@ METHODS = {
     "model-search-distilled": [*SEARCH, *DISTILLED],
     "model-search-distilled-with-whole": [
         *SEARCH,
-        *(setting for setting in DISTILLED if "students" not in setting),
+        *DISTILLED,
         "distillation.students=with-whole",
     ],
     "wildflower": ["strategy=wildflower"],

@@ -120,7 +120,8 @@ DISTILLATION = {
     "distillation.steps": 0,
     "distillation.batch-size": 64,
     "distillation.learning-rate": 0.001,
-    "distillation.students": "random",
+    "distillation.schedule": "as-training",
+    "distillation.students": "with-smallest",
 }
 OWN: dict[str, dict[str, Any]] = {
     "fedavg": {"fedavg.use": "all-large"},
@@ -142,6 +143,7 @@ OWN: dict[str, dict[str, Any]] = {
         "model-search.max-draws": 5,
         "model-search.weighting": "uniform",
         "model-search.masked-loss": True,
+        "model-search.norm": "static",
     }
     | DISTILLATION,
     "hypemefed": {

@@ -257,32 +257,41 @@ def test_a_folder_with_runs_of_other_settings_is_refused(folder, runs):
     assert len(runs.asked) == 1
 
 
-def test_a_folder_with_runs_of_another_version_of_a_method_is_refused(folder, runs):
-    method = "from strategies.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
-    (folder / "of_mine.py").write_text(method)
-    own = ("--set", "strategy=of_mine:Mine")
+def check_refused_once_edited(folder, runs, settings, edit, words):
+    """A sweep goes on with more seeds, until somebody edits what its runs were made with."""
+    own = [part for setting in settings for part in ("--set", setting)]
     assert swept(folder, "--seeds", "1", *own).exit_code == 0
     assert swept(folder, "--seeds", "1-2", *own).exit_code == 0
-    (folder / "of_mine.py").write_text(method + "    # It does something else now.\n")
+    edit()
     done = swept(folder, "--seeds", "1-3", *own)
     assert done.exit_code == 1
-    assert "of_mine from outside the project is not as when the run began" in done.output
+    assert words in done.output
     assert "another folder" in done.output
     assert [call["seed"] for call in runs.asked] == ["1", "2"]
+
+
+def test_a_folder_with_runs_of_another_version_of_a_method_is_refused(folder, runs):
+    method = "from strategies.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    module = folder / "of_mine.py"
+    module.write_text(method)
+
+    def edit():
+        module.write_text(method + "    # It does something else now.\n")
+
+    words = "of_mine from outside the project is not as when the run began"
+    check_refused_once_edited(folder, runs, ["strategy=of_mine:Mine"], edit, words)
 
 
 def test_a_folder_with_runs_over_another_fleet_is_refused(folder, runs):
     fleet = folder / "mine.toml"
     group = '[[group]]\nname = "{name}"\nkind = "x86-64"\ncount = 10\nmemory = "1 GB"\nspeed = 1\n'
     fleet.write_text(group.format(name="a"))
-    assert swept(folder, "--seeds", "1", "--set", f"fleet={fleet}").exit_code == 0
-    assert swept(folder, "--seeds", "1-2", "--set", f"fleet={fleet}").exit_code == 0
-    fleet.write_text(group.format(name="b"))
-    done = swept(folder, "--seeds", "1-3", "--set", f"fleet={fleet}")
-    assert done.exit_code == 1
-    assert "or a trace that it names is not what it was" in done.output
-    assert "another folder" in done.output
-    assert [call["seed"] for call in runs.asked] == ["1", "2"]
+
+    def edit():
+        fleet.write_text(group.format(name="b"))
+
+    words = "or a trace that it names is not what it was"
+    check_refused_once_edited(folder, runs, [f"fleet={fleet}"], edit, words)
 
 
 def test_a_folder_with_runs_over_data_that_were_edited_is_refused(folder, runs):
@@ -294,15 +303,11 @@ def test_a_folder_with_runs_over_data_that_were_edited_is_refused(folder, runs):
     (data / "test.csv").write_text("\n".join(["x,y,label", *rows[:20]]))
     columns = "columns = ['x', 'y'], label = 'label', train = 'train.csv', test = 'test.csv'"
     settings = ("task=table", f"task-arguments={columns}", f"data-dir={data}", "partition=iid", "devices=20")
-    own = [part for setting in settings for part in ("--set", setting)]
-    assert swept(folder, "--seeds", "1", *own).exit_code == 0
-    assert swept(folder, "--seeds", "1-2", *own).exit_code == 0
-    (data / "train.csv").write_text("\n".join(["x,y,label", *rows, "7,7,a"]))
-    done = swept(folder, "--seeds", "1-3", *own)
-    assert done.exit_code == 1
-    assert "training examples: 60 then, 61 now" in done.output
-    assert "another folder" in done.output
-    assert [call["seed"] for call in runs.asked] == ["1", "2"]
+
+    def edit():
+        (data / "train.csv").write_text("\n".join(["x,y,label", *rows, "7,7,a"]))
+
+    check_refused_once_edited(folder, runs, settings, edit, "training examples: 60 then, 61 now")
 
 
 def test_a_grid_over_a_key_that_no_run_reads_is_refused(folder, runs):
