@@ -34,6 +34,7 @@ from tasks.task import TaskSpec, load_task
 log = logging.getLogger("flwr")  # what Flower's own log is called
 SCORE = "score"  # the kind of a message that no device knows: the server lets its workers score its models
 NUMBER = struct.Struct("<I")  # of a worker
+NO_WORKER = "the process that workers are forked from is gone; short of memory, the system may have killed it"
 LINK_BYTES = 2**20  # on their way: the system's 200 kB let the two ends wait for each other more often
 
 forking = multiprocessing.get_context("fork")
@@ -65,7 +66,7 @@ class BatchScores(BaseModel):
 
 
 class NurseryError(RuntimeError):
-    """The process that forks workers is gone."""
+    """The process that forks workers is gone. Its text is all there is to know: no frame tells more."""
 
 
 class Nursery:
@@ -83,9 +84,9 @@ class Nursery:
             self._link.sendall(NUMBER.pack(number))
             _, handles, _, _ = socket.recv_fds(self._link, 1, 1)
         except OSError as error:
-            raise NurseryError(f"no worker can be started: {error}") from error
+            raise NurseryError(f"{NO_WORKER} ({error.strerror})") from None
         if not handles:
-            raise NurseryError("no worker can be started: the process that forks them was ended")
+            raise NurseryError(NO_WORKER)
         return socket.socket(fileno=handles[0])
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
+from client_app.simulation import NurseryError
 from devices.fleet import Fleet, bundled_fleet, digest_of_fleet, replaced_devices
 from devices.validation import did_you_mean
 from messages.orders import LocalTraining
@@ -130,7 +131,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     if engine.own is not None and engine.own.spec.agreed is not None:
         write_agreed(run_dir, engine.own.spec.agreed)
     if engine.own is None and engine.population.simulated:
-        write_labels(run_dir, load_task(TaskSpec.from_json(engine.settings.task)))
+        write_labels(run_dir, load_task(TaskSpec.from_json(engine.settings.task)), engine.population.tier)
     keep_modules(config, run_dir / MODULES)
     first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
     log(INFO, "Run folder: %s", run_dir)
@@ -171,7 +172,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         if not trained:
             why = why_nobody_trained(run_dir, config, engine.method)
             raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
-    except (NoProgressError, ConfigError, SuperLinkError) as error:
+    except (NoProgressError, ConfigError, SuperLinkError, NurseryError) as error:
         _finish_failed(journal, str(error))
         raise
     except BaseException:
@@ -186,7 +187,29 @@ def data_of(engine: Engine) -> dict[str, Any]:
     return {} if engine.own is not None else load_task(TaskSpec.from_json(engine.settings.task)).identity()
 
 
-def check_same_inputs(run_dir: Path, config: RunConfig, known: dict[tuple[str, str], Any]) -> None:
+Known = dict[tuple[str, str], Any]
+"""What the checks of several runs have read, so that each file is read once."""
+
+
+def _once(known: Known, kind: str, name: str, read: Callable[[], Any]) -> Any:
+    if (kind, name) not in known:
+        known[kind, name] = read()
+    return known[kind, name]
+
+
+def check_files(config: RunConfig, known: Known) -> None:
+    """Raise ValueError or OSError unless the run's fleet has its number of devices, and its first weights are there."""
+    if config.fleet:
+
+        def load() -> Fleet:
+            # What a model of some width needs is known once the family is built, and makes no difference here.
+            return Fleet.load(fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1))
+
+        _once(known, f"fleet of {config.devices}", config.fleet, load)
+    _once(known, "initial", config.initial_weights, lambda: _initial_digest(config))
+
+
+def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
     """Raise JournalError unless fleet files, first weights and data are those that the run in `run_dir` began with.
 
     Of data only those of a folder or of a module from outside are read: named data sets do not change, and devices
@@ -197,15 +220,9 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: dict[tuple[str, s
         config: with which it would go on.
         known: what was read for other runs before; what is read now is added to it.
     """
-
-    def once(kind: str, name: str, read: Callable[[], Any]) -> Any:
-        if (kind, name) not in known:
-            known[kind, name] = read()
-        return known[kind, name]
-
-    fleet = once("fleet", config.fleet, lambda: digest_of_fleet(fleet_path(config))) if config.fleet else ""
+    fleet = _once(known, "fleet", config.fleet, lambda: digest_of_fleet(fleet_path(config))) if config.fleet else ""
     check_same_fleet(run_dir, config.to_dict(), fleet)
-    check_same_initial(run_dir, once("initial", config.initial_weights, lambda: _initial_digest(config)))
+    check_same_initial(run_dir, _once(known, "initial", config.initial_weights, lambda: _initial_digest(config)))
     if is_of_a_folder(config.task) and config.partition != "own":
         # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
         of_run = task_spec(config)
@@ -214,7 +231,7 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: dict[tuple[str, s
         def identity() -> dict[str, Any]:
             return Task(spec, load_data_set(spec.name, spec.data_dir, spec.arguments)).identity()
 
-        check_same_data(run_dir, once("data", repr(spec), identity))
+        check_same_data(run_dir, _once(known, "data", repr(spec), identity))
 
 
 def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal) -> int:

@@ -14,6 +14,7 @@ COLORS = 8  # of lines, as the page's style names them; more lines than that are
 DASHES = ("solid", "dash", "dot")
 POINTS_WITH_MARKS = 40
 FEW_ROUNDS = 8  # of which each has its tick
+MAX_TICKS = 20  # below the columns of a map
 TICKS: dict[Format, dict[str, Any]] = {
     percent: {"tickformat": ",.3~%"},
     bytes_text: {"tickformat": "~s", "ticksuffix": "B"},
@@ -168,7 +169,6 @@ def cell_chart(
         texts[row][column] = _no_markup(text)
     steps = len(colors)
     # Each color from its lower end to its upper one, so that no two run into each other.
-    # Each color from its lower end to its upper one, so that no two run into each other.
     scale = [[place / steps, color] for number, color in enumerate(colors) for place in (number, number + 1)]
     traces = [
         {
@@ -187,7 +187,12 @@ def cell_chart(
         }
     ]
     layout = {
-        "xaxis": {"title": {"text": x_label}, "nticks": 20, **TICKS[plain], **_whole(traces)},
+        # Ticks stand below columns, which need not be evenly numbered nor begin with 1.
+        "xaxis": {
+            "title": {"text": x_label},
+            "tickvals": list(columns[:: max(1, -(-len(columns) // MAX_TICKS))]),
+            **TICKS[plain],
+        },
         "yaxis": {
             "autorange": "reversed",
             "type": "category",

@@ -134,6 +134,21 @@ class TextTable:
     text_columns: int = 1
 
 
+def _text(table: TextTable) -> str:
+    """A table whose columns are aligned by spaces: texts to the left, figures to the right."""
+    lines = [table.headers, *table.rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(table.headers))]
+
+    def row(line: Sequence[str]) -> str:
+        cells = (
+            cell.ljust(width) if column < table.text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([table.title, *map(row, lines)])
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """The outcome.
@@ -154,6 +169,10 @@ class Comparison:
 
     def __repr__(self) -> str:
         return "\n".join(self.advice) or "<Comparison of one method>"
+
+    def __str__(self) -> str:
+        """What `print` shows: the advice and the tables."""
+        return "\n\n".join(["\n".join(self.advice), *map(_text, self.tables)]).strip()
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the advice and the tables."""
@@ -331,7 +350,7 @@ def _advice(groups: Sequence[Group], scale: Scale) -> list[str]:
     gap = _gap(best, second, scale)
     unsure = [other.name for other in others if not _gap(best, other, scale).is_sure]
     also = [f"Nor is it sure that it is better than {', '.join(unsure)}."] if unsure else []
-    return [take, _how_sure(second.name, gap, scale), *also, *told]
+    return [take, _how_sure(second.name, gap, scale), *also, *_beside_the_method(best, second), *told]
 
 
 @dataclass(frozen=True)
@@ -382,6 +401,17 @@ def _how_sure(other: str, gap: Gap, scale: Scale) -> str:
     sure = "is sure" if gap.is_sure else "is not sure, and more seeds would tell"
     ahead = f"{text(gap.mean)} on average, and better with {gap.wins} of {gap.seeds} seeds ({interval})"
     return f"That it is better than {other} {sure}: by {ahead}."
+
+
+def _beside_the_method(best: Group, second: Group) -> list[str]:
+    """In which settings, which both read, runs of two methods differ that are no method's own."""
+    experiments = [group.runs[0].experiment for group in (best, second)]
+    if experiments[0]["strategy"] == experiments[1]["strategy"]:
+        return []  # the settings are what is compared, and name the rows
+    both = experiments[0].keys() & experiments[1].keys()
+    keys = [key for key in _differing(experiments) if key in both and key != "strategy" and "." not in key]
+    settings = ", ".join(keys)
+    return [f"The two differ in {settings} as well, so that the methods alone need not be the reason."] if keys else []
 
 
 def _points(scale: Scale) -> Format:

@@ -156,10 +156,10 @@ class LocalGrid(WaitingGrid):
         self._workers[number].asked = message_id, message
 
     def _replace(self, number: int) -> None:
-        log(WARNING, "Worker %s was killed: another one takes its place", number)
         one = self._workers[number]
         one.link.close()
         one.link = self._nursery.worker(number)
+        log(WARNING, "Worker %s was killed: another one takes its place", number)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import re
 from collections import Counter
@@ -15,6 +16,7 @@ from server_app.charts import Chart, Line, bar_chart, cell_chart, line_chart
 from server_app.config import RunConfig, descriptions
 from server_app.folders import file_written_whole
 from server_app.journal import (
+    BudgetRecord,
     DeviceRecord,
     RoundRecord,
     Summary,
@@ -38,7 +40,7 @@ MAX_COLUMNS = 150
 MAX_REASONS = 12
 MAX_SIZES = 200  # of models; of more, only three digits are kept
 SHADES = 6  # of sizes, as defined in the page's style
-DATA, MODELS, LABELS = "rounds.csv", "models.csv", "labels.csv"
+DATA, DEVICES, MODELS, LABELS = "rounds.csv", "devices.csv", "models.csv", "labels.csv"
 HOW_TO_READ = "Drag over a chart to zoom, double-click to see all of it again, click a name to hide its line."
 MISSED = ("late", "failed", "refused", "skipped")
 OUTCOMES = ("trained", *MISSED)
@@ -56,8 +58,11 @@ def write_report(run_dir: Path) -> Path:
     rounds = read_rounds(run_dir)
     summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     labels = read_labels(run_dir)
-    with file_written_whole(run_dir / MODELS) as file:
-        fleet = gather_activity(_models_csv(read_devices(run_dir), len(rounds), file), rounds=len(rounds))
+    with file_written_whole(run_dir / DEVICES) as devices, file_written_whole(run_dir / MODELS) as models:
+        records = _devices_csv(read_devices(run_dir), len(rounds), devices)
+        fleet = gather_activity(_models_csv(records, len(rounds), models), rounds=len(rounds))
+    if labels is not None and labels.tiers is not None:
+        fleet.tiers = dict(enumerate(labels.tiers)) | fleet.tiers  # also of devices that no round has asked
     blocks: list[Block] = [
         _lead(content["config"]),
         *_stopped(summary),
@@ -99,9 +104,30 @@ def labels_csv(labels: Labels) -> str:
     """How many training examples of each class a device has: a line per device, a column per class."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["device", *labels.classes])
-    writer.writerows([device, *counts] for device, counts in enumerate(labels.counts))
+    tiers = None if labels.tiers is None else iter(labels.tiers)
+    writer.writerow(["device", *([] if tiers is None else ["tier"]), *labels.classes])
+    for device, counts in enumerate(labels.counts):
+        writer.writerow([device, *([] if tiers is None else [next(tiers)]), *counts])
     return out.getvalue()
+
+
+def _devices_csv(records: Iterable[DeviceRecord], rounds: int, file: IO[bytes]) -> Iterator[DeviceRecord]:
+    """Pass device records on, and write each as a line; its architecture is JSON, its budget a column per part."""
+    budget = [f"budget.{part}" for part in BudgetRecord.model_fields]
+    columns = [c for name in DeviceRecord.model_fields for c in (budget if name == "budget" else [name])]
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        if record.round <= rounds:
+            values = flat(record.model_dump(), whole=("architecture",))
+            if record.architecture is not None:
+                values["architecture"] = json.dumps(record.architecture)
+            writer.writerow(values)
+        file.write(lines.getvalue().encode())
+        lines.seek(0)
+        lines.truncate()
+        yield record
 
 
 def _models_csv(records: Iterable[DeviceRecord], rounds: int, file: IO[bytes]) -> Iterator[DeviceRecord]:
@@ -158,7 +184,7 @@ class Activity:
     columns: int
     rounds_per_column: int
     by_tier: bool
-    tiers: dict[int, str]  # of the devices
+    tiers: dict[int, str]  # of the devices that are known
     reasons: Counter[str]
     devices: int  # how many different ones were asked
     trained: int  # how many of them trained at least once
@@ -293,7 +319,7 @@ def _charts(rounds: Sequence[RoundRecord], activity: Activity) -> list[Block]:
             [
                 (DATA, "every round"),
                 (MODELS, "models that were trained"),
-                ("devices.jsonl", "every device of every round"),
+                (DEVICES, "every device of every round"),
             ]
         ),
     ]
@@ -614,10 +640,11 @@ def _label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
     """Which labels the training examples of each simulated device have."""
     if labels is None:
         return []
-    bounds = shade_bounds(count for row in labels.counts for count in row if count)
-    up_to = "up to " if len({count for row in labels.counts for count in row if count}) > len(bounds) else ""
+    shown = labels.counts[:MAX_DEVICES]
+    bounds = shade_bounds(count for row in shown for count in row if count)
+    up_to = "up to " if len({count for row in shown for count in row if count}) > len(bounds) else ""
     cells = []
-    for device, row in enumerate(labels.counts):
+    for device, row in enumerate(shown):
         tier = f" ({activity.tiers[device]})" if device in activity.tiers else ""
         for place, count in enumerate(row):
             if count:
@@ -626,12 +653,19 @@ def _label_chart(labels: Labels | None, activity: Activity) -> list[Block]:
     chart = cell_chart(
         "Labels of the training examples: class by device",
         _row_names(labels.classes),
-        list(range(len(labels.counts))),
+        list(range(len(shown))),
         cells,
         x_label="device",
         key=[(f"s{shade(bound, bounds)}", f"{up_to}{int(bound):,} examples") for bound in bounds],
+        note=_first_of(len(shown), labels.devices or len(labels.counts)),
     )
-    return [Heading("What devices have"), Charts([chart]), Data([(LABELS, "examples by device and class")])]
+    counted = _first_of(len(labels.counts), labels.devices or len(labels.counts))
+    data = f"examples by device and class{f' ({counted})' if counted else ''}"
+    return [Heading("What devices have"), Charts([chart]), Data([(LABELS, data)])]
+
+
+def _first_of(shown: int, all_there_are: int) -> str:
+    return f"The first {shown:,} of {all_there_are:,} devices" if shown < all_there_are else ""
 
 
 def _cell_text(activity: Activity, name: int | str, column: int, cell: Tally) -> str:

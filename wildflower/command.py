@@ -224,7 +224,7 @@ def _compare(run_dirs: Sequence[Path], html: Path | None, target: float | None, 
         console.print(f"Plots: {html}, data: {data}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"allow_interspersed_args": False})  # options after NAME, --help too, are its own
 def bench(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The benchmark; without one they are listed.")

@@ -198,10 +198,12 @@ def plan(
 
     Of runs of one row that differ only in keys that nothing reads, the first is planned.
 
-    Raises SettingsError for settings that no run can start with, for a grid over a key that no run reads, where a
+    Raises SettingsError for settings that no run can start with, for fleets that have another number of devices and
+    first weights that are not there, for a grid over a key that no run reads, where a
     folder holds a run of other settings, modules from outside, fleet files, first weights or data, and where two runs
     would have one folder.
     """
+    from server_app.app import Known, check_files, check_same_inputs
     from server_app.config import digests_of, unread
 
     given = _keys(overrides)
@@ -231,7 +233,7 @@ def plan(
     whole = "the sweep's settings"
     planned: list[Planned] = []
     taken: set[Path] = set()
-    known: dict[tuple[str, str], Any] = {}
+    known: Known = {}
     unread_everywhere = set(grid)
     asked: set[tuple[str, str]] = set()
     for seed, row, combination in wanted:
@@ -254,9 +256,11 @@ def plan(
         if same in asked:
             continue  # it would be the same run again
         asked.add(same)
+        try:
+            check_files(config, known)
+        except (ValueError, OSError) as error:
+            raise SettingsError(str(error)) from None
         if is_run(run_dir):
-            from server_app.app import check_same_inputs
-
             try:
                 check_resumable(run_dir, values | {"resume": True})
                 check_same_plugins(run_dir, digests_of(config))

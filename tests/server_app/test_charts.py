@@ -38,6 +38,15 @@ def test_there_are_no_halves_of_rounds():
     assert ticks == [1, None, None]
 
 
+def test_ticks_stand_below_columns():
+    """Rounds 3, 6, ... have been evaluated: a tick at 5 would stand between two of them."""
+    ticks = [
+        cell_chart("t", ["a"], range(3, last, 3), [], x_label="round", key=[("s0", "")]).layout["xaxis"]["tickvals"]
+        for last in (10, 91)
+    ]
+    assert ticks == [[3, 6, 9], list(range(3, 91, 6))]
+
+
 def test_many_points_have_no_marks():
     long = line_chart("t", [Line("a", range(1000), [float(x) for x in range(1000)])], x_label="round")
     assert long.traces[0]["mode"] == "lines"

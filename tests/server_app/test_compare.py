@@ -209,6 +209,29 @@ def test_a_method_that_is_ahead_by_chance_is_not(tmp_path):
     assert "better with 1 of 2 seeds" in told[1]
 
 
+def test_settings_beside_the_method_are_told(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7, 0.8]) + seeds_of(
+        tmp_path, "fedprox", [0.6, 0.6], **{"learning-rate": 0.5, "fedprox.mu": 3.0}
+    )
+    assert compare(runs).advice[-1] == (
+        "The two differ in learning-rate as well, so that the methods alone need not be the reason."
+    )
+    more = seeds_of(tmp_path / "more", "heterofl", [0.5, 0.5], **{"learning-rate": 0.2})
+    assert "differ" not in " ".join(compare([*runs[:2], *more]).advice)  # what is compared is the rate
+
+
+def test_printed_it_has_its_tables(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7, 0.8]) + seeds_of(tmp_path, "fedrolex", [0.6, 0.6])
+    lines = str(compare(runs)).splitlines()
+    assert lines[0].startswith("Take heterofl")
+    at = lines.index("Accuracy, mean of the last fifth of the evaluations")
+    assert lines[at + 1 : at + 4] == [
+        "method    seeds  delivered, %  worst tier, %  whole model, %",
+        "heterofl  1-2      75.0 ± 7.1     18.8 ± 1.8      37.5 ± 3.5",
+        "fedrolex  1-2      60.0 ± 0.0     15.0 ± 0.0      30.0 ± 0.0",
+    ]
+
+
 def test_every_other_method_that_may_be_as_good_is_named(tmp_path):
     runs = seeds_of(tmp_path, "heterofl", [0.7, 0.7, 0.7]) + seeds_of(tmp_path, "fedrolex", [0.6, 0.61, 0.6])
     runs += seeds_of(tmp_path, "fjord", [0.1, 0.7, 0.7]) + seeds_of(tmp_path, "depthfl", [0.1, 0.11, 0.1])

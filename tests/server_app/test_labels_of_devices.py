@@ -5,6 +5,7 @@ import pytest
 from fake_runs import a_device, a_round, three_rounds
 from page_figures import charts_of
 
+from server_app import labels as module
 from server_app.journal import JournalError
 from server_app.labels import FILE, Labels, class_names, read_labels, write_labels
 from server_app.report import write_report
@@ -15,21 +16,53 @@ SPEC = {"name": "digits", "devices": 4, "seed": 1, "partition": "dirichlet", "al
 
 def test_every_training_example_is_counted_once(tmp_path):
     task = load_task(TaskSpec(**SPEC))
-    write_labels(tmp_path, task)
+    write_labels(tmp_path, task, "abcd".__getitem__)
     labels = read_labels(tmp_path)
+    assert (labels.tiers, labels.devices) == (["a", "b", "c", "d"], 4)
     assert labels.classes == list("0123456789")
     assert sum(map(sum, labels.counts)) == len(task.train) == 1438
     numbers = task.train.labels[task.shard(2).train].tolist()
     assert labels.counts[2] == [numbers.count(digit) for digit in range(10)]
 
 
-def test_a_picture_that_nobody_could_read_is_not_made(tmp_path):
-    write_labels(tmp_path, load_task(TaskSpec(**SPEC | {"devices": 201, "partition": "iid"})))
-    assert read_labels(tmp_path) is None
+def test_of_very_many_devices_the_first_ones_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_DEVICES", 3)
+    task = load_task(TaskSpec(**SPEC))
+    write_labels(tmp_path, task, str)
+    labels = read_labels(tmp_path)
+    assert [sum(row) for row in labels.counts] == [len(task.shard(device).train) for device in range(3)]
+    assert (labels.tiers, labels.devices) == (["0", "1", "2"], 4)
+
+
+def test_of_many_devices_the_page_shows_some_and_the_file_all(tmp_path):
+    three_rounds(tmp_path)
+    labels = Labels(classes=["cat"], counts=[[number] for number in range(1, 251)], tiers=["pi"] * 250, devices=400)
+    (tmp_path / FILE).write_text(labels.model_dump_json())
+    page = write_report(tmp_path).read_text()
+    shown = charts_of(page)["Labels of the training examples: class by device"]
+    assert len(shown.traces[0]["x"]) == 200
+    assert "The first 200 of 400 devices" in page
+    assert "examples by device and class (The first 250 of 400 devices)" in page
+    lines = (tmp_path / "labels.csv").read_text().splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("device,tier,cat", "249,pi,250", 251)
+
+
+def test_devices_that_no_round_has_asked_have_their_tiers_too(tmp_path):
+    three_rounds(tmp_path).finish("finished")
+    labels = Labels(classes=["cat"], counts=[[1]] * 90, tiers=["pi"] * 90, devices=90)
+    (tmp_path / FILE).write_text(labels.model_dump_json())
+    (trace,) = charts_of(write_report(tmp_path).read_text())["Labels of the training examples: class by device"].traces
+    assert trace["text"][0][89] == "device 89 (pi): 1 of 1 examples are cat"
 
 
 @pytest.mark.parametrize(
-    "text", ["{", '{"classes": ["a"], "counts": [[1, 2]]}', '{"classes": ["a"], "counts": [[-1]]}']
+    "text",
+    [
+        "{",
+        '{"classes": ["a"], "counts": [[1, 2]]}',
+        '{"classes": ["a"], "counts": [[-1]]}',
+        '{"classes": ["a"], "counts": [[1]], "tiers": ["x", "y"]}',
+    ],
 )
 def test_another_file_is_told(text, tmp_path):
     (tmp_path / FILE).write_text(text)

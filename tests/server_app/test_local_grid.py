@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.app import Message, MessageType
 
+from client_app.simulation import NurseryError
 from messages.error import MessageError
 from messages.records import make_records
 from server_app.local import LocalGrid, local_grid, scorer_on
@@ -122,6 +123,18 @@ def test_a_worker_that_is_lost_between_two_rounds_costs_nothing(tmp_path):
         result = engine.run_round(grid, 2, scorer)
         assert {d["outcome"] for d in result.devices} == {"trained"}
         assert not set(before) & set(workers_of(grid))
+
+
+def test_without_the_process_that_forks_workers_a_run_ends_and_says_so(tmp_path, caplog):
+    engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"]))
+    with local_grid(1) as grid:
+        (nursery,) = psutil.Process().children()
+        nursery.kill()
+        for one in grid._workers.values():  # a worker ends with the process that it was forked from
+            assert select.select([one.link], [], [], 5.0)[0]
+        with pytest.raises(NurseryError, match="the process that workers are forked from is gone"):
+            engine.run_round(grid, 1, scorer)
+    assert "takes its place" not in caplog.text
 
 
 def test_scoring_goes_on_where_a_worker_is_killed_and_tells_what_it_cannot_score(tmp_path):

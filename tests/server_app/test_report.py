@@ -67,6 +67,18 @@ def test_models_of_near_sizes_are_told_apart(tmp_path):
     assert lines == ["round,tier,parameters,trained", "1,small,1626442,1", "1,small,1631007,1"]
 
 
+def test_devices_of_every_finished_round_are_lines_of_a_table(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    trained = a_device(1, 3, architecture={"width": 0.5, "depths": [1, 2]})
+    journal.write_round(a_round(1), [trained, a_device(1, 4, budget=None, outcome='failed: a, "b"')])
+    journal.finish("finished")
+    first, second = csv.DictReader((tmp_path / "devices.csv").open())
+    assert json.loads(first["architecture"]) == {"width": 0.5, "depths": [1, 2]}
+    assert (first["device"], first["outcome"]) == ("3", "trained")
+    assert first["budget.memory_bytes"] == str(trained["budget"]["memory_bytes"])
+    assert (second["budget.memory_bytes"], second["outcome"]) == ("", 'failed: a, "b"')
+
+
 def test_very_many_sizes_keep_three_digits(monkeypatch):
     monkeypatch.setattr(report, "MAX_SIZES", 2)
     records = [device(number, 1, parameters=size) for number, size in enumerate((123_456, 123_999, 77_777))]

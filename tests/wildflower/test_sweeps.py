@@ -11,7 +11,7 @@ from wildflower import sweeps
 from wildflower.command import app
 from wildflower.settings import SettingsError
 
-EXPERIMENT = 'task = "digits"\nrounds = 1\ndevices = 10\n'
+EXPERIMENT = 'task = "digits"\nrounds = 1\ndevices = 20\n'
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_a_folder_with_runs_of_another_version_of_a_method_is_refused(folder, ru
 
 def test_a_folder_with_runs_over_another_fleet_is_refused(folder, runs):
     fleet = folder / "mine.toml"
-    group = '[[group]]\nname = "{name}"\nkind = "x86-64"\ncount = 10\nmemory = "1 GB"\nspeed = 1\n'
+    group = '[[group]]\nname = "{name}"\nkind = "x86-64"\ncount = 20\nmemory = "1 GB"\nspeed = 1\n'
     fleet.write_text(group.format(name="a"))
 
     def edit():
@@ -292,6 +292,25 @@ def test_a_folder_with_runs_over_another_fleet_is_refused(folder, runs):
 
     words = "or a trace that it names is not what it was"
     check_refused_once_edited(folder, runs, [f"fleet={fleet}"], edit, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('fleet = "{folder}/none.toml"', "none.toml"),
+        ('fleet = "{folder}/mine.toml"\ndevices = 7', "devices"),
+        ('initial-weights = "{folder}/none.pth"', "there is no file or folder"),
+    ],
+)
+def test_what_a_fleet_or_first_weights_show_is_told_before_any_run(text, words, folder, runs):
+    (folder / "mine.toml").write_text(
+        '[[group]]\nname = "a"\nkind = "x86-64"\ncount = 20\nmemory = "1 GB"\nspeed = 1\n'
+    )
+    rows = f'[right]\nfleet = "{folder}/mine.toml"\n[wrong]\n{text.format(folder=folder)}\n'
+    done = swept(folder, "--seeds", "1", *with_rows(folder, rows))
+    assert done.exit_code == 1
+    assert words in " ".join(done.output.split())
+    assert not runs.asked
 
 
 def test_a_folder_with_runs_over_data_that_were_edited_is_refused(folder, runs):
