@@ -23,6 +23,7 @@ EXITS = [
 ]
 # Of 0.001 and 0.003, and of local rates of 0.002 and 0.004, those that were better after three rounds of seed 0.
 ETA = "recipfl.eta=0.003"
+RECIPFL = ["strategy=recipfl", "recipfl.hypernetwork=published"]
 METHODS = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
@@ -32,10 +33,10 @@ METHODS = {
     "depthfl": ["strategy=depthfl", "both-models=true", *EXITS],
     "flexifed": ["strategy=flexifed", "both-models=true"],
     "inclusivefl": ["strategy=inclusivefl", "inclusivefl.server=mean", "both-models=true"],
-    "recipfl": ["strategy=recipfl", ETA],
+    "recipfl": [*RECIPFL, ETA],
     # By examples, as in the other methods: all devices take as many steps, and the strong one has half of the data.
-    "recipfl-examples": ["strategy=recipfl", ETA, "recipfl.weighting=examples"],
-    "recipfl-no-transfer": ["strategy=recipfl", "recipfl.transfer=both", ETA],
+    "recipfl-examples": [*RECIPFL, ETA, "recipfl.weighting=examples"],
+    "recipfl-no-transfer": [*RECIPFL, "recipfl.transfer=both", ETA],
 }
 
 STUDY = Study(

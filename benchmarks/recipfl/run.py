@@ -20,8 +20,9 @@ FEDDYN = [
     "depthfl.scored=ensemble",
 ]
 EXITS, NARROW = "family-arguments=exits = [1, 2]", "family-arguments=conv_channels = [4, 16], exits = [1, 2]"
-# The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper.
-RECIPFL = ["strategy=recipfl", "recipfl.class-counts=first-upload"]
+# The server learns with a device's first upload how its labels are distributed, and not beforehand as in the paper. The
+# hypernetwork is the published code's.
+RECIPFL = ["strategy=recipfl", "recipfl.class-counts=first-upload", "recipfl.hypernetwork=published"]
 METHODS = {
     "all-small": ["strategy=fedavg", "family=lenet5", SMALL, "widths=1"],
     # A federation of the large model and one of the small model.
@@ -40,6 +41,8 @@ METHODS = {
     "depthfl-narrow-feddyn": [*FEDDYN, NARROW],
     # With full decoders: tiles of 64 would send LeNet's 120 hidden units the same weights in pairs.
     "recipfl": [*RECIPFL, "recipfl.tile=0"],
+    # The hypernetwork that section 3.2 prints, which is the default.
+    "recipfl-printed": ["strategy=recipfl", "recipfl.class-counts=first-upload"],
     # The paper's ablation, as the published code runs it: strong devices train both models, from labels alone.
     "recipfl-no-transfer": [*RECIPFL, "recipfl.tile=0", "recipfl.transfer=both"],
     # The last term of Eq. 9 in the direction of the published code.

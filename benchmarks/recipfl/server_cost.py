@@ -59,7 +59,7 @@ def method_of(case: str) -> RecipFL:
     with tempfile.TemporaryDirectory() as folder:
         values = {"task": "digits", "strategy": "fedavg", "widths": 1.0, "output-dir": folder, "run-name": "cost"}
         other, _ = build(RunConfig.from_run_config(values))
-    return RecipFL(Setup(make_family(spec), other.settings, (1.0,)), RecipFLParams(tile=tile))
+    return RecipFL(Setup(make_family(spec), other.settings, (1.0,)), RecipFLParams(tile=tile, hypernetwork="published"))
 
 
 def measure(case: str) -> dict:

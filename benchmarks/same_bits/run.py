@@ -170,7 +170,7 @@ OWN: dict[str, dict[str, Any]] = {
         "recipfl.tile": 8,
         "recipfl.descriptor": "classes",
         "recipfl.conditioned": "all",
-        "recipfl.virtual-edges": True,
+        "recipfl.hypernetwork": "published",
         "recipfl.class-counts": "first-upload",
     },
 }
@@ -319,7 +319,8 @@ VARIANTS: dict[str, Variant] = {
     "recipfl reverse": roomy("recipfl", recipfl__divergence="teacher || student"),
     "recipfl examples": roomy("recipfl", recipfl__weighting="examples"),
     "recipfl client": roomy("recipfl", recipfl__descriptor="client"),
-    "recipfl classifier": roomy("recipfl", recipfl__conditioned="classifier", recipfl__virtual_edges=False),
+    "recipfl printed": roomy("recipfl", recipfl__hypernetwork="printed"),
+    "recipfl classifier": roomy("recipfl", recipfl__conditioned="classifier"),
     "recipfl untiled": roomy("recipfl", recipfl__tile=0, recipfl__hidden=16, recipfl__clip_norm=0.1),
     "recipfl personal": roomy("recipfl", **of(PERSONAL)),
     # One device per node.

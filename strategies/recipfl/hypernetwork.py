@@ -28,8 +28,13 @@ FARTHEST = 50  # the most edges that a virtual edge stands for
 class ShapeParams(Params):
     """How large the hypernetwork is, and what it looks at."""
 
-    hidden: Annotated[int, Field(ge=4, lt=2**16)] = Field(
-        128, description="Width of the hypernetwork's node states; a multiple of 4"
+    hypernetwork: Literal["printed", "published"] = Field(
+        "printed",
+        description="The hypernetwork as section 3.2 prints it; or as published code, which also reads sizes, lets "
+        "operators further apart talk, and has a norm before its decoders",
+    )
+    hidden: Annotated[int, Field(ge=8, lt=2**16)] = Field(
+        128, description="Width of the hypernetwork's node states; a multiple of 8"
     )
     decoder_hidden: Annotated[int, Field(ge=1, lt=2**16)] = Field(
         256, description="Width of the decoders' hidden layer"
@@ -44,9 +49,6 @@ class ShapeParams(Params):
     )
     conditioned: Literal["all", "classifier"] = Field(
         "all", description='Decoders that read the descriptor: all (Eq. 8), or those of the "classifier"'
-    )
-    virtual_edges: bool = Field(
-        True, description="Whether messages also pass between operators further apart, divided by their distance"
     )
 
 
@@ -67,6 +69,13 @@ class Request:
 class Hypernetwork(nn.Module):
     """Generates the tensors of any of `graphs`, for many clients in one pass.
 
+    As printed, the state of a node begins with what it is beside what is read of its current weight (section 3.2),
+    messages come from incoming nodes (Eq. 6), and a decoder reads the state beside the descriptor a_m itself (Eq. 8).
+
+    As published, the state begins with the sum of the two and of an encoding of the tensor's sizes. Messages also pass
+    along virtual edges (Knyazev et al.), divided by their length. A layer norm comes before the decoders, and a_m goes
+    through a small network first.
+
     Operators that are in none of `graphs` have no decoder: their tensors are left out of what is generated.
     """
 
@@ -74,26 +83,33 @@ class Hypernetwork(nn.Module):
         super().__init__()
         self.shape = shape
         self.made: dict[Graph, Any] = {}
-        hidden = shape.hidden
+        hidden, self.published = shape.hidden, shape.hypernetwork == "published"
+        part = hidden if self.published else hidden // 2
         self.operators = sorted({node.operator for graph in graphs for node in graph.nodes})
         # One more for operators that are in none of the graphs.
-        self.operator = nn.Embedding(len(self.operators) + 1, hidden)
-        self.sizes = nn.ModuleList(nn.Embedding(SIZES, hidden // 4) for _ in range(4))
-        self.parameter = ParameterEncoder(hidden)
-        self.message, self.far_message = _message(hidden), _message(hidden) if shape.virtual_edges else None
+        self.operator = nn.Embedding(len(self.operators) + 1, part)
+        self.sizes = nn.ModuleList(nn.Embedding(SIZES, hidden // 4) for _ in range(4 if self.published else 0))
+        self.parameter = ParameterEncoder(part)
+        self.message, self.far_message = _message(hidden), _message(hidden) if self.published else None
         self.gate = nn.GRUCell(hidden, hidden)
-        self.norm = nn.LayerNorm(hidden)
-        self.descriptor: nn.Module = (
-            nn.Embedding(clients, hidden)
-            if shape.descriptor == "client"
-            else nn.Sequential(nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
-        )
+        self.norm = nn.LayerNorm(hidden) if self.published else nn.Identity()
+        self.descriptor: nn.Module
+        if shape.descriptor == "client":
+            described, self.descriptor = hidden, nn.Embedding(clients, hidden)
+        elif self.published:
+            layers = nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, hidden)
+            described, self.descriptor = hidden, nn.Sequential(*layers)
+        else:
+            described, self.descriptor = classes, nn.Identity()
         self.decoders = nn.ModuleDict()
         for operator in self.operators:
             nodes = [node for graph in graphs for node in graph.tensors if node.operator == operator]
             if nodes:
-                reads = 2 * hidden if self._conditioned(operator) else hidden
-                self.decoders[operator] = Decoder(reads, shape.decoder_hidden, _tiles(operator, nodes, shape.tile))
+                reads = hidden + described if self._conditioned(operator) else hidden
+                parts = _tiles(operator, nodes, shape.tile)
+                # Without a norm, states are about a quarter: at first a gated unit keeps half, in each of two sweeps.
+                reading = 1.0 if self.published else 4.0
+                self.decoders[operator] = Decoder(reads, shape.decoder_hidden, parts, reading)
 
     def forward(self, requests: Sequence[Request]) -> list[dict[str, Tensor]]:
         """The generated tensors of every request, by name."""
@@ -121,7 +137,7 @@ class Hypernetwork(nn.Module):
         return self.shape.conditioned == "all" or operator.startswith("classifier")
 
     def _descriptors(self, requests: Sequence[Request]) -> Tensor:
-        """(requests, hidden)."""
+        """(requests, hidden); as printed the distributions themselves, (requests, classes)."""
         if self.shape.descriptor == "client":
             return self.descriptor(torch.tensor([request.client for request in requests]))
         return self.descriptor(torch.stack([request.distribution for request in requests]))
@@ -131,12 +147,14 @@ class Hypernetwork(nn.Module):
         from torch_geometric.data import Batch
 
         batch: Any = Batch.from_data_list([self._data(request.graph) for request in requests])
-        states = self.operator(batch.operator) + torch.cat(
-            [table(batch.sizes[:, i]) for i, table in enumerate(self.sizes)], dim=1
-        )
+        states = self.operator(batch.operator)
         rows = (batch.counts > 0).nonzero().flatten()
-        digests = torch.cat([request.digests for request in requests])
-        states = states.index_add(0, rows, self.parameter(digests, batch.counts[rows]))
+        read = self.parameter(torch.cat([request.digests for request in requests]), batch.counts[rows])
+        if self.published:
+            states = states + torch.cat([table(batch.sizes[:, i]) for i, table in enumerate(self.sizes)], dim=1)
+            states = states.index_add(0, rows, read)
+        else:
+            states = torch.cat([states, torch.zeros_like(states).index_add(0, rows, read)], dim=1)
         edges, far = batch.edge_index, batch.far_index
         states = self._sweep(states, edges, far, batch.distance, batch.forward_level)
         states = self._sweep(states, edges.flip(0), far.flip(0), batch.distance, batch.backward_level)
@@ -149,7 +167,7 @@ class Hypernetwork(nn.Module):
         if graph in self.made:
             return self.made[graph]
         known = {operator: position for position, operator in enumerate(self.operators)}
-        far = graph.distances(FARTHEST) if self.shape.virtual_edges else {}
+        far = graph.distances(FARTHEST) if self.published else {}
         self.made[graph] = Data(
             num_nodes=len(graph.nodes),
             operator=torch.tensor([known.get(node.operator, len(known)) for node in graph.nodes]),
@@ -223,12 +241,12 @@ class Decoder(nn.Module):
     """The MLP of one operator: (nodes, reads) -> (nodes, *tile), the tile being as large as all of `parts` together.
 
     Where none of them is as large, as with weights of 32 x 384 and 384 x 32, the MLP makes only the entries that one of
-    them has; the others are 0.
+    them has; the others are 0. What is read times `reading` varies by about 1.
     """
 
     made: Tensor
 
-    def __init__(self, reads: int, hidden: int, parts: Collection[tuple[int, ...]]) -> None:
+    def __init__(self, reads: int, hidden: int, parts: Collection[tuple[int, ...]], reading: float = 1.0) -> None:
         super().__init__()
         self.tile = tuple(max(sizes) for sizes in zip(*parts, strict=True))
         self.whole = self.tile in parts
@@ -243,6 +261,7 @@ class Decoder(nn.Module):
         first, last = nn.Linear(reads, hidden), nn.Linear(hidden, entries)
         # So that what comes out varies by about 1 whatever the size of the tile, as `normalized` wants it.
         nn.init.kaiming_normal_(first.weight, nonlinearity="relu")
+        first.weight.detach().mul_(reading)
         nn.init.kaiming_normal_(last.weight, nonlinearity="linear")
         nn.init.zeros_(first.bias)
         nn.init.zeros_(last.bias)

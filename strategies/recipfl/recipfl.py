@@ -160,10 +160,10 @@ class RecipFL(CandidateMethod):
                 "both-models = True: recipfl says itself what strong devices train: leave it false, and see "
                 "recipfl.transfer"
             )
-        if params.hidden % 4:
+        if params.hidden % 8:
             raise ValueError(
-                f"recipfl.hidden = {params.hidden}: a multiple of 4: four heads of attention, and four sides of a "
-                "tensor, share it"
+                f"recipfl.hidden = {params.hidden}: a multiple of 8: what a node is and its weight have a half each, "
+                "and four heads of attention share that"
             )
 
     def start(self) -> None:

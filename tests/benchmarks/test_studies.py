@@ -12,7 +12,7 @@ def study_in(folder, methods, **more):
     """A study with an experiment file in `folder`/benchmarks/some; its runs lie in `folder`/runs."""
     experiment = folder / "benchmarks" / "some" / "table.toml"
     experiment.parent.mkdir(parents=True, exist_ok=True)
-    experiment.write_text('task = "digits"\nrounds = 1\ndevices = 10\n')
+    experiment.write_text('task = "digits"\nrounds = 1\ndevices = 20\n')
     study = Study(experiment, methods, **more)
     (experiment.parent / "README.md").write_text(f"<!-- {study.name} -->\n<!-- end of {study.name} -->\n")
     return study

@@ -485,7 +485,7 @@ def test_all_wrong_values_are_told_at_once():
         ),
         (
             {"strategy": "recipfl", "recipfl.hidden": 10},
-            "recipfl.hidden = 10: a multiple of 4",
+            "recipfl.hidden = 10: a multiple of 8",
         ),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",

@@ -32,6 +32,9 @@ def small(**changes):
     return ShapeParams(**SMALL.model_dump() | changes)
 
 
+PUBLISHED = small(hypernetwork="published")
+
+
 def hypernetwork(shape=SMALL, graphs=GRAPHS):
     torch.manual_seed(0)
     return Hypernetwork(graphs, shape, classes=4, clients=3)
@@ -51,7 +54,7 @@ def test_it_generates_every_tensor_in_its_shape():
         }
 
 
-@pytest.mark.parametrize("shape", [SMALL, small(virtual_edges=True), small(descriptor="client")])
+@pytest.mark.parametrize("shape", [SMALL, PUBLISHED, small(descriptor="client")])
 def test_many_clients_in_one_pass_get_what_each_gets_alone(shape):
     network = hypernetwork(shape)
     requests = [
@@ -64,7 +67,7 @@ def test_many_clients_in_one_pass_get_what_each_gets_alone(shape):
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [SMALL, small(virtual_edges=True)])
+@pytest.mark.parametrize("shape", [SMALL, PUBLISHED])
 def test_a_sweep_by_levels_is_a_sweep_node_by_node(shape):
     """Against the definition: states change one node after another, in the order of computation and in reverse."""
     resnet = ResNet18(input_shape=(3, 8, 8), first_channels=2, classes=4)
@@ -73,16 +76,21 @@ def test_a_sweep_by_levels_is_a_sweep_node_by_node(shape):
     one = request(graph)
     states = network.operator(torch.tensor([network.operators.index(node.operator) for node in graph.nodes]))
     data = network._data(graph)
-    states = states + torch.cat([table(data.sizes[:, i]) for i, table in enumerate(network.sizes)], dim=1)
     rows = data.counts > 0
-    states = list(states.index_add(0, rows.nonzero().flatten(), network.parameter(one.digests, data.counts[rows])))
+    read = torch.zeros_like(states)
+    read[rows] = network.parameter(one.digests, data.counts[rows])
+    if shape is PUBLISHED:
+        sizes = torch.cat([table(data.sizes[:, i]) for i, table in enumerate(network.sizes)], dim=1)
+        states = list(states + sizes + read)
+    else:
+        states = list(torch.cat([states, read], dim=1))
     far = graph.distances(50)
     for turned in (False, True):
         edges = {(b, a) if turned else (a, b) for a, b in graph.edges}
         pairs = {((b, a) if turned else (a, b)): steps for (a, b), steps in far.items()}
         for node in sorted(range(len(graph.nodes)), reverse=turned):
             said = [network.message(states[start]) for start, end in edges if end == node]
-            if shape.virtual_edges:
+            if shape is PUBLISHED:
                 said += [network.far_message(states[s]) / steps for (s, end), steps in pairs.items() if end == node]
             received = torch.stack([torch.zeros_like(states[node]), *said]).sum(0)
             states[node] = network.gate(received[None], states[node][None])[0]
@@ -95,7 +103,7 @@ def test_every_node_goes_through_the_gated_unit_by_hand():
 
     States begin with 1: what the operator is says 1, its shape 0, and its weight 0, for the encoder's norm comes last.
     """
-    network = hypernetwork()
+    network = hypernetwork(PUBLISHED)
     with torch.no_grad():
         network.operator.weight.fill_(1.0)
         zeros = (network.sizes, network.gate, network.parameter.norm)
@@ -107,7 +115,7 @@ def test_every_node_goes_through_the_gated_unit_by_hand():
 
 
 def test_messages_are_never_negative():
-    network = hypernetwork()
+    network = hypernetwork(PUBLISHED)
     with torch.no_grad():
         for message in (network.message, network.far_message):
             message[0].weight.fill_(1.0)
@@ -130,10 +138,37 @@ def test_what_is_read_of_a_weight_is_normalized_last():
     assert found.std(1, unbiased=False).tolist() == pytest.approx([2.0, 2.0], rel=1e-3)
 
 
-def test_virtual_edges_change_what_is_generated():
-    near, far = (hypernetwork(small(virtual_edges=on)) for on in (False, True))
-    far.load_state_dict(near.state_dict(), strict=False)
-    assert not torch.equal(near._nodes([request(GRAPHS[0])]), far._nodes([request(GRAPHS[0])]))
+def test_as_printed_a_state_begins_with_what_a_node_is_beside_its_weight():
+    """By hand: what a node is says 1 in each of 8 numbers, its weight 2 in the other 8, and a step without weight 0.
+
+    A unit of zeros keeps half of a state in each of the two sweeps, and no norm comes before the decoders.
+    """
+    network, graph = hypernetwork(), GRAPHS[0]
+    with torch.no_grad():
+        network.operator.weight.fill_(1.0)
+        for parameter in (*network.gate.parameters(), *network.parameter.norm.parameters()):
+            parameter.zero_()
+        network.parameter.norm.bias.fill_(2.0)
+    states = network._nodes([request(graph)])
+    assert torch.equal(states[:, :8], torch.full_like(states[:, :8], 0.25))
+    expected = [0.5 if node.tensor else 0.0 for node in graph.nodes]
+    assert states[:, 8:].tolist() == [[value] * 8 for value in expected]
+
+
+def test_as_printed_a_decoder_reads_the_distribution_itself():
+    """Eq. 8: decoders read [h, a], of which h is 0 here, and a the shares of the four classes."""
+    network = hypernetwork()
+    decoder = network.decoders["conv bias"]
+    assert decoder.layers[0].in_features == 16 + 4
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        decoder.layers[0].weight[0, 16:] = torch.tensor([1.0, 10.0, 100.0, 1000.0])
+        decoder.layers[2].weight[:, 0] = 1.0
+    [found] = network([request(GRAPHS[0], mix=(0.125, 0.25, 0.5, 0.125))])
+    expected = math.tanh((0.125 + 2.5 + 50 + 125) / 5)
+    name = next(node.tensor for node in GRAPHS[0].nodes if node.operator == "conv bias")
+    assert found[name].tolist() == pytest.approx([expected] * len(found[name]))
 
 
 def differing(network, first, second):
