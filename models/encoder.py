@@ -189,7 +189,8 @@ class Encoder(ModuleFamily):
         longest = self.positions - (self.pad_id + 1 if self.kind == "roberta" else 0)
         if len(self.input_shape) != 1 or self.input_shape[0] > longest:
             raise ValueError(
-                f"encoder: input_shape must be (sequence,) of at most {longest} tokens, not {self.input_shape!r}"
+                f"encoder: it reads at most {longest} tokens, and its input_shape is {self.input_shape!r}: where texts "
+                "are read, that is max_tokens of task-arguments"
             )
         depths = self.depths
         if not isinstance(depths, tuple) or not all(is_count(depth) for depth in depths):

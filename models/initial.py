@@ -25,6 +25,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 # What training scripts put a state dict under.
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 SHOWN = 6
+GAMMA_AND_BETA = {"gamma": "weight", "beta": "bias"}  # of norms, in the files of the first BERTs
 COUNTER = "num_batches_tracked"  # of PyTorch's batch norm; no model here has it
 
 
@@ -76,6 +77,11 @@ def weights_file(source: str) -> Path:
         return path
     if path.is_dir():
         found = next((path / name for name in FILES if (path / name).is_file()), None)
+        if found is None and (shards := sorted(path.glob("*.index.json"))):
+            raise ValueError(
+                f"the weights in the folder {path} are in several files ({shards[0].name}): write them into one, "
+                "such as by save_pretrained(FOLDER, max_shard_size='100GB') of transformers"
+            )
         if found is None:
             raise ValueError(f"the folder {path} has no weights: neither {' nor '.join(FILES)}")
         return found
@@ -110,9 +116,9 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
 
     Args:
         names: what a name in the file, or some dotted parts of it, is called in the family; "" leaves these parts out,
-            False the whole tensor. Where then no name fits, a prefix that is in front of all fitting names is left out,
-            such as "bert.". Where still none fits, names are those of the family's published weights, if it has any,
-            and the tensors are of that sub-model.
+            False the whole tensor. A prefix such as "bert." is left out where more names fit then, and `gamma` and
+            `beta` of norms are called `weight` and `bias` where that fits. Where still no name fits, names are those of
+            the family's published weights, if it has any, and the tensors are of that sub-model.
 
     Raises:
         ValueError: the file cannot be read, nothing in it fits, most of it is of another architecture and `names` calls
@@ -129,7 +135,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             raise ValueError(f"{file}: by initial-names two tensors are called {new}, one of them {name}")
         if new:
             renamed[new] = tensor
-    renamed = _without_prefix(renamed, wanted)
+    renamed = _norms_as_today(_without_prefix(renamed, wanted), wanted)
     _join_ties(renamed, family.further_names(), file)
     architecture, notes = family.full(), []
     theirs: Mapping[str, str] = {}
@@ -333,16 +339,27 @@ def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Seque
 def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:
     """The tensors without the first part of their names that lets most of them fit.
 
-    They stay as they are where some fit already, and where none would.
+    They stay as they are where as many fit already. A head alone may fit so, which is called alike in many models.
     """
-    if tensors.keys() & wanted.keys():
-        return dict(tensors)
     fits: dict[str, int] = {}
     for name in tensors:
         prefix, _, rest = name.partition(".")
         fits[prefix] = fits.get(prefix, 0) + (rest in wanted)
     best = max(fits, key=lambda prefix: fits[prefix], default="")
-    return {name.removeprefix(f"{best}.") if fits.get(best) else name: tensor for name, tensor in tensors.items()}
+    if fits.get(best, 0) <= len(tensors.keys() & wanted.keys()):
+        return dict(tensors)
+    return {name.removeprefix(f"{best}."): tensor for name, tensor in tensors.items()}
+
+
+def _norms_as_today(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:
+    """The tensors by the names that PyTorch's norms have: the files of the first BERTs call theirs gamma and beta."""
+
+    def today(name: str) -> str:
+        module, _, last = name.rpartition(".")
+        new = f"{module}.{GAMMA_AND_BETA[last]}" if last in GAMMA_AND_BETA else name
+        return new if new in wanted and new not in tensors and name not in wanted else name
+
+    return {today(name): tensor for name, tensor in tensors.items()}
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from models.layers import Network
-from models.trace import replaced_by_conversions
+from models.trace import WithoutValues, converted_and_copied
 
 INPUT, OUTPUT = "input", "output"
 # Functions whose result holds what their first argument does, in another place, order or type.
@@ -52,9 +51,9 @@ def operators(build: Callable[[], nn.Module], input_shape: tuple[int, ...], dtyp
     Raises:
         ValueError: it cannot be run so, or what it returns does not follow from its input as far as can be seen.
     """
-    with FakeTensorMode():
+    with WithoutValues():
         try:
-            with replaced_by_conversions():
+            with converted_and_copied():
                 model = build().train()
             inputs = torch.zeros(2, *input_shape, dtype=dtype)
             recorder = _Recorder(model, inputs)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -96,8 +96,8 @@ def follow(
     """
     # Batch norm refuses a single example over a 1x1 map; training never meets one either.
     examples = max(2, batch_size)
-    with _errors_logged_once(), FakeTensorMode():
-        with replaced_by_conversions():
+    with _errors_logged_once(), WithoutValues():
+        with converted_and_copied():
             model = build().train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
         storages = _Storages([*model.parameters(), *model.buffers()])
@@ -154,12 +154,20 @@ def _errors_logged_once() -> Iterator[None]:
         logger.disabled = before
 
 
+class WithoutValues(FakeTensorMode):
+    """PyTorch's mode of tensors without memory; a copy of what refers to it refers to this one too."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WithoutValues:
+        return self
+
+
 @contextmanager
-def replaced_by_conversions() -> Iterator[None]:
-    """Let modules convert their own parameters as they are made, such as by `.to(torch.float32)`.
+def converted_and_copied() -> Iterator[None]:
+    """Let modules convert and copy their own parameters as they are made, as `.to(torch.float32)` and `deepcopy` do.
 
     PyTorch swaps a fake parameter for its converted one, and cannot. Here the converted one takes its place, and is one
-    where several modules share a parameter.
+    where several modules share a parameter. A fake tensor has no memory that `copy.deepcopy` could read, which
+    `nn.TransformerEncoder` calls for its layers.
     """
 
     converted: dict[nn.Parameter, nn.Parameter] = {}
@@ -180,12 +188,24 @@ def replaced_by_conversions() -> Iterator[None]:
                 module._buffers[name] = function(buffer)
         return module
 
+    def copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+        if id(tensor) not in memo:
+            copy: Tensor = tensor.detach().clone()
+            is_parameter = isinstance(tensor, nn.Parameter)
+            memo[id(tensor)] = (
+                nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy.requires_grad_(tensor.requires_grad)
+            )
+        found: Tensor = memo[id(tensor)]
+        return found
+
     usual = nn.Module._apply
     nn.Module._apply = convert  # type: ignore[method-assign]
+    FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
     try:
         yield
     finally:
         nn.Module._apply = usual  # type: ignore[method-assign]
+        del FakeTensor.__deepcopy__
 
 
 class _Storages(TorchDispatchMode):

@@ -502,7 +502,7 @@ def _initial(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[str
         names = checked_names(parse_arguments(config.initial_names))
         file = weights_file(config.initial_weights)
         found = load_initial(file, family, names)
-        check_same_tokens(task, family, config.initial_weights, found.tensors)
+        check_same_tokens(task, family, file.parent, found.tensors)
     except ValueError as error:
         why = str(error).removeprefix(f"{config.initial_weights}: ")
         raise ConfigError(f"initial-weights = {config.initial_weights!r}: {why}") from None

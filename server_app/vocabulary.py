@@ -56,13 +56,13 @@ def check_last_token(task: Task, family: Family) -> None:
     """
     if task.vocabulary is None or getattr(family, "vocabulary", None) is not None:
         return
-    for arch in dict.fromkeys((family.smallest(), family.full())):
+    for which, arch in (("smallest", family.smallest()), ("largest", family.full())):
         tokens, last = task.vocabulary.tokens, task.vocabulary.tokens - 1
         why = _failure(family, arch, last)
         # A network that fails on padding too has another fault, of which its own words say more.
         if why is not None and _failure(family, arch, task.vocabulary.pad_id) is None:
             raise ValueError(
-                f"its network {arch} fails on token {last}, the last of the tokenizer's {tokens} ({one_sentence(why)}):"
+                f"its {which} network fails on token {last}, the last of the tokenizer's {tokens} ({one_sentence(why)}):"
                 f" give its embeddings {tokens} rows, or take the tokenizer of this model"
             )
         if why is not None:
@@ -82,15 +82,17 @@ def _failure(family: Family, arch: Architecture, token: int) -> Exception | None
     return None
 
 
-def check_same_tokens(task: Task, family: Family, initial_weights: str, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError where weights come from a folder whose own tokenizer numbers tokens otherwise than the task's.
+def check_same_tokens(task: Task, family: Family, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where a tokenizer beside the weights numbers tokens otherwise than the task's.
+
+    `folder` is the one that the weights' file lies in.
 
     As many tokens do not make the same vocabulary: every word would have another word's embedding. Tokens that only one
     of them has behind the other's last are allowed, and so are words in place of tokens that the model keeps free.
     Where the weights hold no embeddings of tokens (initial-names leaves them out), any tokenizer goes.
     """
-    folder, arguments = Path(initial_weights).expanduser(), task.spec.arguments
-    if task.vocabulary is None or not isinstance(arguments, TextArguments) or not folder.is_dir():
+    arguments = task.spec.arguments
+    if task.vocabulary is None or not isinstance(arguments, TextArguments):
         return
     if not any((folder / file).is_file() for file in ("tokenizer.json", VOCABULARY)):
         return
@@ -98,12 +100,12 @@ def check_same_tokens(task: Task, family: Family, initial_weights: str, tensors:
         return
     try:
         own = load_tokenizer(str(folder.absolute()), "").get_vocab()
-        given = load_tokenizer(arguments.tokenizer, task.spec.data_dir).get_vocab()
+        tasks_own = load_tokenizer(arguments.tokenizer, task.spec.data_dir).get_vocab()
     except (FileNotFoundError, ValueError) as error:
         # Such as where only devices have the task's, which then lies in their folders.
         log(WARNING, "The tokenizer beside initial-weights cannot be compared with the task's: %s", error)
         return
-    ours, theirs = ({number: token for token, number in each.items()} for each in (given, own))
+    ours, theirs = ({number: token for token, number in each.items()} for each in (tasks_own, own))
     both = sorted(ours.keys() & theirs.keys())
     differing = [number for number in both if ours[number] != theirs[number] and not _FREE.fullmatch(theirs[number])]
     if differing:

@@ -16,6 +16,7 @@ from messages.parcels import STATISTICS, Parcel, Parcels, Weights
 from models.architecture import Architecture
 from models.base import Family
 from models.layers import Network, TensorSpec
+from models.placement import CLASSES, Axis
 from strategies.fedadam import AdamParams, adam_step
 from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
 from strategies.params import Fraction, Numbers
@@ -98,7 +99,7 @@ class Layers:
     Attributes:
         embeddings: names of what is in front of the first layer.
         blocks: of each layer in order: the name behind the layer's own -> the tensor's whole name.
-        head: names of what is behind the last layer.
+        head: names of what is behind the last layer, and of all that grows with the number of classes.
     """
 
     embeddings: tuple[str, ...]
@@ -117,12 +118,14 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
     blocks: list[dict[str, str]] = [{} for _ in prefixes]
     embeddings: list[str] = []
     head: list[str] = []
-    for name in family.tensors(architecture):
+    for name, spec in family.tensors(architecture).items():
         number = next((n for n, prefix in enumerate(prefixes) if name.startswith((f"{prefix}.", f"{prefix}_"))), None)
         if number is not None:
             blocks[number][name[len(prefixes[number]) :]] = name
         else:
-            (head if any(blocks) else embeddings).append(name)
+            # A module of the user's may define its head first.
+            of_classes = any(isinstance(axis, Axis) and axis.group == CLASSES for axis in spec.axes)
+            (head if any(blocks) or of_classes else embeddings).append(name)
     kept = [block for block in blocks if block]
     if blocks[: len(kept)] != kept:
         raise ValueError(f"inclusivefl needs the first layers of {family.name}, and {architecture} leaves out some")
@@ -180,6 +183,10 @@ class InclusiveFL(CandidateMethod):
         self.weights: dict[Architecture, Weights] = {a: family.place(a).gather(whole) for a in self.candidates}
         if params.head == "own":
             heads = {name for layers in self.layers.values() for name in layers.head}
+            if not heads:
+                raise ValueError(
+                    f"inclusivefl.head = 'own': {family.name} has no head, that is no tensors behind its last layer"
+                )
             if frozen := [name for name in sorted(heads) if family.is_frozen(name)]:
                 raise ValueError(
                     f"inclusivefl.head = 'own': every device trains a head of its own, and freeze names {frozen[0]}: "

@@ -103,7 +103,8 @@ def _accountants() -> Any:
             import opacus.accountants
     except ImportError as error:
         raise NoAccountantError(
-            f"differential privacy needs opacus, which is not installed ({error}): pip install 'wildflower[privacy]'"
+            f"differential privacy needs opacus, which is not installed ({error}): pip install '.[privacy]' in the "
+            "project's folder"
         ) from error
     finally:  # importing opacus sets up the root logger, which would say every line of ours a second time
         root.handlers[:] = handlers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
@@ -178,10 +179,14 @@ def by_depth(family: Family) -> list[Architecture]:
 def require_exits(method: str, family: Family) -> None:
     """Raise ValueError where a method that trains exits is given a family that has one only."""
     if len(family.segments) < 2:
-        raise ValueError(
-            f"{method} needs a family with several exits, {family.name} has one: set family-arguments, "
-            "such as 'exits = [1, 2, 3]' (docs/families.md)"
-        )
+        arguments = {field.name for field in fields(family)}
+        if "early_exits" in arguments:
+            how = "set family-arguments, such as 'depths = [2, 4, 6], early_exits = true'"
+        elif "exits" in arguments:
+            how = "set family-arguments, such as 'exits = [1, 2, 3]'"
+        else:
+            how = "take a family with the argument `exits` or `early_exits`"
+        raise ValueError(f"{method} needs a family with several exits, {family.name} has one: {how} (docs/families.md)")
 
 
 def require_one_exit(method: str, family: Family) -> None:
@@ -189,7 +194,7 @@ def require_one_exit(method: str, family: Family) -> None:
     if len(family.segments) > 1:
         raise ValueError(
             f"{method} gives every type of model one head, and {family.name} has several exits: leave out exits or "
-            "early_exits; types are the depths of a family, or the networks of a choice"
+            "early_exits"
         )
 
 

@@ -136,7 +136,8 @@ def import_datasets() -> Any:
         import datasets
     except ImportError as error:
         raise FileNotFoundError(
-            "reading it needs the package `datasets`, which is not installed: pip install 'wildflower[server]'"
+            "reading it needs the package `datasets`, which is not installed: pip install '.[server]' in the project's "
+            "folder"
         ) from error
     return datasets
 

@@ -19,7 +19,8 @@ def read_mat(file: Path, name: str) -> np.ndarray:
         from scipy.io.matlab import MatReadError
     except ImportError as error:
         raise FileNotFoundError(
-            f"reading {file} needs the package `scipy`, which is not installed: pip install 'wildflower[server]'"
+            f"reading {file} needs the package `scipy`, which is not installed: pip install '.[server]' in the "
+            "project's folder"
         ) from error
     try:
         found = loadmat(file)

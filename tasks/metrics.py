@@ -192,7 +192,9 @@ class EntityF1(Metric):
         try:
             from seqeval.metrics.sequence_labeling import get_entities
         except ImportError as error:
-            raise ValueError("entity F1 needs the package seqeval: pip install 'wildflower[text]'") from error
+            raise ValueError(
+                "entity F1 needs the package seqeval: pip install '.[text]' in the project's folder"
+            ) from error
         correct = answered = wanted = 0
         for answers, right in zip(outputs.argmax(1).tolist(), labels.tolist(), strict=True):
             labeled = [(answer, label) for answer, label in zip(answers, right, strict=True) if label != NO_LABEL]

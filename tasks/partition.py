@@ -199,7 +199,8 @@ def _kept_index(key: str, partition: str, column: np.ndarray, alpha: float, devi
         if len(found) != 1:
             raise FileNotFoundError(
                 f"{folder} has {len(found)} index files {partition}-{key}-*.npz and needs one: "
-                "copy it from the server's cache folder, or pip install 'wildflower[server]' to compute it here"
+                "copy it from the server's cache folder, or pip install '.[server]' in the project's folder to compute "
+                "it here"
             ) from error
         file = found[0]
     if not file.exists():
@@ -229,7 +230,8 @@ def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, see
         from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
     except ImportError as error:
         raise ImportError(
-            "computing a partition needs flwr-datasets, which is not installed: pip install 'wildflower[server]'"
+            "computing a partition needs flwr-datasets, which is not installed: pip install '.[server]' in the "
+            "project's folder"
         ) from error
     examples = np.arange(len(column))
     partitioner: Partitioner

@@ -33,7 +33,7 @@ VOCABULARY = "vocab.txt"
 SAY_WHICH = ("tokenizer.json", "tokenizer_config.json", "config.json")  # what kind of tokenizer a folder has
 HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"  # of a model, or of a data set: no path
 
-INSTALL = "pip install 'wildflower[text]'"
+INSTALL = "pip install '.[text]' in the project's folder"
 
 Labels = Literal["classes", "numbers", "tags"]
 

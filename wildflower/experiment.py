@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
-from logging import LogRecord
+from logging import WARNING, LogRecord
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
@@ -142,8 +142,11 @@ def _run(
         highlight=False,
         soft_wrap=True,
     )
-    if ignored := config.ignored_text():
-        console.print(f"[yellow]Warning:[/] {escape(ignored)}", highlight=False, soft_wrap=True)
+    # What was found while the run was built, such as first weights that are not in the file, before its rounds.
+    ignored = config.ignored_text()
+    already = [*([ignored] if ignored else []), *(r.getMessage() for r in said if r.levelno >= WARNING)]
+    for warning in dict.fromkeys(already):
+        console.print(f"[yellow]Warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
     earlier = len(read_rounds(run_dir))
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
@@ -170,7 +173,7 @@ def _run(
             with progress(console, config.rounds, earlier) as show:
                 failure = follow(flower, run_id, run_dir, app_log, show)
     log = log_since(app_log, app_log_start)
-    if told := warnings_text(log, app_log, already=ignored):
+    if told := warnings_text(log, app_log, already=already):
         console.print(f"[yellow]Warning:[/] {escape(told)}", highlight=False, soft_wrap=True)
     summary = read_summary(run_dir)
     if failure is None and (summary is None or summary.status != "finished"):
@@ -547,7 +550,7 @@ def log_since(log: Path, start: int) -> str:
         return re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", errors="replace"))
 
 
-def warnings_text(log: str, path: Path, already: str) -> str:
+def warnings_text(log: str, path: Path, already: Collection[str]) -> str:
     """How often the app warned in a log, and of what: the first of each kind, at most `MAX_WARNINGS`; "" if never.
 
     What has been told `already` is left out.
@@ -559,7 +562,7 @@ def warnings_text(log: str, path: Path, already: str) -> str:
     for line in log.splitlines():
         begin, colon, text = line.partition(":")
         text = text.strip()
-        if colon and begin.rstrip() == "WARNING" and text != already and not text.startswith(FLOWERS_WARNING):
+        if colon and begin.rstrip() == "WARNING" and text not in already and not text.startswith(FLOWERS_WARNING):
             kinds.setdefault(re.sub(r"\d[\d,.]*", "#", text), []).append(text[:WARNING_LETTERS])
     if not kinds:
         return ""

@@ -345,7 +345,8 @@ def _needed(extra: str, package: str) -> Iterator[None]:
     except ImportError as error:
         name = "export" if extra == "onnx" else "executorch"
         raise ExportError(
-            f"the format {extra} needs {package}, which is not installed ({error}): pip install 'wildflower[{name}]'"
+            f"the format {extra} needs {package}, which is not installed ({error}): pip install '.[{name}]' in the "
+            "project's folder"
         ) from None
 
 

@@ -216,7 +216,7 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
         except BaseException:
             child.stop(started)
             raise
-        if told := warnings_text(log_since(app_log, app_log_start), app_log, already=ignored):
+        if told := warnings_text(log_since(app_log, app_log_start), app_log, already=[ignored]):
             warnings.warn(told, stacklevel=2)
         if process.returncode != 0:
             lines = [

@@ -25,6 +25,23 @@ class Deep(nn.Module):
         return self.head(self.norm(x)[:, self.order] * self.one)
 
 
+class HeadFirst(nn.Module):
+    """A network that defines its head before its layers."""
+
+    def __init__(self, layers: int = 2, classes: int = 10) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, classes)
+        self.stem = nn.Linear(64, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(layers)])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) -> (batch, classes)."""
+        x = self.stem(images.flatten(1))
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x)
+
+
 def make(**arguments: object) -> nn.Module:
     return Deep(**arguments)
 

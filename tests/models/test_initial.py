@@ -140,6 +140,42 @@ def test_what_does_not_fit_is_an_error(tmp_path, tensors, words):
         load_initial(tmp_path / "bad.safetensors", FAMILY)
 
 
+TINY = {"hidden": 8, "heads": 2, "mlp": 8, "depth": 2, "positions": 12, "vocabulary": 20}
+
+
+def test_norms_may_be_called_as_in_the_first_berts(tmp_path):
+    """Their files call the weights and biases of layer norms gamma and beta."""
+    family = make_family({"name": "encoder", "input_shape": [6], "classes": 3, **TINY})
+    weights = {name: torch.full_like(t, 0.5) for name, t in family.initial().items() if "classifier" not in name}
+    theirs = {
+        "bert." + n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
+        for n, t in weights.items()
+    }
+    assert sum(name.endswith("gamma") for name in theirs) == 5  # of the embeddings, and two in each of two layers
+    save_file(theirs, tmp_path / "old.safetensors")
+    found = load_initial(tmp_path / "old.safetensors", family)
+    assert found.tensors.keys() == weights.keys()
+    assert found.left_over == ()
+
+
+def test_a_head_of_the_same_name_does_not_hide_a_prefix(tmp_path):
+    """A RoBERTa that was trained to classify has its head beside `roberta.`, and calls it as models here do."""
+    family = make_family({"name": "encoder", "kind": "roberta", "input_shape": [6], "classes": 3, **TINY})
+    weights = family.initial()
+    theirs = {n if "classifier" in n else f"roberta.{n}": torch.full_like(t, 0.5) for n, t in weights.items()}
+    assert theirs.keys() & weights.keys() == {n for n in weights if "classifier" in n} != set()
+    save_file(theirs, tmp_path / "classifies.safetensors")
+    found = load_initial(tmp_path / "classifies.safetensors", family)
+    assert found.tensors.keys() == weights.keys()
+    assert (found.missing, found.left_over) == ((), ())
+
+
+def test_weights_in_several_files_are_told(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"are in several files .* write them into one"):
+        weights_file(str(tmp_path))
+
+
 def test_a_file_that_is_none_and_a_folder_without_weights_are_errors(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(ValueError, match=r"has no weights: neither model\.safetensors nor pytorch_model\.bin"):

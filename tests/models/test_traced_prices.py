@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -70,6 +72,29 @@ def test_a_parameter_that_two_layers_share_is_still_one_when_it_is_converted():
         return torch.nn.Sequential(first, second).to(torch.float64)
 
     assert follow(module, 2, (4,), torch.float64, 4).parameters == 24
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_module_may_copy_its_layers():
+    """As `nn.TransformerEncoder` does. A layer that stands twice in what is copied is one in the copy too."""
+
+    class Copies(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.encoder = torch.nn.TransformerEncoder(layer, 2)
+            shared = torch.nn.Linear(8, 8)
+            self.twice = copy.deepcopy(torch.nn.ModuleList([shared, shared]))
+            self.norm = copy.deepcopy(torch.nn.BatchNorm1d(8))
+            self.out = torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.encoder(x).mean(1)
+            return self.out(self.norm(self.twice[1](self.twice[0](x))))
+
+    # A layer: 4 x (8 x 8 + 8) of attention, 16 x 8 + 16 and 8 x 16 + 8, two norms of 16.
+    layer = 288 + 144 + 136 + 32
+    assert follow(Copies, 4, (5, 8), torch.float32, 3).parameters == 2 * layer + 72 + 16 + 27
 
 
 def test_a_network_may_answer_for_every_token():

@@ -187,7 +187,7 @@ def test_a_module_that_has_too_few_embeddings_is_refused_before_round_1(
     """The tokenizer has 47 tokens. Of levels the smallest is asked too, whose embeddings may be fewer."""
     pooled(folder, monkeypatch)
     assert len(VOCABULARY) == 47
-    last = r"fails on token 46, the last of the tokenizer's 47 \(IndexError: index out .*give its embeddings 47"
+    last = r"network fails on token 46, the last of the tokenizer's 47 \(IndexError: index out .*give its embeddings 47"
     for arguments in ("arguments = {rows = 46}", "levels = [{rows = 46}, {rows = 47}]"):
         with pytest.raises(ConfigError, match=last):
             started(config(folder, family="own_pooled:Net", family_arguments=arguments))
@@ -220,6 +220,10 @@ def test_another_vocabulary_of_the_same_size_than_the_models_own_is_refused(fold
     # Of 42 words in the reverse order all have other numbers: there is no middle one.
     with pytest.raises(ConfigError, match=r"^initial-weights = .*: 42 of 47 differ, the first is number 5, 'a' and in"):
         started(config(folder, **settings))
+    beside = settings | {"initial_weights": str(model / "model.safetensors")}
+    sizes = "hidden = 16, heads = 2, mlp = 16, depth = 1, positions = 16"
+    with pytest.raises(ConfigError, match="42 of 47 differ"):  # the file lies beside its tokenizer
+        started(config(folder, **beside, family_arguments=sizes))
     started(config(folder, **settings, initial_names="'embeddings.word_embeddings' = false"))
     arguments = config(folder).task_arguments.replace(str(folder / "words"), str(model))
     started(config(folder, **settings, task_arguments=arguments))

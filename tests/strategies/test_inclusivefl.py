@@ -10,8 +10,10 @@ from messages.error import MessageError
 from messages.orders import LocalTraining
 from messages.sums import WeightedSum, device_weight, flatten
 from models.encoder import Encoder
+from models.family import make_family
 from models.lenet import LeNet5
 from models.vit import VitTiny
+from strategies import inclusivefl
 from strategies.inclusivefl import InclusiveFL, InclusiveFLLocal, InclusiveFLParams, _check_alike, layers_of, types_of
 from strategies.method import Contribution, Group, Order, Setup, Trained
 from strategies.settings import RoundSettings
@@ -236,6 +238,22 @@ def test_families_that_share_no_layers_are_refused():
     other = Contribution(group_of(method, VIT.width(0.5)), [0], [0], 1, {"weights": None}, {})
     with pytest.raises(MessageError, match="no type's"):
         method.absorb(other)
+
+
+def test_a_head_that_a_module_defines_first_is_a_head():
+    spec = {"name": "tests.models.own_models:HeadFirst", "input_shape": [1, 8, 8], "classes": 10}
+    family = make_family({**spec, "levels": [{"layers": 1}, {"layers": 2}]})
+    assert next(iter(family.tensors(family.full()))) == "head.weight"
+    layers = layers_of(family, family.full())
+    assert layers.head == ("head.weight", "head.bias")
+    assert layers.embeddings == ("stem.weight", "stem.bias")
+    assert set(inclusive(family, head="own").local(Order(0, family.full())).head) == set(layers.head)
+
+
+def test_a_head_of_ones_own_wants_a_head(monkeypatch):
+    monkeypatch.setattr(inclusivefl, "layers_of", lambda *of: replace(layers_of(*of), head=()))
+    with pytest.raises(ValueError, match=r"inclusivefl\.head = 'own': .* has no head"):
+        inclusive(head="own")
 
 
 def test_a_head_of_ones_own_stays_on_the_device():

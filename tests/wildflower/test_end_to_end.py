@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import torch
 
 from server_app.journal import RoundRecord, read_rounds, read_summary
 
@@ -56,6 +57,16 @@ def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) ->
     # The last round may be done again; the ones before it are those of the first start.
     assert read_rounds(run_dir)[: len(before) - 1] == before[:-1]
     return rounds
+
+
+def test_what_is_found_while_a_run_is_built_is_told_before_its_rounds_and_once(tmp_path):
+    torch.save({"block1.conv.bias": torch.zeros(6)}, tmp_path / "part.pth")
+    settings = ("rounds=1", "family=lenet5", f"initial-weights={tmp_path / 'part.pth'}")
+    process = start(write_experiment(tmp_path, "local"), *settings)
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    assert 0 < said.index("drawn at random: block1.conv.weight") < said.index("round 1/1")
+    assert said.count("drawn at random") == 1
 
 
 def test_a_run_on_own_workers_is_interrupted_resumed_killed_and_finished(tmp_path):
