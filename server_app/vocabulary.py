@@ -62,8 +62,8 @@ def check_last_token(task: Task, family: Family) -> None:
         # A network that fails on padding too has another fault, of which its own words say more.
         if why is not None and _failure(family, arch, task.vocabulary.pad_id) is None:
             raise ValueError(
-                f"its {which} network fails on token {last}, the last of the tokenizer's {tokens} ({one_sentence(why)}):"
-                f" give its embeddings {tokens} rows, or take the tokenizer of this model"
+                f"its {which} network fails on token {last}, the last of the tokenizer's {tokens} "
+                f"({one_sentence(why)}): give its embeddings {tokens} rows, or take the tokenizer of this model"
             )
         if why is not None:
             raise why
