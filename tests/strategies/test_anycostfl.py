@@ -165,7 +165,7 @@ def test_channels_that_no_filters_make_have_no_norm():
             return {"hidden": 4, "other": 2}
 
     family = Odd()
-    with pytest.raises(ValueError, match="one-hidden: no filters make the channels of other"):
+    with pytest.raises(ValueError, match="those of one-hidden that are called other are made by none"):
         channel_norms(family, initial_weights(family, 1))
 
 

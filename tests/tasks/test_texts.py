@@ -175,7 +175,7 @@ def test_a_tokenizer_that_is_nowhere_is_named(tmp_path: Path) -> None:
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(FileNotFoundError, match=r"pip install 'wildflower\[text\]'"):
+    with pytest.raises(FileNotFoundError, match=r"pip install '\.\[text\]'"):
         load_tokenizer("any", "")
 
 
