@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.runs import devices_of, digest_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
+from server_app.folders import file_written_whole
 from server_app.journal import JournalError, todays_names
 from wildflower.flower import stop_signals_interrupt
 from wildflower.local import ONE_THREAD
@@ -315,5 +316,6 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
         results[method][str(run.seed)] = study.figures(run.run_dir) | {"settings": digest}
     results = {method: dict(sorted(seeds.items())) for method, seeds in results.items() if seeds}
     content = {"machine": f"{platform.machine()}, one torch thread per run", "results": results}
-    study.results.write_text(json.dumps(content, indent=1) + "\n")
+    with file_written_whole(study.results) as file:  # on a full disk the earlier figures stay
+        file.write((json.dumps(content, indent=1) + "\n").encode())
     return write_between(study.experiment.parent / "README.md", study.name, study.table(study, results))

@@ -116,9 +116,10 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
 
     Args:
         names: what a name in the file, or some dotted parts of it, is called in the family; "" leaves these parts out,
-            False the whole tensor. A prefix such as "bert." is left out where more names fit then, and `gamma` and
-            `beta` of norms are called `weight` and `bias` where that fits. Where still no name fits, names are those of
-            the family's published weights, if it has any, and the tensors are of that sub-model.
+            False the whole tensor. A prefix such as "bert." is left out where more names fit then; where `names` calls
+            something otherwise, only if no name fits. `gamma` and `beta` of norms are called `weight` and `bias` where
+            that fits. Where still no name fits, names are those of the family's published weights, if it has any, and
+            the tensors are of that sub-model.
 
     Raises:
         ValueError: the file cannot be read, nothing in it fits, most of it is of another architecture and `names` calls
@@ -135,7 +136,11 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             raise ValueError(f"{file}: by initial-names two tensors are called {new}, one of them {name}")
         if new:
             renamed[new] = tensor
-    renamed = _norms_as_today(_without_prefix(renamed, wanted), wanted)
+    # Who says what a name of the file is called here has chosen what to take; false and "" only leave out.
+    chosen = any(names.values() if names else ())
+    if not (chosen and renamed.keys() & wanted.keys()):
+        renamed = _without_prefix(renamed, wanted, file)
+    renamed = _norms_as_today(renamed, wanted)
     _join_ties(renamed, family.further_names(), file)
     architecture, notes = family.full(), []
     theirs: Mapping[str, str] = {}
@@ -144,7 +149,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
         if published is not None:
             architecture, theirs = published
             ours = {called: name for name, called in theirs.items()}
-            renamed = {ours.get(n, n): tensor for n, tensor in _without_prefix(renamed, ours).items()}
+            renamed = {ours.get(n, n): tensor for n, tensor in _without_prefix(renamed, ours, file).items()}
             wanted = family.tensors(architecture)
             notes = [f"they are of the published sub-network of {family.name}, and what is beyond it is drawn"]
             notes += _fit_ends(renamed, wanted, theirs)
@@ -156,8 +161,7 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
             f"{file} has no tensor of {family.name}: it has {_some(tuple(renamed))}, and the family "
             f"{_some(tuple(full))}; initial-names says how one is called in the other{why}"
         )
-    # Who says what a name of the file is called here has chosen what to take; false and "" only leave out.
-    if not any(names.values() if names else ()):
+    if not chosen:
         _check_architecture(file, family.name, wanted, renamed)
     for name, tensor in found.items():
         called = theirs.get(name, name)
@@ -336,10 +340,11 @@ def _check_left_sides(names: Mapping[str, str | bool], found: Mapping[str, Seque
             raise ValueError(f"{file}: initial-names has {old!r}, and no tensor or part of one is called so; {hint}")
 
 
-def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:
+def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object], file: Path) -> dict[str, Tensor]:
     """The tensors without the first part of their names that lets most of them fit.
 
     They stay as they are where as many fit already. A head alone may fit so, which is called alike in many models.
+    Raises ValueError where two tensors would have one name.
     """
     fits: dict[str, int] = {}
     for name in tensors:
@@ -348,7 +353,15 @@ def _without_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, object])
     best = max(fits, key=lambda prefix: fits[prefix], default="")
     if fits.get(best, 0) <= len(tensors.keys() & wanted.keys()):
         return dict(tensors)
-    return {name.removeprefix(f"{best}."): tensor for name, tensor in tensors.items()}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix(f"{best}.")
+        if short != name and short in tensors:
+            raise ValueError(
+                f"{file} has {short} and {name}: initial-names = \"'{best}' = false\" leaves out the latter"
+            )
+        found[short] = tensor
+    return found
 
 
 def _norms_as_today(tensors: Mapping[str, Tensor], wanted: Mapping[str, object]) -> dict[str, Tensor]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from models.layers import Network
-from models.trace import WithoutValues, converted_and_copied
+from models.trace import converted_and_copied
 
 INPUT, OUTPUT = "input", "output"
 # Functions whose result holds what their first argument does, in another place, order or type.
@@ -51,7 +52,7 @@ def operators(build: Callable[[], nn.Module], input_shape: tuple[int, ...], dtyp
     Raises:
         ValueError: it cannot be run so, or what it returns does not follow from its input as far as can be seen.
     """
-    with WithoutValues():
+    with FakeTensorMode():
         try:
             with converted_and_copied():
                 model = build().train()

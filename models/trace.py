@@ -96,7 +96,7 @@ def follow(
     """
     # Batch norm refuses a single example over a 1x1 map; training never meets one either.
     examples = max(2, batch_size)
-    with _errors_logged_once(), WithoutValues():
+    with _errors_logged_once(), FakeTensorMode():
         with converted_and_copied():
             model = build().train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
@@ -154,13 +154,6 @@ def _errors_logged_once() -> Iterator[None]:
         logger.disabled = before
 
 
-class WithoutValues(FakeTensorMode):
-    """PyTorch's mode of tensors without memory; a copy of what refers to it refers to this one too."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> WithoutValues:
-        return self
-
-
 @contextmanager
 def converted_and_copied() -> Iterator[None]:
     """Let modules convert and copy their own parameters as they are made, as `.to(torch.float32)` and `deepcopy` do.
@@ -198,14 +191,22 @@ def converted_and_copied() -> Iterator[None]:
         found: Tensor = memo[id(tensor)]
         return found
 
-    usual = nn.Module._apply
-    nn.Module._apply = convert  # type: ignore[method-assign]
-    FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
+    with _replaced(nn.Module, "_apply", convert), _replaced(FakeTensor, "__deepcopy__", copied):
+        yield
+
+
+@contextmanager
+def _replaced(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a class have another method for the time of a `with` block."""
+    before = vars(owner).get(name)
+    setattr(owner, name, function)
     try:
         yield
     finally:
-        nn.Module._apply = usual  # type: ignore[method-assign]
-        del FakeTensor.__deepcopy__
+        if before is None:  # it is inherited
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 class _Storages(TorchDispatchMode):

@@ -198,7 +198,10 @@ def _once(known: Known, kind: str, name: str, read: Callable[[], Any]) -> Any:
 
 
 def check_files(config: RunConfig, known: Known) -> None:
-    """Raise ValueError or OSError unless the run's fleet has its number of devices, and its first weights are there."""
+    """Raise ValueError or OSError unless the run's fleet has its number of devices, and its first weights are there.
+
+    Devices that the fleet replaces must have examples.
+    """
     if config.fleet:
 
         def load() -> Fleet:
@@ -206,6 +209,7 @@ def check_files(config: RunConfig, known: Known) -> None:
             return Fleet.load(fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1))
 
         _once(known, f"fleet of {config.devices}", config.fleet, load)
+    task_spec(config)
     _once(known, "initial", config.initial_weights, lambda: _initial_digest(config))
 
 

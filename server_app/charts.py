@@ -6,6 +6,7 @@ Nothing of Plotly is imported here: `tests/server_app/test_charts.py` has it che
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from server_app.units import Format, bytes_text, percent, plain, seconds_text
@@ -187,12 +188,7 @@ def cell_chart(
         }
     ]
     layout = {
-        # Ticks stand below columns, which need not be evenly numbered nor begin with 1.
-        "xaxis": {
-            "title": {"text": x_label},
-            "tickvals": list(columns[:: max(1, -(-len(columns) // MAX_TICKS))]),
-            **TICKS[plain],
-        },
+        "xaxis": {"title": {"text": x_label}, **TICKS[plain], **_below_columns(columns), **_whole(traces)},
         "yaxis": {
             "autorange": "reversed",
             "type": "category",
@@ -202,6 +198,13 @@ def cell_chart(
     }
     height = 90 + len(rows) * (24 if len(rows) <= 12 else 15 if len(rows) <= 40 else 8 if len(rows) <= 100 else 5)
     return Chart(title, traces, layout, height=height, key=list(key), note=note, wide=True)
+
+
+def _below_columns(columns: Sequence[float]) -> dict[str, Any]:
+    """No ticks between columns, which need not be numbered one by one, as where not every round is evaluated."""
+    if all(after - before == 1 for before, after in pairwise(columns)):
+        return {"nticks": MAX_TICKS}
+    return {"tickvals": list(columns[:: max(1, -(-len(columns) // MAX_TICKS))])}
 
 
 def _whole(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -409,7 +409,7 @@ def _beside_the_method(best: Group, second: Group) -> list[str]:
     if experiments[0]["strategy"] == experiments[1]["strategy"]:
         return []  # the settings are what is compared, and name the rows
     both = experiments[0].keys() & experiments[1].keys()
-    keys = [key for key in _differing(experiments) if key in both and key != "strategy" and "." not in key]
+    keys = [key for key in _differing(experiments) if key in both and key != "strategy"]
     settings = ", ".join(keys)
     return [f"The two differ in {settings} as well, so that the methods alone need not be the reason."] if keys else []
 

@@ -572,12 +572,20 @@ def _broke_off_at_once(run_dir: Path) -> bool:
 
 
 def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Raise JournalError unless the run in `run_dir` may go on with this configuration."""
+    """Raise JournalError unless the run in `run_dir` may go on with this configuration.
+
+    Keys that nothing reads make no difference, such as those of other methods, of which another version may have
+    others.
+    """
+    from server_app.config import unread  # which imports torch
+
     before = read_config(run_dir)["config"]
+    read = set().union(*(values.keys() - set(unread(values)) for values in (before, config)))
     changed = [
         f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
         for key in sorted(before.keys() | config.keys())
         if before.get(key) != config.get(key)
+        and key in read
         and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and is_of_a_folder(config.get("task"))))
     ]
     engines = before.get("engine", "local"), config.get("engine", "local")

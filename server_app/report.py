@@ -118,15 +118,16 @@ def _devices_csv(records: Iterable[DeviceRecord], rounds: int, file: IO[bytes]) 
     lines = io.StringIO()
     writer = csv.DictWriter(lines, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
+    file.write(lines.getvalue().encode())
     for record in records:
         if record.round <= rounds:
             values = flat(record.model_dump(), whole=("architecture",))
             if record.architecture is not None:
                 values["architecture"] = json.dumps(record.architecture)
+            lines.seek(0)
+            lines.truncate()
             writer.writerow(values)
-        file.write(lines.getvalue().encode())
-        lines.seek(0)
-        lines.truncate()
+            file.write(lines.getvalue().encode())
         yield record
 
 

@@ -124,7 +124,7 @@ def _run(
     with ExitStack() as stack:
         if local:
             prepare_to_fork()
-            said = stack.enter_context(told_later())
+        said = stack.enter_context(told_later())
         built = check_buildable(config) if config.fleet else None
     if config.resume:
         check_same_fleet(run_dir, config.to_dict(), built[0].population.fleet_digest if built else "")

@@ -27,7 +27,7 @@ from server_app.journal import (
 )
 from server_app.units import score_format, seconds_text
 from wildflower import child
-from wildflower.experiment import JournalWatch, notebook_bar
+from wildflower.experiment import JournalWatch, check_population, notebook_bar
 from wildflower.flower import interrupted_later, last_lines
 from wildflower.settings import SettingsError, as_overrides, beside, cpu_cores, place, read_toml, resolve
 
@@ -198,7 +198,7 @@ def plan(
 
     Of runs of one row that differ only in keys that nothing reads, the first is planned.
 
-    Raises SettingsError for settings that no run can start with, for fleets that have another number of devices and
+    Raises SettingsError for settings that no run can start with, for fleets that have another number of devices, for
     first weights that are not there, for a grid over a key that no run reads, where a
     folder holds a run of other settings, modules from outside, fleet files, first weights or data, and where two runs
     would have one folder.
@@ -257,9 +257,10 @@ def plan(
             continue  # it would be the same run again
         asked.add(same)
         try:
+            check_population(config, None)
             check_files(config, known)
         except (ValueError, OSError) as error:
-            raise SettingsError(str(error)) from None
+            raise SettingsError(f"row {row.name}: {error}" if row.name else str(error)) from None
         if is_run(run_dir):
             try:
                 check_resumable(run_dir, values | {"resume": True})

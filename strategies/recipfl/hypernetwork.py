@@ -30,8 +30,8 @@ class ShapeParams(Params):
 
     hypernetwork: Literal["printed", "published"] = Field(
         "printed",
-        description="The hypernetwork as section 3.2 prints it; or as published code, which also reads sizes, lets "
-        "operators further apart talk, and has a norm before its decoders",
+        description="The hypernetwork of section 3.2; or that of the published code, which also reads sizes of "
+        "tensors, sends messages between operators further apart, and has a norm before its decoders",
     )
     hidden: Annotated[int, Field(ge=8, lt=2**16)] = Field(
         128, description="Width of the hypernetwork's node states; a multiple of 8"
@@ -108,8 +108,8 @@ class Hypernetwork(nn.Module):
                 reads = hidden + described if self._conditioned(operator) else hidden
                 parts = _tiles(operator, nodes, shape.tile)
                 # Without a norm, states are about a quarter: at first a gated unit keeps half, in each of two sweeps.
-                reading = 1.0 if self.published else 4.0
-                self.decoders[operator] = Decoder(reads, shape.decoder_hidden, parts, reading)
+                quarters = 0 if self.published else hidden
+                self.decoders[operator] = Decoder(reads, shape.decoder_hidden, parts, quarters)
 
     def forward(self, requests: Sequence[Request]) -> list[dict[str, Tensor]]:
         """The generated tensors of every request, by name."""
@@ -241,12 +241,13 @@ class Decoder(nn.Module):
     """The MLP of one operator: (nodes, reads) -> (nodes, *tile), the tile being as large as all of `parts` together.
 
     Where none of them is as large, as with weights of 32 x 384 and 384 x 32, the MLP makes only the entries that one of
-    them has; the others are 0. What is read times `reading` varies by about 1.
+    them has; the others are 0. The first `quarters` values that are read vary by about a quarter, the others by about
+    1.
     """
 
     made: Tensor
 
-    def __init__(self, reads: int, hidden: int, parts: Collection[tuple[int, ...]], reading: float = 1.0) -> None:
+    def __init__(self, reads: int, hidden: int, parts: Collection[tuple[int, ...]], quarters: int = 0) -> None:
         super().__init__()
         self.tile = tuple(max(sizes) for sizes in zip(*parts, strict=True))
         self.whole = self.tile in parts
@@ -261,7 +262,7 @@ class Decoder(nn.Module):
         first, last = nn.Linear(reads, hidden), nn.Linear(hidden, entries)
         # So that what comes out varies by about 1 whatever the size of the tile, as `normalized` wants it.
         nn.init.kaiming_normal_(first.weight, nonlinearity="relu")
-        first.weight.detach().mul_(reading)
+        first.weight.detach()[:, :quarters].mul_(4)
         nn.init.kaiming_normal_(last.weight, nonlinearity="linear")
         nn.init.zeros_(first.bias)
         nn.init.zeros_(last.bias)

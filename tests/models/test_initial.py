@@ -170,6 +170,22 @@ def test_a_head_of_the_same_name_does_not_hide_a_prefix(tmp_path):
     assert (found.missing, found.left_over) == ((), ())
 
 
+def test_who_takes_one_tensor_by_name_gets_no_others_for_their_prefix(tmp_path):
+    save_file({f"net.{name}": tensor for name, tensor in WEIGHTS.items()}, tmp_path / "whole.safetensors")
+    found = load_initial(tmp_path / "whole.safetensors", FAMILY, {f"net.{FIRST}": FIRST})
+    assert set(found.tensors) == {FIRST}
+    assert len(found.left_over) == len(WEIGHTS) - 1
+
+
+def test_two_tensors_that_differ_by_a_prefix_are_told(tmp_path):
+    averages = {f"ema.{name}": torch.ones_like(tensor) for name, tensor in WEIGHTS.items()}
+    save_file({FIRST: WEIGHTS[FIRST], **averages}, tmp_path / "two.safetensors")
+    with pytest.raises(ValueError, match=rf"has {FIRST} and ema\.{FIRST}: initial-names = .'ema' = false. leaves out"):
+        load_initial(tmp_path / "two.safetensors", FAMILY)
+    found = load_initial(tmp_path / "two.safetensors", FAMILY, {"ema": False})
+    assert set(found.tensors) == {FIRST}
+
+
 def test_weights_in_several_files_are_told(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match=r"are in several files .* write them into one"):

@@ -216,8 +216,16 @@ def test_settings_beside_the_method_are_told(tmp_path):
     assert compare(runs).advice[-1] == (
         "The two differ in learning-rate as well, so that the methods alone need not be the reason."
     )
+    runs = seeds_of(tmp_path / "a", "heterofl", [0.7], **{"distillation.steps": 1}) + seeds_of(
+        tmp_path / "b", "fedrolex", [0.6], **{"distillation.steps": 5}
+    )
+    assert "The two differ in distillation.steps as well" in compare(runs).advice[-1]
+
+
+def test_settings_of_one_method_are_what_is_compared(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7, 0.8])
     more = seeds_of(tmp_path / "more", "heterofl", [0.5, 0.5], **{"learning-rate": 0.2})
-    assert "differ" not in " ".join(compare([*runs[:2], *more]).advice)  # what is compared is the rate
+    assert "differ" not in " ".join(compare([*runs, *more]).advice)
 
 
 def test_printed_it_has_its_tables(tmp_path):

@@ -11,6 +11,7 @@ from server_app.journal import (
     Journal,
     JournalError,
     RoundRecord,
+    check_resumable,
     in_fleet_order,
     read_config,
     read_devices,
@@ -191,6 +192,13 @@ def test_another_folder_is_another_data_set_where_the_folder_is_the_data_set(tas
     else:
         with pytest.raises(JournalError, match="data-dir was 'here' and is 'there'"):
             Journal.open(tmp_path, there, resume=True)
+
+
+def test_keys_that_nothing_reads_may_change_as_between_versions(tmp_path):
+    Journal.open(tmp_path, CONFIG | {"fedprox.mu": 0.1, "recipfl.no-more": True}, resume=False)
+    check_resumable(tmp_path, CONFIG | {"fedprox.mu": 1.0, "recipfl.new": 3})
+    with pytest.raises(JournalError, match=r"configuration: heterofl\.mode was None and is 'fixed'$"):
+        check_resumable(tmp_path, CONFIG | {"fedprox.mu": 1.0, "heterofl.mode": "fixed"})
 
 
 def test_a_run_is_not_resumed_for_fewer_rounds_than_it_has(tmp_path):

@@ -79,6 +79,13 @@ def test_devices_of_every_finished_round_are_lines_of_a_table(tmp_path):
     assert (second["budget.memory_bytes"], second["outcome"]) == ("", 'failed: a, "b"')
 
 
+def test_without_devices_their_table_has_its_heads_alone(tmp_path):
+    Journal.open(tmp_path, CONFIG, resume=False)
+    write_report(tmp_path)
+    (line,) = (tmp_path / "devices.csv").read_text().splitlines()
+    assert line.startswith("device,node,round,tier,architecture,")
+
+
 def test_very_many_sizes_keep_three_digits(monkeypatch):
     monkeypatch.setattr(report, "MAX_SIZES", 2)
     records = [device(number, 1, parameters=size) for number, size in enumerate((123_456, 123_999, 77_777))]

@@ -298,8 +298,9 @@ def test_a_folder_with_runs_over_another_fleet_is_refused(folder, runs):
     ("text", "words"),
     [
         ('fleet = "{folder}/none.toml"', "none.toml"),
-        ('fleet = "{folder}/mine.toml"\ndevices = 7', "devices"),
-        ('initial-weights = "{folder}/none.pth"', "there is no file or folder"),
+        ('fleet = "{folder}/mine.toml"\ndevices = 17', "add up to 20, and devices = 17"),
+        ('initial-weights = "{folder}/none.pth"', "row wrong: there is no file or folder"),
+        ('fleet = ""', "row wrong: fleet = '': devices are simulated here and need a fleet"),
     ],
 )
 def test_what_a_fleet_or_first_weights_show_is_told_before_any_run(text, words, folder, runs):

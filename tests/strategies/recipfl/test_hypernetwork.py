@@ -272,8 +272,10 @@ def test_normalization_by_hand():
     assert normalized(torch.ones(3), "conv bias").tolist() == pytest.approx([math.tanh(0.2)] * 3)
 
 
-def test_first_weights_are_as_large_as_those_of_a_usual_initialization():
-    network = hypernetwork(ShapeParams())
+@pytest.mark.parametrize("descriptor", ["classes", "client"])
+@pytest.mark.parametrize("version", ["printed", "published"])
+def test_first_weights_are_as_large_as_those_of_a_usual_initialization(version, descriptor):
+    network = hypernetwork(ShapeParams(hypernetwork=version, descriptor=descriptor))
     [found] = network([request(GRAPHS[0])])
     for name in ("block2.conv.weight", "head.fc1.weight", "head.classifier.weight"):
         he = math.sqrt(2 / found[name][0].numel())
