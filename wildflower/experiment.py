@@ -558,11 +558,12 @@ def warnings_text(log: str, path: Path, already: Collection[str]) -> str:
     Warnings that differ in their numbers only are of one kind. Those of Ray's actors, which begin with their name, are
     none of the app's.
     """
+    told = {text.partition("\n")[0].strip() for text in already}
     kinds: dict[str, list[str]] = {}
     for line in log.splitlines():
         begin, colon, text = line.partition(":")
         text = text.strip()
-        if colon and begin.rstrip() == "WARNING" and text not in already and not text.startswith(FLOWERS_WARNING):
+        if colon and begin.rstrip() == "WARNING" and text not in told and not text.startswith(FLOWERS_WARNING):
             kinds.setdefault(re.sub(r"\d[\d,.]*", "#", text), []).append(text[:WARNING_LETTERS])
     if not kinds:
         return ""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.overhead.start [--turns 6]
 
-Both take turns. The run has two rounds of two clients on one worker, and the seconds of its rounds are subtracted: from
-its CPU seconds too, since one process works at a time in a round. Writes start.json and the table in README.md.
+Both take turns. The run has rounds of two clients on one worker. What its rounds take is the slope between their ends,
+as in `benchmarks.overhead.run`, and all else is start and end. Writes start.json and the table in README.md.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.overhead.measure import Usage, measure
-from benchmarks.overhead.run import TABLE, cpu_model, environment, make_data
+from benchmarks.overhead.run import CPU, TABLE, WALL, cpu_model, environment, make_data, start_up
 from benchmarks.tables import markdown, write_between
 
 HERE = Path(__file__).resolve().parent
-SETTINGS = {"workers": 1, "rounds": 2, "devices-per-round": 2, "run-name": "run"}
+SETTINGS = {"workers": 1, "rounds": 14, "devices-per-round": 2, "run-name": "run"}
 IMPORT, RUN = "`import torch` alone", "a run without its rounds"
 
 
@@ -40,12 +41,10 @@ def turn(folder: Path, take: Callable[[list[str], Path], Usage]) -> dict[str, di
         command = [sys.executable, "-m", "wildflower", "run", str(HERE / "experiment.toml")]
         settings = SETTINGS | {"data-dir": folder / "data" / "parquet", "output-dir": runs}
         command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        journal = Path(runs) / "run" / "rounds.jsonl"
-        whole = take(command, journal)
-        rounds = sum(json.loads(line)["wall_seconds"] for line in journal.read_text().splitlines())
+        whole = asdict(take(command, Path(runs) / "run" / "rounds.jsonl"))
     return {
         IMPORT: {"wall_seconds": alone.wall_seconds, "cpu_seconds": alone.cpu_seconds},
-        RUN: {"wall_seconds": whole.wall_seconds - rounds, "cpu_seconds": whole.cpu_seconds - rounds},
+        RUN: {"wall_seconds": start_up(whole, WALL), "cpu_seconds": start_up(whole, CPU)},
     }
 
 

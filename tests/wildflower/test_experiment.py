@@ -466,7 +466,7 @@ def test_warnings_of_the_app_are_counted_and_one_of_each_kind_is_shown(monkeypat
         "WARNING :   [nodes] are busy: all\n"
         "WARNING :   a third kind\n"
     )
-    assert warnings_text(log, Path("app.log"), [already]) == (
+    assert warnings_text(log, Path("app.log"), [f"{already}\nand a second line"]) == (
         "4 warnings in app.log\n"
         "  Round 1: 2 of 4 work orders failed (and 1 more like it)\n"
         "  [nodes] are busy: all\n"
