@@ -71,6 +71,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
         "models",
         "summary.json",
         "report.html",
+        "devices.csv",
         "labels.json",
         "labels.csv",
         "models.csv",
