@@ -327,12 +327,6 @@ def bundled_fleet(name: str) -> Path:
     return path
 
 
-def digest_of_fleet(path: str | Path) -> str:
-    """SHA-256 of a fleet file and of all traces that it names, as `Fleet.digest`; ValueError as `Fleet.load`."""
-    path = Path(path).expanduser()
-    return _digest(path, _read_table(path), path.parent)
-
-
 def replaced_devices(path: str | Path, devices: int) -> int:
     """How many devices a fleet file replaces after every round; ValueError as `Fleet.load`."""
     path = Path(path).expanduser()

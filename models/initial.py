@@ -241,7 +241,7 @@ def _check_architecture(file: Path, name: str, wanted: Mapping[str, TensorSpec],
     counters of batch norm, which fit nowhere.
     """
     given = {tensor: value for tensor, value in given.items() if not _is_counter(tensor)}
-    body = [tensor for tensor, spec in wanted.items() if not _is_head(spec)]
+    body = [tensor for tensor, spec in wanted.items() if not spec.of_classes]
     fitting, used = sum(tensor in given for tensor in body), sum(tensor in wanted for tensor in given)
     if 2 * fitting < len(body) and 2 * used < len(given):
         lacking = tuple(tensor for tensor in body if tensor not in given)
@@ -256,11 +256,6 @@ def _check_architecture(file: Path, name: str, wanted: Mapping[str, TensorSpec],
 
 def _is_counter(name: str) -> bool:
     return name.rpartition(".")[2] == COUNTER
-
-
-def _is_head(spec: TensorSpec) -> bool:
-    """Whether a tensor has as many entries along a side as there are classes."""
-    return any(isinstance(axis, Axis) and axis.group == CLASSES for axis in spec.axes)
 
 
 def _read(file: Path) -> dict[str, Tensor]:

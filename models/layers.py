@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.placement import Axis, Window
+from models.placement import CLASSES, Axis, Window
 
 # Convolutions of fewer output channels, and their norms, take longer with the channels of a pixel side by side: cnn3
 # and ResNet-18 from 1.1 to 1.9 times as long in training mode, and 0.5 to 0.9 times as long with 8 channels and more.
@@ -51,6 +51,11 @@ class TensorSpec:
     dtype: torch.dtype
     axes: tuple[Axis | Window | None, ...]
     frozen: bool = False
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether it has as many entries along a side as there are classes, as those of a head have."""
+        return any(isinstance(axis, Axis) and axis.group == CLASSES for axis in self.axes)
 
 
 class Layer(ABC):

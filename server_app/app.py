@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from client_app.simulation import NurseryError
-from devices.fleet import Fleet, bundled_fleet, digest_of_fleet, replaced_devices
+from devices.fleet import Fleet, bundled_fleet, replaced_devices
 from devices.validation import did_you_mean
 from messages.orders import LocalTraining
 from models.cost import cost
@@ -197,18 +197,22 @@ def _once(known: Known, kind: str, name: str, read: Callable[[], Any]) -> Any:
     return known[kind, name]
 
 
+def _fleet_digest(config: RunConfig, known: Known) -> str:
+    """The digest of the run's fleet, "" where it has none; ValueError unless that has the run's number of devices."""
+
+    def read() -> str:
+        # What a model of some width needs is known once the family is built, and makes no difference here.
+        return Fleet.load(fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1)).digest
+
+    return _once(known, f"fleet of {config.devices}", config.fleet, read) if config.fleet else ""
+
+
 def check_files(config: RunConfig, known: Known) -> None:
     """Raise ValueError or OSError unless the run's fleet has its number of devices, and its first weights are there.
 
     Devices that the fleet replaces must have examples.
     """
-    if config.fleet:
-
-        def load() -> Fleet:
-            # What a model of some width needs is known once the family is built, and makes no difference here.
-            return Fleet.load(fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1))
-
-        _once(known, f"fleet of {config.devices}", config.fleet, load)
+    _fleet_digest(config, known)
     task_spec(config)
     _once(known, "initial", config.initial_weights, lambda: _initial_digest(config))
 
@@ -224,8 +228,7 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
         config: with which it would go on.
         known: what was read for other runs before; what is read now is added to it.
     """
-    fleet = _once(known, "fleet", config.fleet, lambda: digest_of_fleet(fleet_path(config))) if config.fleet else ""
-    check_same_fleet(run_dir, config.to_dict(), fleet)
+    check_same_fleet(run_dir, config.to_dict(), _fleet_digest(config, known))
     check_same_initial(run_dir, _once(known, "initial", config.initial_weights, lambda: _initial_digest(config)))
     if is_of_a_folder(config.task) and config.partition != "own":
         # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.

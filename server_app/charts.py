@@ -188,7 +188,7 @@ def cell_chart(
         }
     ]
     layout = {
-        "xaxis": {"title": {"text": x_label}, **TICKS[plain], **_below_columns(columns), **_whole(traces)},
+        "xaxis": {"title": {"text": x_label}, **TICKS[plain], **_below_columns(columns, traces)},
         "yaxis": {
             "autorange": "reversed",
             "type": "category",
@@ -200,10 +200,10 @@ def cell_chart(
     return Chart(title, traces, layout, height=height, key=list(key), note=note, wide=True)
 
 
-def _below_columns(columns: Sequence[float]) -> dict[str, Any]:
+def _below_columns(columns: Sequence[float], traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """No ticks between columns, which need not be numbered one by one, as where not every round is evaluated."""
     if all(after - before == 1 for before, after in pairwise(columns)):
-        return {"nticks": MAX_TICKS}
+        return {"nticks": MAX_TICKS, **_whole(traces)}
     return {"tickvals": list(columns[:: max(1, -(-len(columns) // MAX_TICKS))])}
 
 

@@ -17,7 +17,7 @@ from tasks.scoring import MAX_CLASSES
 from tasks.task import Task
 
 FILE = "labels.json"
-MAX_DEVICES = 1000  # of more, those with the lowest numbers stand for all: to go through them takes a quarter second
+MAX_DEVICES = 1000  # of more, those with the lowest numbers are counted; so many take a quarter of a second
 
 
 class Labels(BaseModel):

@@ -104,10 +104,11 @@ def labels_csv(labels: Labels) -> str:
     """How many training examples of each class a device has: a line per device, a column per class."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    tiers = None if labels.tiers is None else iter(labels.tiers)
-    writer.writerow(["device", *([] if tiers is None else ["tier"]), *labels.classes])
-    for device, counts in enumerate(labels.counts):
-        writer.writerow([device, *([] if tiers is None else [next(tiers)]), *counts])
+    of_device: dict[str, Sequence[object]] = {"device": range(len(labels.counts))}
+    if labels.tiers is not None:
+        of_device["tier"] = labels.tiers
+    writer.writerow([*of_device, *labels.classes])
+    writer.writerows([*own, *counts] for *own, counts in zip(*of_device.values(), labels.counts, strict=True))
     return out.getvalue()
 
 

@@ -56,7 +56,7 @@ def check_last_token(task: Task, family: Family) -> None:
     """
     if task.vocabulary is None or getattr(family, "vocabulary", None) is not None:
         return
-    for which, arch in (("smallest", family.smallest()), ("largest", family.full())):
+    for arch, which in {family.smallest(): "smallest", family.full(): "largest"}.items():
         tokens, last = task.vocabulary.tokens, task.vocabulary.tokens - 1
         why = _failure(family, arch, last)
         # A network that fails on padding too has another fault, of which its own words say more.

@@ -16,7 +16,6 @@ from messages.parcels import STATISTICS, Parcel, Parcels, Weights
 from models.architecture import Architecture
 from models.base import Family
 from models.layers import Network, TensorSpec
-from models.placement import CLASSES, Axis
 from strategies.fedadam import AdamParams, adam_step
 from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
 from strategies.params import Fraction, Numbers
@@ -124,8 +123,7 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
             blocks[number][name[len(prefixes[number]) :]] = name
         else:
             # A module of the user's may define its head first.
-            of_classes = any(isinstance(axis, Axis) and axis.group == CLASSES for axis in spec.axes)
-            (head if any(blocks) or of_classes else embeddings).append(name)
+            (head if any(blocks) or spec.of_classes else embeddings).append(name)
     kept = [block for block in blocks if block]
     if blocks[: len(kept)] != kept:
         raise ValueError(f"inclusivefl needs the first layers of {family.name}, and {architecture} leaves out some")

@@ -199,9 +199,8 @@ def plan(
     Of runs of one row that differ only in keys that nothing reads, the first is planned.
 
     Raises SettingsError for settings that no run can start with, for fleets that have another number of devices, for
-    first weights that are not there, for a grid over a key that no run reads, where a
-    folder holds a run of other settings, modules from outside, fleet files, first weights or data, and where two runs
-    would have one folder.
+    first weights that are not there, for a grid over a key that no run reads, where a folder holds a run of other
+    settings, modules from outside, fleet files, first weights or data, and where two runs would have one folder.
     """
     from server_app.app import Known, check_files, check_same_inputs
     from server_app.config import digests_of, unread

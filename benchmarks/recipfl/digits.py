@@ -5,10 +5,10 @@ python -m benchmarks.recipfl.digits [--jobs 2] [--seeds 1 2 3] [--methods NAME .
 
 from pathlib import Path
 
+from benchmarks.recipfl.run import PUBLISHED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
-RECIPFL = ["strategy=recipfl", "recipfl.hypernetwork=published"]  # the published code's, as these were recorded
 METHODS = {
     "all-small": [
         *("strategy=fedavg", "family=lenet5", "family-arguments=conv_channels = [6, 3], hidden = [84]", "widths=1"),
@@ -22,8 +22,8 @@ METHODS = {
         *("strategy=heterofl", "statistics-devices=6", "statistics-examples=0", "family=lenet5", "family-arguments="),
         *("widths=1, 0.33", "both-models=true"),
     ],
-    "recipfl": [*RECIPFL],
-    "recipfl-no-transfer": [*RECIPFL, "recipfl.transfer=both"],
+    "recipfl": PUBLISHED,
+    "recipfl-no-transfer": [*PUBLISHED, "recipfl.transfer=both"],
 }
 
 STUDY = Study(

@@ -7,6 +7,7 @@ python -m benchmarks.recipfl.encoders [--jobs 2] [--seeds 1 2 3] [--methods NAME
 from pathlib import Path
 
 from benchmarks.minilm import pretrained
+from benchmarks.recipfl.run import PUBLISHED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
@@ -23,7 +24,6 @@ EXITS = [
 ]
 # Of 0.001 and 0.003, and of local rates of 0.002 and 0.004, those that were better after three rounds of seed 0.
 ETA = "recipfl.eta=0.003"
-RECIPFL = ["strategy=recipfl", "recipfl.hypernetwork=published"]
 METHODS = {
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
     "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
@@ -33,10 +33,10 @@ METHODS = {
     "depthfl": ["strategy=depthfl", "both-models=true", *EXITS],
     "flexifed": ["strategy=flexifed", "both-models=true"],
     "inclusivefl": ["strategy=inclusivefl", "inclusivefl.server=mean", "both-models=true"],
-    "recipfl": [*RECIPFL, ETA],
+    "recipfl": [*PUBLISHED, ETA],
     # By examples, as in the other methods: all devices take as many steps, and the strong one has half of the data.
-    "recipfl-examples": [*RECIPFL, ETA, "recipfl.weighting=examples"],
-    "recipfl-no-transfer": [*RECIPFL, "recipfl.transfer=both", ETA],
+    "recipfl-examples": [*PUBLISHED, ETA, "recipfl.weighting=examples"],
+    "recipfl-no-transfer": [*PUBLISHED, "recipfl.transfer=both", ETA],
 }
 
 STUDY = Study(

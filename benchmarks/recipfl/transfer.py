@@ -5,11 +5,11 @@ python -m benchmarks.recipfl.transfer [--jobs 2] [--seeds 1 2 3] [--methods NAME
 
 from pathlib import Path
 
+from benchmarks.recipfl.run import PUBLISHED
 from benchmarks.studies import Study, main
 
 HERE = Path(__file__).resolve().parent
 SMALL = "family-arguments=conv_channels = [3, 2], hidden = [84]"
-RECIPFL = ["strategy=recipfl", "recipfl.hypernetwork=published"]  # the published code's, as these were recorded
 METHODS = {
     # What there is to teach: the large model on all devices, whatever their links, and the small one on all.
     "all-large": ["strategy=fedavg"],
@@ -17,13 +17,13 @@ METHODS = {
     # A federation of the large model, which has one device, and one of the small model.
     "exclusive": ["strategy=fedavg", "fedavg.use=affordable"],
     "exclusive-both": ["strategy=fedavg", "fedavg.use=affordable", "both-models=true"],
-    "recipfl": [*RECIPFL],
-    "recipfl-weight-0.1": [*RECIPFL, "recipfl.feature-weight=0.1"],
-    "recipfl-weight-0": [*RECIPFL, "recipfl.feature-weight=0"],
+    "recipfl": PUBLISHED,
+    "recipfl-weight-0.1": [*PUBLISHED, "recipfl.feature-weight=0.1"],
+    "recipfl-weight-0": [*PUBLISHED, "recipfl.feature-weight=0"],
     # The last term of Eq. 9 in the direction of the published code.
-    "recipfl-divergence": [*RECIPFL, "recipfl.divergence=teacher || student"],
+    "recipfl-divergence": [*PUBLISHED, "recipfl.divergence=teacher || student"],
     # The paper's ablation, as the published code runs it: the strong device trains both models, from labels alone.
-    "recipfl-no-transfer": [*RECIPFL, "recipfl.transfer=both"],
+    "recipfl-no-transfer": [*PUBLISHED, "recipfl.transfer=both"],
 }
 
 STUDY = Study(

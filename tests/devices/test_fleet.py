@@ -6,7 +6,7 @@ import pytest
 
 from devices import fleet as fleet_module
 from devices.budget import budget_of
-from devices.fleet import FLEETS_DIR, Fleet, bundled_fleet, digest_of_fleet
+from devices.fleet import FLEETS_DIR, Fleet, bundled_fleet
 from devices.report import DeviceReport
 
 
@@ -61,12 +61,6 @@ def test_the_digest_is_that_of_all_files(load):
     }
     assert len(digests) == 3
     assert all(len(digest) == 64 for digest in digests)
-
-
-def test_the_digest_without_the_fleet_is_the_same(load, tmp_path):
-    text = group('memory = "1 GB"\nup_trace = "up.csv"')
-    fleet = load(text, traces={"up.csv": "seconds,mbit_per_s\n0,1\n1,2\n"})
-    assert digest_of_fleet(tmp_path / "fleet.toml") == fleet.digest
 
 
 def devices_of(fleet, tier):

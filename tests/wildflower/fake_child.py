@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from devices.fleet import digest_of_fleet
+from devices.fleet import Fleet
 from server_app.app import fleet_path, task_spec
 from server_app.config import digests_of
 from server_app.journal import Journal
@@ -59,14 +59,23 @@ class Runs:
         with beside(experiment):
             config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
             plugins = digests_of(config)
-            fleet = digest_of_fleet(fleet_path(config)) if config.fleet else ""
+            fleet = ""
+            if config.fleet:
+                fleet = Fleet.load(
+                    fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1)
+                ).digest
             data = load_task(task_spec(config)).identity() if self.records_data else {}
         if self.fails and self.fails in run_dir.name:
             output.write(b"round 1/2, accuracy 3 %\nno data are here\n")
             output.flush()
             return Process(1)
         journal = Journal.open(
-            run_dir, config.to_dict(), resume=config.resume, fleet_digest=fleet, plugins=plugins, data=data
+            run_dir,
+            config.to_dict(),
+            resume=config.resume,
+            fleet_digest=fleet,
+            plugins=plugins,
+            data=data,
         )
         for number in range(journal.last_round + 1, config.rounds + 1):
             scores = {"score": 0.5 + 0.1 * config.seed, "delivered_score": 0.4 + 0.1 * config.seed}
