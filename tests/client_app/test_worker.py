@@ -157,13 +157,12 @@ def test_work_that_was_lost_is_answered_for_every_order():
 
 def workers_of(parent):
     """The running workers that belong to a process, without their children, which are called the same."""
-    found = []
+    found = {}  # with the parent of each, since a child may end before it is asked again
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if "client_app.worker" in process.cmdline() and process.cmdline()[-1] == str(parent):
-                found.append(process)
-    numbers = {process.pid for process in found}
-    return [process for process in found if process.ppid() not in numbers]
+                found[process.pid] = process, process.ppid()
+    return [process for process, its_parent in found.values() if its_parent not in found]
 
 
 @pytest.fixture(scope="module")
