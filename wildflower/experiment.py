@@ -191,7 +191,9 @@ def _run(
             console.print(full, markup=False, highlight=False, soft_wrap=True)
         logs = str(app_log) if deployment or local else f"{app_log} and {run_dir / 'superlink.log'}"
         console.print(f"Logs: {logs}", markup=False, highlight=False, soft_wrap=True)
-        if own is None or "\n" in own:  # what the run says of itself in words would come again
+        # What a run says in words before it has finished a round would come again, and some of it says how to go on.
+        refused = own is not None and "\n" not in own and len(read_rounds(run_dir)) == earlier
+        if not refused and "resume=true" not in (own or ""):
             print_resume_hint(run_dir, config, console)
         return 1
     assert summary is not None

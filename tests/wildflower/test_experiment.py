@@ -191,6 +191,16 @@ def test_a_run_that_says_in_words_why_it_failed_shows_no_frames(world, monkeypat
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("error", ["its workers are gone", "no room: go on with --set resume=true --set run-name=one"])
+def test_a_run_that_fails_in_words_after_a_round_says_once_how_it_goes_on(world, monkeypatch, error):
+    failed = SUMMARY.model_copy(update={"status": "failed", "error": error})
+    monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
+    code, text = world.run("finish")
+    assert code == 1
+    assert f"The run failed. {error}" in text
+    assert text.count("--set resume=true --set run-name=one") == 1
+
+
 def test_an_app_that_flower_does_not_take(world):
     code, text = world.run("bad app")
     assert (code, text.splitlines()[-1]) == (1, "Error: Flower did not start the app: no such app")
