@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,7 @@ __all__ = [
 ]
 
 SAID_LINES = 60
+WARNING = "Warning: "  # how a run prints one
 OF_A_ROUND = re.compile(r"round \d+/\d+,")
 
 
@@ -191,8 +193,9 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
         if config.resume:
             check_resumable(folder, config.to_dict())
         check_population(config, None)
-    if ignored := config.ignored_text():
-        warnings.warn(ignored, stacklevel=2)
+    told = [ignored] if (ignored := config.ignored_text()) else []
+    for text in told:
+        warnings.warn(text, stacklevel=2)
     overrides += _overrides({"run-name": config.run_name, "output-dir": config.output_dir})
     earlier = len(read_rounds(folder))
     app_log = folder / "app.log"
@@ -207,6 +210,10 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
                 journal = JournalWatch(folder)
                 while True:
                     ended = _has_ended(process)
+                    for text in _first_warnings(Path(said.name)):
+                        if text not in told:
+                            told.append(text)
+                            warnings.warn(text, stacklevel=2)
                     show.rounds(journal.rounds())
                     if ended:
                         break
@@ -216,11 +223,14 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
         except BaseException:
             child.stop(started)
             raise
-        if told := warnings_text(log_since(app_log, app_log_start), app_log, already=[ignored]):
-            warnings.warn(told, stacklevel=2)
+        if later := warnings_text(log_since(app_log, app_log_start), app_log, already=told):
+            warnings.warn(later, stacklevel=2)
         if process.returncode != 0:
+            title = f"{config.run_name}: {config.strategy} on {config.task}, "
             lines = [
-                line for line in last_lines(Path(said.name), SAID_LINES).splitlines() if not OF_A_ROUND.match(line)
+                line
+                for line in last_lines(Path(said.name), SAID_LINES).splitlines()
+                if not OF_A_ROUND.match(line) and not line.startswith((title, WARNING))
             ]
             reason = "\n".join(lines).strip() or f"its process has ended with code {process.returncode}"
             raise RunError(f"{config.run_name}: {reason}")
@@ -233,6 +243,13 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _first_warnings(said: Path) -> list[str]:
+    """What a run has warned of before its rounds; its warnings follow its title, a line each."""
+    lines = said.read_text(encoding="utf-8", errors="replace").split("\n")
+    # Behind the last line end is a line that the run is writing now.
+    return [line.removeprefix(WARNING) for line in takewhile(lambda line: line.startswith(WARNING), lines[1:-1])]
 
 
 def _how_to_go_on(folder: Path, name: str, rounds: int) -> str:

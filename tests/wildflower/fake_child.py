@@ -43,6 +43,7 @@ class Runs:
     def __init__(self) -> None:
         self.asked: list[dict[str, str]] = []
         self.fails = ""  # in the names of runs that fail
+        self.warns: list[str] = []  # of what runs warn before their rounds
         self.records_data = False  # as runs do; to read data takes a moment
         self.waits = False  # runs go on after their first round
         self.is_interrupted = False  # there is a Ctrl-C as soon as a run's process is there
@@ -65,9 +66,16 @@ class Runs:
                     fleet_path(config), devices=config.devices, seed=0, requirement=lambda _: (1, 1)
                 ).digest
             data = load_task(task_spec(config)).identity() if self.records_data else {}
-        if self.fails and self.fails in run_dir.name:
-            output.write(b"round 1/2, accuracy 3 %\nno data are here\n")
-            output.flush()
+        said = [
+            f"{config.run_name}: {config.strategy} on {config.task}, 2 rounds",
+            *(f"Warning: {w}" for w in self.warns),
+        ]
+        fails = self.fails and self.fails in run_dir.name
+        if fails:
+            said += ["round 1/2, accuracy 3 %", "no data are here"]
+        output.write("".join(f"{line}\n" for line in said).encode())
+        output.flush()
+        if fails:
             return Process(1)
         journal = Journal.open(
             run_dir,

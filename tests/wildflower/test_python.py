@@ -144,10 +144,26 @@ def test_a_run_that_does_not_end_by_itself_is_killed():
 
 
 def test_a_run_that_fails_says_why(experiment, runs):
-    runs.fails = "one"
-    with pytest.raises(wf.RunError) as error:
+    runs.fails, runs.warns = "one", ["a tensor is not in the file"]
+    with pytest.raises(wf.RunError) as error, pytest.warns(UserWarning, match="a tensor is not in the file"):
         wf.run(experiment, run_name="one")
     assert str(error.value) == "one: no data are here"
+
+
+def test_what_a_run_warns_of_before_its_rounds_is_told_once_and_while_it_goes_on(experiment, runs, monkeypatch):
+    runs.warns = ["a tensor is not in the file", "a text is cut"]
+    told_at = []
+    ended = python._has_ended
+
+    def ends_when_asked_again(process):
+        told_at.append(len(caught))
+        return len(told_at) == 3 and ended(process)
+
+    monkeypatch.setattr(python, "_has_ended", ends_when_asked_again)
+    with pytest.warns(UserWarning, match="in the file|is cut") as caught:
+        wf.run(experiment)
+    assert [str(warning.message) for warning in caught] == runs.warns
+    assert told_at == [0, 2, 2]
 
 
 def test_what_was_said_of_keys_that_nothing_reads_is_a_warning(experiment, runs):
