@@ -590,9 +590,11 @@ def wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds
     """The connected nodes, as soon as they are enough or the time is over. MessageError where there are none."""
     end = time.monotonic() + wait_seconds
     nodes = sorted(grid.get_node_ids())
-    if not enough(nodes):
-        log(INFO, "Waiting for nodes: %s connected so far", len(nodes))
+    told = -1
     while not enough(nodes) and time.monotonic() < end:
+        if len(nodes) != told:
+            told = len(nodes)
+            log(INFO, "Waiting for nodes: %s connected so far", told)  # which the runner shows too
         time.sleep(0.1)
         nodes = sorted(grid.get_node_ids())
     if not nodes:

@@ -292,7 +292,7 @@ def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: "
         log_stream = flower.follow_log(run_id, app_log)
         over = False
         while not over and not _ended(log_stream):
-            show.rounds(journal.rounds())
+            show.rounds(journal.rounds(), waiting_text(app_log))
             if flower.process is not None and flower.process.poll() is not None:
                 break
             over = journal.writer_was_killed() or journal.seconds_since_the_end() > LOG_SECONDS
@@ -391,8 +391,8 @@ class JournalWatch:
 class Show(Protocol):
     """Where finished rounds are shown."""
 
-    def rounds(self, rounds: Sequence[RoundRecord]) -> None:
-        """Show the rounds so far; called many times, mostly without a new one."""
+    def rounds(self, rounds: Sequence[RoundRecord], waiting: str = "") -> None:
+        """Show the rounds so far, and what the run waits for; called many times, mostly without anything new."""
 
 
 @contextmanager
@@ -419,9 +419,10 @@ class Lines:
         self._console = console
         self._total = total
         self._shown = earlier
+        self._waiting = ""
 
-    def rounds(self, rounds: Sequence[RoundRecord]) -> None:
-        """Print the rounds that were not printed yet."""
+    def rounds(self, rounds: Sequence[RoundRecord], waiting: str = "") -> None:
+        """Print the rounds that were not printed yet, and what the run waits for when that is something else."""
         # A resumed run goes back to its checkpoint, and does again what came after it.
         self._shown = min(self._shown, len(rounds))
         for record in rounds[self._shown :]:
@@ -442,6 +443,9 @@ class Lines:
                 line += f", {seconds_text(round(left))} left"
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._shown = len(rounds)
+        if waiting not in ("", self._waiting):
+            self._console.print(waiting, markup=False, highlight=False, soft_wrap=True)
+        self._waiting = waiting
 
 
 class Bar:
@@ -452,14 +456,14 @@ class Bar:
         self._task = task
         self._total = total
 
-    def rounds(self, rounds: Sequence[RoundRecord]) -> None:
-        """Move the bar to the last finished round."""
-        if rounds:
+    def rounds(self, rounds: Sequence[RoundRecord], waiting: str = "") -> None:
+        """Move the bar to the last finished round, with what the run waits for in place of the round."""
+        if rounds or waiting:
             self._bars.update(
                 self._task,
                 completed=len(rounds),
-                description=f"round {len(rounds)}/{self._total}",
-                figures=newest_figures(rounds, self._total),
+                description=waiting or f"round {len(rounds)}/{self._total}",
+                figures=newest_figures(rounds, self._total) if rounds else "",
             )
 
 
@@ -471,8 +475,8 @@ class NotebookBar:
         self._total = total
         self._shown = ""
 
-    def rounds(self, rounds: Sequence[RoundRecord]) -> None:
-        """Move the bar to the last finished round."""
+    def rounds(self, rounds: Sequence[RoundRecord], waiting: str = "") -> None:
+        """Move the bar to the last finished round. Runs from notebooks have no nodes to wait for."""
         if rounds:
             self.show(len(rounds), f"round {len(rounds)}/{self._total}", newest_figures(rounds, self._total))
 
@@ -541,6 +545,12 @@ def _stopped_when_interrupted(flower: SuperLink, run_id: str) -> Iterator[None]:
     except KeyboardInterrupt:
         flower.stop(run_id)
         raise
+
+
+def waiting_text(log: Path) -> str:
+    """What an app waits for, by the last line of its log; "" where it does not wait."""
+    found = re.search(r"Waiting for nodes: \d+ connected so far", last_lines(log, 1))
+    return found[0] if found else ""
 
 
 def log_since(log: Path, start: int) -> str:

@@ -28,6 +28,7 @@ from wildflower.experiment import (
     run_experiment,
     seconds_left,
     simulation,
+    waiting_text,
     warnings_text,
 )
 from wildflower.settings import SettingsError, place, resolve
@@ -437,6 +438,23 @@ def test_lines_of_a_resumed_run_begin_where_it_goes_on():
     lines.rounds([*(a_round(n) for n in (1, 2, 3, 4)), a_round(5, score=None, loss=None)])
     assert [line.split(",")[0] for line in text.getvalue().splitlines()] == ["round 4/6", "round 5/6"]
     assert text.getvalue().splitlines()[1] == "round 5/6, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s, 2 s left"
+
+
+def test_what_a_run_waits_for_is_shown(tmp_path):
+    log = tmp_path / "app.log"
+    assert waiting_text(log) == ""
+    log.write_text("INFO :      Waiting for nodes: 0 connected so far\n")
+    text = io.StringIO()
+    lines = Lines(Console(file=text), total=3, earlier=0)
+    for _ in range(2):
+        lines.rounds([], waiting_text(log))
+    assert text.getvalue() == "Waiting for nodes: 0 connected so far\n"
+    bar = io.StringIO()
+    with progress(Console(file=bar, width=120, force_terminal=True), 3, 0) as show:
+        show.rounds([], waiting_text(log))
+    assert "Waiting for nodes: 0 connected so far" in bar.getvalue()
+    log.write_text(log.read_text() + "INFO :      Round 1\n")
+    assert waiting_text(log) == ""
 
 
 def test_bar_on_a_terminal_shows_accuracy_bytes_and_time_left():
