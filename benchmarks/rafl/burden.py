@@ -2,7 +2,8 @@
 
     python -m benchmarks.rafl.burden
 
-Each case is measured in a fresh process, as in benchmarks/memory, and written to burden.json.
+Each case is measured in a fresh process, as in benchmarks/memory, and written to burden.json. `--families NAME ...`
+measures those alone and keeps the other rows.
 """
 
 from __future__ import annotations
@@ -27,17 +28,35 @@ from models.allocator import return_freed_memory
 from models.architecture import Architecture
 from models.base import Family
 from models.cost import cost
+from models.elastic import ElasticFamily, ElasticSpace
 from models.family import make_family
 from strategies.rafl import learn_mutually
 
 RESULTS = Path(__file__).with_name("burden.json")
 STEPS = 2
-# (family, width of the personal model, width of the knowledge network, batch size)
-CASES = [
+# (family, personal model, knowledge network, batch size); networks are named by their width, or as the largest and
+# smallest of a once-for-all space.
+Named = float | str
+CASES: list[tuple[dict[str, Any], Named, Named, int]] = [
     ({"name": "resnet18", "input_shape": [1, 28, 28]}, 1.0, 0.25, 32),
     ({"name": "resnet18", "input_shape": [3, 32, 32]}, 0.5, 0.25, 32),
     ({"name": "cnn10", "input_shape": [1, 28, 28]}, 1.0, 0.25, 128),
     ({"name": "vgg", "input_shape": [3, 32, 32]}, 1.0, 0.5, 32),
+    # As the runs have it: the space's smallest network travels.
+    (
+        {
+            "name": "mobilenet-v3",
+            "input_shape": [1, 28, 28],
+            "kernel_sizes": [3],
+            "depths": [2],
+            "expand_ratios": [3, 4],
+            "halvings": 5,
+        },
+        "largest",
+        "smallest",
+        32,
+    ),
+    ({"name": "mobilenet-v3", "input_shape": [3, 32, 32], "halvings": 3}, "largest", "smallest", 32),
 ]
 
 
@@ -59,6 +78,15 @@ class StepsBench:
         return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 
+def named(family: Family, name: Named) -> Architecture:
+    """The architecture of a width, or the largest or smallest of the family's once-for-all space."""
+    if isinstance(name, str):
+        assert isinstance(family, ElasticFamily)
+        space = ElasticSpace.of(family)
+        return space.largest() if name == "largest" else space.smallest()
+    return family.width(name)
+
+
 def train(family: Family, architectures: list[Architecture], batch_size: int, steps: int) -> float:
     """Train one network by itself or two mutually; seconds per step."""
     models = [family.build(architecture) for architecture in architectures]
@@ -76,7 +104,7 @@ def train(family: Family, architectures: list[Architecture], batch_size: int, st
     return (time.perf_counter() - started) / steps
 
 
-def measure(spec: dict[str, Any], widths: list[float], batch_size: int) -> dict[str, float]:
+def measure(spec: dict[str, Any], networks: list[Named], batch_size: int) -> dict[str, float]:
     """Peak bytes above what the process held before, and seconds per step, in this process."""
     torch.set_num_threads(1)
     return_freed_memory()
@@ -87,7 +115,7 @@ def measure(spec: dict[str, Any], widths: list[float], batch_size: int) -> dict[
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident_bytes("VmRSS")
-    seconds = train(family, [family.width(width) for width in widths], batch_size, STEPS)
+    seconds = train(family, [named(family, network) for network in networks], batch_size, STEPS)
     return {"bytes": resident_bytes("VmHWM") - before, "seconds": seconds}
 
 
@@ -95,27 +123,30 @@ def main() -> None:
     """Measure all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", help="one case, as JSON, in this process (used internally)")
+    parser.add_argument("--families", nargs="+", metavar="NAME", help="measure these alone, and keep the other rows")
     arguments = parser.parse_args()
     if arguments.case:
         print(json.dumps(measure(*json.loads(arguments.case))))
         return
-    rows = []
-    for spec, personal, knowledge, batch_size in CASES:
+    asked = [case for case in CASES if not arguments.families or case[0]["name"] in arguments.families]
+    rows = [row for row in json.loads(RESULTS.read_text()) if row["family"] not in {case[0]["name"] for case in asked}]
+    for spec, personal, knowledge, batch_size in asked:
         found = {}
-        for widths in ([personal], [personal, knowledge]):
-            command = [sys.executable, "-m", "benchmarks.rafl.burden", "--case", json.dumps([spec, widths, batch_size])]
-            found[len(widths)] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+        for networks in ([personal], [personal, knowledge]):
+            case = json.dumps([spec, networks, batch_size])
+            command = [sys.executable, "-m", "benchmarks.rafl.burden", "--case", case]
+            found[len(networks)] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
         family = make_family(spec)
         prices = [
-            cost(family, family.width(w), batch_size=batch_size, optimizer="sgd-momentum")
-            for w in (personal, knowledge)
+            cost(family, named(family, network), batch_size=batch_size, optimizer="sgd-momentum")
+            for network in (personal, knowledge)
         ]
         predicted = sum(price.peak_training_memory_bytes for price in prices)
         rows.append(
             {
                 "family": family.name,
                 "input_shape": list(family.input_shape),
-                "widths": [personal, knowledge],
+                "networks": [personal, knowledge],
                 "batch_size": batch_size,
                 "alone": found[1],
                 "mutual": found[2],
