@@ -21,7 +21,6 @@ from devices.fleet import Fleet
 from devices.report import DeviceReport
 from devices.validation import one_line
 from messages.orders import NodeReport
-from messages.packing import MessageError
 from messages.wire import NODE_REPORT_LIMITS, from_records
 from rounds.exchange import Failure, exchange, pull
 from rounds.instances import Instances
@@ -395,12 +394,12 @@ class ConnectedDevices(Population):
         self._owners = {int(device): (first, last) for device, (first, last) in values.get("owners", {}).items()}
 
     def sample(self, grid: Grid, rng: np.random.Generator, count: int) -> list[int]:
-        """A uniform sample of the devices whose nodes answer. MessageError where no node is connected for long."""
+        """A uniform sample of the devices whose nodes answer. NoNodesError where no node is connected for long."""
         able = self.everyone(grid)
         return [int(d) for d in rng.choice(able, size=min(count, len(able)), replace=False)] if able else []
 
     def everyone(self, grid: Grid) -> list[int]:
-        """The devices whose nodes answer. MessageError where no node is connected for long."""
+        """The devices whose nodes answer. NoNodesError where no node is connected for long."""
         wanted = 1 if self._known else self._least
         connected = wait_for_nodes(grid, lambda found: len(found) >= wanted, self._wait)
         if len(connected) < wanted:
@@ -586,8 +585,12 @@ class ConnectedDevices(Population):
                     del table[other]
 
 
+class NoNodesError(RuntimeError):
+    """No node is connected, and none has come in the time that they have; the text says so to the user."""
+
+
 def wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds: float) -> list[int]:
-    """The connected nodes, as soon as they are enough or the time is over. MessageError where there are none."""
+    """The connected nodes, as soon as they are enough or the time is over. NoNodesError where there are none."""
     end = time.monotonic() + wait_seconds
     nodes = sorted(grid.get_node_ids())
     told = -1
@@ -598,5 +601,8 @@ def wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds
         time.sleep(0.1)
         nodes = sorted(grid.get_node_ids())
     if not nodes:
-        raise MessageError(f"no node connected within {wait_seconds:g} s")
+        raise NoNodesError(
+            f"no node has connected within {wait_seconds:g} s: start nodes that reach this SuperLink, and look at the "
+            "logs of those that are started"
+        )
     return nodes

@@ -28,7 +28,7 @@ from models.initial import checked_names, digest_of, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer
 from rounds.own import OwnData, tell_cut
-from rounds.population import ConnectedDevices, Holdings, Population, SimulatedDevices
+from rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
 from server_app import checkpoint
 from server_app.config import (
@@ -172,7 +172,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         if not trained:
             why = why_nobody_trained(run_dir, config, engine.method)
             raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
-    except (NoProgressError, ConfigError, SuperLinkError, NurseryError) as error:
+    except (NoProgressError, NoNodesError, ConfigError, SuperLinkError, NurseryError) as error:
         _finish_failed(journal, str(error))
         raise
     except BaseException:

@@ -135,7 +135,9 @@ def main() -> None:
         for networks in ([personal], [personal, knowledge]):
             case = json.dumps([spec, networks, batch_size])
             command = [sys.executable, "-m", "benchmarks.rafl.burden", "--case", case]
-            found[len(networks)] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+            found[len(networks)] = json.loads(
+                subprocess.run(command, capture_output=True, check=True, text=True).stdout
+            )
         family = make_family(spec)
         prices = [
             cost(family, named(family, network), batch_size=batch_size, optimizer="sgd-momentum")

@@ -8,9 +8,8 @@ from client_app.app import app as client
 from devices.fleet import Fleet
 from devices.report import DeviceReport
 from messages.orders import NodeReport
-from messages.packing import MessageError
 from messages.wire import to_records
-from rounds.population import ConnectedDevices, Holdings, SimulatedDevices
+from rounds.population import ConnectedDevices, Holdings, NoNodesError, SimulatedDevices
 from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
 from tests.small_run import FakeTime
@@ -73,7 +72,7 @@ def test_fewer_nodes_than_workers_do_the_work_after_a_while(tmp_path, clock):
 
 
 def test_no_node_at_all_is_a_clear_error(tmp_path):
-    with pytest.raises(MessageError, match="no node connected within 1 s"):
+    with pytest.raises(NoNodesError, match="no node has connected within 1 s"):
         simulated(tmp_path, 2).nodes(InProcessGrid(nowhere, 0), [0], [1.0])
 
 
@@ -412,7 +411,7 @@ def test_a_run_on_hardware_waits_for_the_nodes_it_needs(clock):
     grid, population = InProcessGrid(client, 2, config), connected(minimum=3, wait_seconds=10.0)
     assert sample(population, grid) == [0, 1]
     assert sum(clock.slept) == pytest.approx(10.0, abs=0.2)
-    with pytest.raises(MessageError, match="no node connected within 10 s"):
+    with pytest.raises(NoNodesError, match="no node has connected within 10 s"):
         sample(connected(minimum=1, wait_seconds=10.0), InProcessGrid(client, 0))
 
 

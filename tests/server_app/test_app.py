@@ -9,6 +9,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from rounds import engine
+from rounds.population import NoNodesError
 from server_app import checkpoint
 from server_app.app import app, build, run, run_folder
 from server_app.checkpoint import CheckpointError
@@ -25,7 +26,7 @@ from server_app.journal import (
 from server_app.no_progress import NoProgressError
 from tasks.task import load_task
 from tests.own_folders import digits, npz_folder
-from tests.small_run import FLEET, METHODS, connected_grid, same_bits, simulated_grid, small_config
+from tests.small_run import FLEET, METHODS, FakeTime, connected_grid, same_bits, simulated_grid, small_config
 
 
 class Crash(BaseException):
@@ -538,6 +539,15 @@ def test_a_run_in_which_nobody_trained_has_failed_and_says_what_would_help(metho
     summary = read_summary(tmp_path / "runs" / "small")
     assert (summary.status, summary.rounds) == ("failed", 3)
     assert summary.error.startswith("no device trained")
+
+
+def test_a_run_without_any_node_has_failed_and_says_so_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr("rounds.population.time", FakeTime())
+    with pytest.raises(NoNodesError):
+        run(simulated_grid(nodes=0), small_config(tmp_path, fleet="", devices=3, devices_per_round=3))
+    summary = read_summary(tmp_path / "runs" / "small")
+    assert (summary.status, summary.rounds) == ("failed", 0)
+    assert summary.error.startswith("no node has connected within 600 s: start nodes")
 
 
 def test_no_link_is_too_slow_where_nothing_travels(tmp_path):
