@@ -564,7 +564,7 @@ def with_weights(family: Family, architecture: Architecture, weights: Mapping[st
     """
     model = family.without_memory(architecture)
     _assign(model, weights)
-    _fill(model, family, architecture)
+    fill_buffers(model, family, architecture)
     return model
 
 
@@ -599,8 +599,8 @@ def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
         raise ValueError(f"{type(model).__name__} has no tensor {', '.join(sorted(left)[:3])}")
 
 
-def _fill(model: Network, family: Family, architecture: Architecture) -> None:
-    """Give a model without memory the buffers that its state leaves out, as a fresh one has them."""
+def fill_buffers(model: Network, family: Family, architecture: Architecture) -> None:
+    """Give a model without memory the buffers that it still lacks, as a fresh one has them."""
     if not any(buffer.is_meta for buffer in model.buffers()):
         return
     fresh = dict(family.build(architecture).named_buffers(remove_duplicate=False))

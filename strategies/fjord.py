@@ -24,7 +24,7 @@ from models.layers import Network
 from strategies.heterofl import HeteroFL
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Order, Setup, Training
-from strategies.nested import leading_cut, step_bytes
+from strategies.nested import check_no_statistics, leading_cut, step_bytes
 from strategies.params import Params
 
 # The device half ------------------------------------------------------------------------------------------------------
@@ -60,8 +60,10 @@ class OrderedDropout(Training):
         family = bench.family
         if bench.architecture != family.width(self.widths[-1]):
             raise MessageError(f"ordered dropout up to width {self.widths[-1]} is not training of {bench.architecture}")
-        if next(model.buffers(), None) is not None:
-            raise MessageError("ordered dropout would mix the batch norm statistics of all widths: use norm = 'static'")
+        try:
+            check_no_statistics(family, bench.architecture, "widths of ordered dropout")
+        except ValueError as error:
+            raise MessageError(str(error)) from None
         cuts: dict[float, Callable[[Tensor], Tensor]] = {self.widths[-1]: model}
         for width in self.widths[:-1]:
             cuts[width] = leading_cut(model, family, bench.architecture, family.width(width))
@@ -101,6 +103,8 @@ class FjORD(HeteroFL):
     def __init__(self, setup: Setup, params: FjORDParams) -> None:
         super().__init__(setup, params)
         self.widths = tuple(sorted(setup.widths, reverse=True))  # of the candidates
+        if len(self.widths) > 1:
+            check_no_statistics(self.family, self.scored_architecture, "widths of ordered dropout")
 
     @classmethod
     def family_defaults(cls, params: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from devices.budget import Budget
 from messages.orders import Merge
 from messages.parcels import Parcel
 from models.architecture import Architecture
-from models.base import Family
+from models.base import STATISTICS, Family
 from models.cost import Cost
 from models.layers import Network
 from models.space import Space
@@ -114,7 +114,8 @@ class ModelSearchParams(Params):
     sandwich: Literal["none", "labels", "own"] = Field(
         "none",
         description="Whether smaller cuts of a device's architecture learn in each of its steps, from the labels or "
-        "from its own answers: of a few chosen architectures all smaller ones, else the smallest of the space",
+        "from its own answers: of a few chosen architectures all smaller ones, else the smallest of the space; needs "
+        "`norm` static where there is batch norm",
     )
     shares: Shares = Field(
         (0.0, 0.5, 1.0), description="Shares of its channels that a layer may keep (S); 0 removes layers that may go"
@@ -182,6 +183,11 @@ class ModelSearch(HeteroFL):
             raise ValueError(f"{settings}: {error}") from None
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
         self.params: ModelSearchParams = params
+        if params.sandwich != "none" and any(name.endswith(STATISTICS) for name in self.weights):
+            raise ValueError(
+                f"model-search.sandwich = {params.sandwich!r} needs model-search.norm = 'static', because the "
+                "sub-models of a step would mix their batch norm statistics"
+            )
         self.chosen: list[Architecture] = []  # where there are few, largest first
         self.owners = {name: torch.zeros(value.shape, dtype=torch.int32) for name, value in self.weights.items()}
 

@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from operator import attrgetter
 
@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from messages.packing import MessageError
 from models.architecture import Architecture
-from models.base import Family
+from models.base import STATISTICS, Family, fill_buffers
 from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from models.layers import Network
 from strategies.losses import Loss
@@ -34,15 +34,20 @@ def leading_cut(
 ) -> Callable[[Tensor], Tensor]:
     """A smaller sub-model that computes with the leading slices of the model's parameters.
 
-    It has no tensors of its own, so that its gradients arrive in those of the model.
+    It has no parameters of its own, so that its gradients arrive in those of the model. Buffers that are not part of
+    its state are those of a fresh sub-model.
     """
     with torch.device("meta"):
         cut = family.build(architecture)
+    fill_buffers(cut, family, architecture)
+    device = next(model.parameters()).device
+    constants = {name: buffer.to(device) for name, buffer in cut.named_buffers()}
     coordinates = family.place(architecture).within(family.place(whole))
 
     def compute(inputs: Tensor) -> Tensor:
-        slices = {name: p[coordinates[name]] for name, p in model.named_parameters() if name in coordinates}
-        logits: Tensor = functional_call(cut, slices, (inputs,))
+        whole_state = chain(model.named_parameters(), model.named_buffers())
+        slices = {name: tensor[coordinates[name]] for name, tensor in whole_state if name in coordinates}
+        logits: Tensor = functional_call(cut, constants | slices, (inputs,))
         return logits
 
     return compute
@@ -77,8 +82,11 @@ def levels_loss(
             raise MessageError(f"a level is no sub-model: {error}") from None
         if not is_cut(family, level, larger):
             raise MessageError(f"a level must be a cut of the one above it, and {level} is none of {larger}")
-    if lower and next(model.buffers(), None) is not None:
-        raise MessageError("levels would mix their batch norm statistics: use norm = 'static'")
+    if lower:
+        try:
+            check_no_statistics(family, own, "levels")
+        except ValueError as error:
+            raise MessageError(str(error)) from None
     cuts = [leading_cut(model, family, own, level) for level in lower]
 
     def loss(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -94,6 +102,15 @@ def levels_loss(
         return done + value
 
     return loss
+
+
+def check_no_statistics(family: Family, architecture: Architecture, what: str) -> None:
+    """ValueError where an architecture keeps batch norm statistics, which nested sub-models would mix."""
+    if any(name.endswith(STATISTICS) for name in family.tensors(architecture)):
+        raise ValueError(
+            f"{what} would mix their batch norm statistics: use norm = 'static', or in a module of your own a norm "
+            "without statistics, such as nn.GroupNorm"
+        )
 
 
 @lru_cache(maxsize=16384)

@@ -31,7 +31,7 @@ from models.space import Space
 from strategies.heterofl import HeteroFL, MaskedTraining
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Means, Order, Setup, State, Trained, in_floats
-from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
+from strategies.nested import MOST_LEVELS, below, check_no_statistics, fitted_levels, levels_loss, training_cost
 from strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from strategies.search import ExactSearch, find_priced, fleet_options
 
@@ -169,6 +169,8 @@ class Wildflower(HeteroFL):
         super().__init__(setup, params)
         self.params: WildflowerParams = params
         self.widths = setup.widths
+        if params.levels != 1 and len(self.candidates) > 1:
+            check_no_statistics(self.family, self.scored_architecture, "levels of wildflower")
         learned = [name for name in self.weights if not name.endswith(STATISTICS)]
         self.velocity = {name: torch.zeros_like(self.weights[name]) for name in learned if params.momentum}
 

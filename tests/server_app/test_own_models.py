@@ -41,6 +41,15 @@ MODELS = """
         def __init__(self, layers, classes):
             super().__init__(layers, classes)
             self.norm = nn.LayerNorm(16)
+
+    class Constant(Still):
+        def __init__(self, layers, classes):
+            super().__init__(layers, classes)
+            self.register_buffer("scale", torch.full((16,), 0.5), persistent=False)
+            self.register_buffer("twice", torch.full((16,), 2.0))
+
+        def forward(self, images):
+            return super().forward(images) * (self.scale * self.twice).mean()
 """
 TASK = """
     import torch
@@ -96,6 +105,26 @@ def test_levels_of_a_function_train_together(beside, tmp_path, strategy):
     if strategy == "heterofl":
         assert list(read_config(run_dir)["plugins-sha256"]) == ["own_networks"]
         assert set(read_rounds(run_dir)[-1].score_by_tier) <= {"whole", "half", "quarter"}
+
+
+@pytest.mark.parametrize("strategy", ["wildflower", "fjord"])
+def test_constants_do_not_keep_levels_from_being_trained_in_one_step(beside, tmp_path, strategy):
+    """Half of two is one, so that a model with the two constants learns what the one without them does."""
+    weights = []
+    for name in ("Still", "Constant"):
+        keys = {"family": f"own_networks:{name}", "family-arguments": LEVELS, "strategy": strategy, "rounds": 2}
+        (tmp_path / name).mkdir()
+        run_dir = run(simulated_grid(), small_config(tmp_path / name, below_smallest="smallest", **keys))
+        assert [r.devices_replied for r in read_rounds(run_dir)] == [4, 4]
+        weights.append({n: tensor for n, tensor in after(run_dir).items() if n != "twice"})
+    assert same_bits(*weights)
+
+
+@pytest.mark.parametrize("strategy", ["wildflower", "fjord"])
+def test_levels_that_would_mix_their_batch_norm_statistics_end_the_run_before_round_1(beside, tmp_path, strategy):
+    keys = {"family": "own_networks:Deep", "family-arguments": LEVELS, "strategy": strategy}
+    with pytest.raises(ValueError, match=r"would mix their batch norm statistics: .* such as nn\.GroupNorm"):
+        build(small_config(tmp_path, **keys))
 
 
 def test_levels_that_do_not_go_together_end_the_run_before_round_1(beside, tmp_path):

@@ -363,6 +363,11 @@ def test_few_architectures_are_nested_and_every_budget_is_rounded_down_to_one(cr
     assert again.assign(0, between) == smaller
 
 
+def test_sub_models_of_one_step_keep_no_batch_norm_statistics(tmp_path):
+    with pytest.raises(ValueError, match=r"sandwich = 'own' needs model-search\.norm = 'static'"):
+        ModelSearch(setup(tmp_path, Cnn3(input_shape=(1, 8, 8), norm="batch")), ModelSearchParams(sandwich="own"))
+
+
 @pytest.mark.parametrize(("sandwich", "few"), [("own", False), ("labels", False), ("labels", True)])
 def test_what_is_assigned_fits_with_all_that_is_trained_beside_it(sandwich, few, tmp_path):
     strategy = search(tmp_path, sandwich=sandwich, architectures=3 if few else 0)
