@@ -1,5 +1,6 @@
 """Numbers as people read them: shares, bytes, durations, scores."""
 
+import math
 from collections.abc import Callable
 
 from tasks.metrics import Scale
@@ -43,7 +44,9 @@ def range_text(low: float, high: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration in the two largest units that matter: 3 h 12 min, 4 min 5 s, 2.51 s."""
+    """A duration in the two largest units that matter: 3 h 12 min, 4 min 5 s, 2.51 s; "never" where it has no end."""
+    if math.isinf(seconds):
+        return "never"
     if seconds < 60:
         return f"{seconds:.3g} s"
     whole = round(seconds)

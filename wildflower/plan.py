@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from server_app.journal import read_devices
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
 from server_app.units import bytes_text, range_text, seconds_text
-from strategies.method import Selection
+from strategies.method import Method, Selection
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,8 +75,9 @@ class DevicePlan:
         return sum(part or 0.0 for part in (self.download_seconds, self.training_seconds, self.upload_seconds))
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self) | {"binds": list(self.binds)}
+        """All fields by name; seconds that never end are null, as unknown ones are, because JSON knows no infinity."""
+        values = {name: None if value == math.inf else value for name, value in asdict(self).items()}
+        return values | {"binds": list(self.binds)}
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
     engine.survey(chosen)
     devices = [plan_device(engine, number) for number in chosen]
     method = engine.method
-    whole = method.cost(method.scored_architecture).parameters
+    whole = method.cost(_largest(method)).parameters
     counts = {tier: len(found) for tier, found in by_tier.items()}
     privacy = method.settings.privacy
     cost = (privacy.epsilon(config.rounds), privacy.delta) if privacy else (None, None)
@@ -275,6 +277,12 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     slowest = [max(devices, key=lambda device: device.seconds) for devices in _by_tier(given).values()]
     usual = median_low(device.seconds for device in slowest) if slowest else 0.0
     last = max(slowest, key=lambda device: device.seconds, default=None)
+    if last is not None and math.isinf(last.seconds):
+        found.append(
+            f"Tier {last.tier} has devices with a link that carries nothing now: what they are given does not arrive, "
+            "and they do not finish."
+        )
+        last = None
     if last is not None and not config.round_seconds and last.seconds > STRAGGLER_FACTOR * usual > 0:
         found.append(
             f"A round waits for tier {last.tier}, which takes {seconds_text(last.seconds)}; the median tier takes "
@@ -324,7 +332,7 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
     """Why all devices get the same model, and what would change that."""
     method, parameters = engine.method, given[0].parameters
     begin = f"All devices {'that get a model ' if plan.left_out else ''}get the same one, of {parameters:,} parameters"
-    if method.smallest_architecture == method.scored_architecture:
+    if method.smallest_architecture == _largest(method):
         return f"{begin}: strategy = {config.strategy!r} has no other with these settings. Try strategy = 'heterofl'."
     if not any(device.binds for device in given):
         spare = min(device.memory_bytes / max(1, device.needed_memory_bytes) for device in given)
@@ -334,6 +342,11 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
             "round-seconds or transfer-seconds."
         )
     return f"{begin}: try more widths between those in widths = {config.to_dict()['widths']!r}."
+
+
+def _largest(method: Method) -> Architecture:
+    """The largest architecture that a device may get: not what is scored where models live on devices."""
+    return max(method.deliverable, key=lambda architecture: method.cost(architecture).parameters)
 
 
 def _by_tier(devices: Sequence[DevicePlan]) -> dict[str, list[DevicePlan]]:
@@ -360,7 +373,9 @@ def plan_tables(plan: Plan, *, by_node: bool) -> list[Table]:
         cells = ["", "", "", ""]
         if slowest.parameters:
             whole = None if parts == [None, None, None] else slowest.seconds
-            cells = ["?" if part is None else f"{part:.3g} s" for part in (*parts, whole)]
+            cells = [
+                "?" if part is None else "never" if math.isinf(part) else f"{part:.3g} s" for part in (*parts, whole)
+            ]
         binds = Counter(limit for device in devices for limit in device.binds)
         seconds.add_row(name, *cells, ", ".join(binds) or "nothing")
     return [models, seconds]

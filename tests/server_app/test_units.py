@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from server_app.units import bytes_text, counted, percent, plain, range_text, seconds_text, time_unit
@@ -17,6 +19,7 @@ from server_app.units import bytes_text, counted, percent, plain, range_text, se
         (bytes_text, 5e15, "5,000 TB"),
         (seconds_text, 2.514, "2.51 s"),
         (seconds_text, 59.99, "60 s"),
+        (seconds_text, math.inf, "never"),
         (seconds_text, 60, "1 min"),
         (seconds_text, 245, "4 min 5 s"),
         (seconds_text, 3600 * 3 + 60 * 12 + 5, "3 h 12 min"),

@@ -1,6 +1,7 @@
 """The plan says beforehand what a run would do, and what to change."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from server_app.nodes import write_nodes
 from tests.small_run import METHODS, simulated_grid, small_config
 from wildflower import plan as plans
 from wildflower.command import app
-from wildflower.plan import PlanError, make_plan, spread
+from wildflower.plan import PlanError, make_plan, plan_tables, spread
 
 UNEQUAL = """
 reference = "1 GFLOP/s"
@@ -116,6 +117,28 @@ def test_every_method_has_a_plan(method, tmp_path):
     assert list(plan.counts) == ["whole", "half", "quarter"]
     assert len(plan.devices) == 6
     assert json.loads(json.dumps(plan.to_json()))["method"]
+
+
+def test_what_is_whole_is_the_largest_model_also_where_another_one_travels(tmp_path):
+    plan = make_plan(small_config(tmp_path, strategy="rafl"))
+    shares = {device.tier: device.parameters / plan.whole_parameters for device in plan.devices}
+    assert 0.9 < shares["whole"] <= 1
+    assert shares["quarter"] < shares["half"] < shares["whole"]
+    assert not any("has no other" in text for text in plan.warnings)
+
+
+def test_a_link_that_carries_nothing_never_ends_a_round(tmp_path):
+    (tmp_path / "still.csv").write_text("seconds,mbit_per_s\n" + "".join(f"{second},0\n" for second in range(9)))
+    traces = 'down_trace = "still.csv"\nup_trace = "still.csv"\nspeed = 1.0'
+    still = UNEQUAL.replace('link = "8 Mbit/s"\nspeed = 0.05', traces)
+    (tmp_path / "still.toml").write_text(still)
+    keys = {"fleet": str(tmp_path / "still.toml"), "below-smallest": "smallest", "transfer-seconds": 1.0}
+    plan = make_plan(small_config(tmp_path, **keys))
+    assert math.isinf(tiers(plan)["slow"].seconds)
+    assert any("Tier slow has devices with a link that carries nothing now" in text for text in plan.warnings)
+    cells = [str(cell) for column in plan_tables(plan, by_node=False)[1].columns for cell in column.cells]
+    assert cells.count("never") == 3
+    assert "Infinity" not in json.dumps(plan.to_json())
 
 
 def test_all_alike_is_told(tmp_path):
