@@ -662,7 +662,10 @@ def _state_dir(config: RunConfig) -> str:
 
 
 def _line(config: RunConfig, record: dict[str, Any]) -> str:
-    score = "" if record["score"] is None else f"{scale_of(record['metric']).label} {record['score']:.4f}, "
+    label, delivered = scale_of(record["metric"]).label, record["delivered_score"]
+    score = "" if delivered is None else f"delivered {label} {delivered:.4f}, "
+    if record["score"] is not None:
+        score += f"{label if delivered is None else 'whole model'} {record['score']:.4f}, "
     return (
         f"round {record['round']}/{config.rounds}: {score}"
         f"{record['devices_replied']} of {record['devices_sampled']} devices, "

@@ -427,8 +427,12 @@ class Lines:
         self._shown = min(self._shown, len(rounds))
         for record in rounds[self._shown :]:
             parts = [f"round {record.round}/{self._total}"]
+            scored = score_format(record.scale)
+            if record.delivered_score is not None:
+                parts.append(f"delivered {record.scale.label} {scored(record.delivered_score)}")
             if record.score is not None:
-                parts.append(f"{record.scale.label} {score_format(record.scale)(record.score)}")
+                whole = record.scale.label if record.delivered_score is None else "whole model"
+                parts.append(f"{whole} {scored(record.score)}")
             if record.loss is not None:
                 parts.append(f"loss {plain(record.loss)}")
             parts += [
@@ -501,8 +505,12 @@ def notebook_bar(what: str, total: int) -> NotebookBar:
 
 
 def newest_figures(rounds: Sequence[RoundRecord], total: int) -> str:
-    """Of finished rounds in a few words: the last score, the bytes so far, the time that is left."""
-    evaluated = [record.score for record in rounds if record.score is not None]
+    """Of finished rounds in a few words: the last score, the bytes so far, the time that is left.
+
+    The score is that of what devices get, and the whole model's where that was not evaluated.
+    """
+    scores = (record.score if record.delivered_score is None else record.delivered_score for record in rounds)
+    evaluated = [score for score in scores if score is not None]
     figures = [score_format(rounds[-1].scale)(evaluated[-1])] if evaluated else []
     figures.append(bytes_text(sum(record.bytes_down + record.bytes_up for record in rounds)))
     if left := seconds_left(rounds, total):

@@ -40,7 +40,7 @@ def wait_for_round(process: subprocess.Popen[str], number: int) -> None:
         before.append(line)
         if line.startswith(f"round {number}/"):
             break
-    assert before[-1].startswith(f"round {number}/500, accuracy "), "".join(before)
+    assert before[-1].startswith(f"round {number}/500, delivered accuracy "), "".join(before)
 
 
 def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) -> int:
@@ -50,7 +50,7 @@ def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) ->
     said = resumed.communicate()[0]
     assert resumed.returncode == 0, said
     assert f"Report: {run_dir / 'report.html'}" in said
-    assert f"round {rounds}/{rounds}, accuracy " in said
+    assert f"round {rounds}/{rounds}, delivered accuracy " in said
     summary = read_summary(run_dir)
     assert summary is not None
     assert (summary.status, summary.rounds) == ("finished", rounds)

@@ -37,6 +37,7 @@ from wildflower.settings import SettingsError, place, resolve
 def a_round(number: int = 1, **changes) -> RoundRecord:
     values = {
         "score": 0.5,
+        "delivered_score": 0.4,
         "loss": 1.25,
         "score_by_tier": {"small": 0.25},
         "bytes_down": 2_000_000,
@@ -122,7 +123,8 @@ def world(tmp_path, monkeypatch) -> World:
 def test_a_finished_run(world):
     code, text = world.run("finish", "fedprox.mu=0.5")
     assert code == 0
-    assert "round 1/1, accuracy 50 %, loss 1.25, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s\n" in text
+    assert "round 1/1, delivered accuracy 40 %, whole model 50 %, loss 1.25, 2 of 3 devices, 2 MB down, " in text
+    assert "1.5 MB up, 2 s\n" in text
     for part in ("tier [small]", "25 %", "2 trained, 1 failed", f"Report: {world.run_dir / 'report.html'}\n"):
         assert part in text
     ignored = "Warning: Keys of other methods, which strategy = 'heterofl' does not read: fedprox.mu = 0.5\n"
@@ -435,7 +437,7 @@ def test_lines_of_a_resumed_run_begin_where_it_goes_on():
     lines.rounds([a_round(n) for n in (1, 2, 3)])  # the checkpoint was of round 3
     lines.rounds([a_round(n) for n in (1, 2, 3, 4)])
     lines.rounds([a_round(n) for n in (1, 2, 3, 4)])
-    lines.rounds([*(a_round(n) for n in (1, 2, 3, 4)), a_round(5, score=None, loss=None)])
+    lines.rounds([*(a_round(n) for n in (1, 2, 3, 4)), a_round(5, score=None, delivered_score=None, loss=None)])
     assert [line.split(",")[0] for line in text.getvalue().splitlines()] == ["round 4/6", "round 5/6"]
     assert text.getvalue().splitlines()[1] == "round 5/6, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s, 2 s left"
 
@@ -461,8 +463,8 @@ def test_bar_on_a_terminal_shows_accuracy_bytes_and_time_left():
     text = io.StringIO()
     with progress(Console(file=text, force_terminal=True, width=120), total=4, earlier=0) as show:
         show.rounds([])
-        show.rounds([a_round(1), a_round(2, score=None)])
-    for part in ("round 2/4", "50 %", "7 MB", "4 s left"):
+        show.rounds([a_round(1), a_round(2, score=None, delivered_score=None)])
+    for part in ("round 2/4", "40 %", "7 MB", "4 s left"):
         assert part in text.getvalue()
 
 

@@ -295,7 +295,7 @@ def test_a_sweep_that_is_interrupted_goes_on(experiment, runs):
 def test_a_real_run(experiment, capsys):
     run = wf.run(experiment, rounds=1, devices_per_round=1, workers=1, run_name="one")
     assert (run.status, list(run.rounds.index)) == ("finished", [1])
-    assert capsys.readouterr().out.startswith("round 1/1, accuracy ")
+    assert capsys.readouterr().out.startswith("round 1/1, delivered accuracy ")
 
 
 def test_a_run_ends_with_the_process_that_started_it(experiment):
