@@ -188,7 +188,8 @@ class DeviceBench:
         self.steps_taken = 0
         self._generator = torch.Generator().manual_seed(order.seed)
         self._board_bytes: int | None = None
-        self.state_lost = getattr(order, "kept", False) and state.is_empty()
+        self._server_knows = getattr(order, "kept", False)  # that the device keeps something
+        self.state_lost = self._server_knows and state.is_empty()
 
     @property
     def examples(self) -> int:
@@ -298,7 +299,8 @@ class DeviceBench:
             return self._state.load(self._key(name, per_architecture), self._before, since)
         except ValueError as error:
             log.warning("Device %s begins anew: %s", self.order.device, error)
-            self.state_lost = True
+            # A damaged file may lie there longer than one round, and the server was told of it in the first one.
+            self.state_lost = self._server_knows
             return None
 
     def keep(self, name: str, tensors: Mapping[str, Tensor], *, per_architecture: bool = True) -> None:

@@ -127,7 +127,8 @@ class WorkOrder(_Model):
         local: the device half of the method.
         memory_bytes: what training may use; 0 for no limit but the device's own.
         after: the number of an earlier order of the device in this message, whose trained model this one reads.
-        kept: the device has kept something in an earlier round; where nothing of it is left, it was lost.
+        kept: the device keeps something since an earlier round, as far as the server knows; where nothing of it is
+            left, or it cannot be read, it was lost.
         frozen: the name of what is frozen of the sub-model (`messages.frozen.Part`); "" where nothing is.
         frozen_payload: index of the array with what the device lacks of it; None where it has it already.
         feedback: what rounding for the wire loses is kept, and added to what the device returns next. False where the

@@ -138,7 +138,7 @@ class Engine:
         self.model_scores: dict[Architecture, float] = {}
         self.delivered_tiers: dict[str, Architecture] = {}
         self._own_by_tier: dict[str, float] = {}  # the newest scores of models that devices have of their own
-        self._keepers: set[int] = set()  # devices that have kept something
+        self._keepers: set[int] = set()  # devices that keep something
         self._introduced: set[int] = set()  # devices that have answered the method's first question
         self._told_skipped: set[int] = set()  # devices of which it was said that nothing fits them
         self._bytes: Counter[str] = Counter()
@@ -277,8 +277,11 @@ class Engine:
     def finish(self, work: Work, started: float) -> dict[str, float | None]:
         """Let the method make its next model. -> the method's own figures."""
         trained = [(a, a.update) for a in work.assignments if a.update is not None and a.outcome == "trained"]
+        lost = {a.device for a, update in trained if update.state_lost}
+        # Who has lost it and keeps nothing new has nothing left to lose.
+        self._keepers -= lost
         self._keepers |= {a.device for a, update in trained if update.state_kept}
-        for device in sorted({a.device for a, update in trained if update.state_lost}):
+        for device in sorted(lost):
             log(WARNING, "Round %s: device %s has lost what it kept, and began anew", work.round, device)
             self.method.lost(device)
         with self._timed("finish"):
