@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections import Counter
@@ -616,8 +617,10 @@ def _public(config: RunConfig, task: Task, family: Family) -> PublicData | None:
             seed=config.seed,
             separator=family.pair_separator,
         )
-    except ValueError as error:
-        raise ConfigError(f"public-task = {config.public_task!r}: {error}") from error
+    except (ValueError, FileNotFoundError) as error:
+        # Tasks name the key that the run's own data come from.
+        why = re.sub(r"(?<![^\s(])data-dir\b", "public-data-dir", str(error))
+        raise ConfigError(f"public-task = {config.public_task!r}: {why}") from error
 
 
 def fleet_path(config: RunConfig) -> Path:

@@ -163,6 +163,19 @@ def test_a_public_task_of_another_shape_is_refused_before_the_first_round(tmp_pa
         started(small_config(tmp_path, **keys))
 
 
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("/no/such", "public-task = 'npz': public-data-dir '/no/such' of the task 'npz' does not exist; it must be a"),
+        ("", "public-task = 'npz': the task 'npz' needs public-data-dir: the folder of your train.npz and test.npz"),
+    ],
+)
+def test_what_is_wrong_with_the_public_data_names_their_own_key(folder, message, tmp_path):
+    keys = METHODS["feddf"] | {"public-task": "npz", "public-data-dir": folder}
+    with pytest.raises(ConfigError, match=message):
+        started(small_config(tmp_path, **keys))
+
+
 def test_more_public_examples_than_there_are_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="has 1438 training inputs, and public-examples asks for 5000"):
         started(small_config(tmp_path, **METHODS["feddf"] | {"public-examples": 5000}))
