@@ -439,6 +439,25 @@ class RunConfig(Params):
     def _families(self) -> list[str]:
         return [self.family or kind_of(self.task).family, *_names(parse_arguments(self.family_arguments))]
 
+    def _reads_public(self) -> bool:
+        """Whether the method learns from public data with the run's settings."""
+        when = self.method.public_when
+        return when is not None and all(getattr(self.params, name) == value for name, value in when.items())
+
+    def _why_not_public(self) -> str:
+        """What to do where a run has public data that nothing reads."""
+        leave_out = "leave public-task, public-data-dir and public-examples out"
+        if self.method.public_when:
+            wanted = _listed(self.method_name, self.method.public_when)
+            return f"strategy = {self.strategy!r} learns from public data with {wanted} only: set that, or {leave_out}"
+        able = {name: kind.public_when for name, kind in METHODS.items() if kind.public_when is not None}
+        names = [f"{name} with {_listed(name, when)}" if when else name for name, when in able.items()]
+        of_ones_own = ", or set public_when in its class" if is_reference(self.strategy) else ""
+        return (
+            f"strategy = {self.strategy!r} does not learn from public data: {leave_out}, or take one of "
+            f"{', '.join(names)}{of_ones_own}"
+        )
+
     @property
     def is_private(self) -> bool:
         """Whether the run is differentially private."""
@@ -613,6 +632,8 @@ class RunConfig(Params):
             raise
         except Exception as error:
             raise ValueError(f"strategy = {self.strategy!r}: its check fails: {one_sentence(error)}") from error
+        if self.public_task and not self._reads_public():
+            need(False, "public-task", self._why_not_public())
         need(
             not self.initial_weights or self.method.takes_initial_weights,
             "initial-weights",
@@ -818,6 +839,11 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in content.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+def _listed(method: str, settings: Mapping[str, Any]) -> str:
+    """Settings of a method, by the names of their fields, as keys with their values."""
+    return " and ".join(f"{method}.{kebab(name)} = {to_scalar(value)!r}" for name, value in settings.items())
 
 
 def _names(arguments: object) -> list[str]:

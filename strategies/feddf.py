@@ -40,6 +40,7 @@ class FedDF(OneModel):
     """
 
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
+    public_when: ClassVar[Mapping[str, Any] | None] = {}
 
     def __init__(self, setup: Setup, params: Params) -> None:
         super().__init__(setup, params)

@@ -488,6 +488,8 @@ class Method(ABC):
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
         takes_initial_weights: whether its global model begins with `Setup.initial`, as by
             `strategies.submodel.first_weights`.
+        public_when: the values that its settings have where it learns from `Setup.public`, by their fields' names: {}
+            where it always does, None where it never does. A run whose public data nothing would read is refused.
         first_question: what a device is asked before it trains for the first time; its facts go to `introduce`. Who
             gives no answer does not train in that round, and is asked again.
 
@@ -498,6 +500,7 @@ class Method(ABC):
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
     family_options: ClassVar[Mapping[str, Any]] = {}
     takes_initial_weights: ClassVar[bool] = False
+    public_when: ClassVar[Mapping[str, Any] | None] = None
     first_question: Local | None = None
 
     def __init__(self, setup: Setup, params: Params) -> None:

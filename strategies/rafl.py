@@ -303,6 +303,7 @@ class RaFL(CandidateMethod):
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
     takes_initial_weights: ClassVar[bool] = True
+    public_when: ClassVar[Mapping[str, Any] | None] = {"fusion": "ensemble"}
 
     def __init__(self, setup: Setup, params: RaFLParams) -> None:
         if setup.family.freeze:

@@ -11,6 +11,7 @@ from messages.error import MessageError
 from models.family import make_family
 from server_app.config import ConfigError
 from strategies.ensemble import Ensemble, Teachers, distill, require_public, teach
+from strategies.fedavg import FedAvg
 from strategies.feddf import FedDF
 from strategies.method import Contribution, Group, Order
 from strategies.params import Params
@@ -179,6 +180,23 @@ def test_what_is_wrong_with_the_public_data_names_their_own_key(folder, message,
 def test_more_public_examples_than_there_are_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="has 1438 training inputs, and public-examples asks for 5000"):
         started(small_config(tmp_path, **METHODS["feddf"] | {"public-examples": 5000}))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("rafl", r"strategy = 'rafl' learns from public data with rafl\.fusion = 'ensemble' only: set that, or leave"),
+        ("fedavg", r"strategy = 'fedavg' does not learn from public data: leave .*, or take one of rafl with .*, feddf"),
+        ("tests.strategies.test_ensemble:Deaf", r".* or take one of .*, or set public_when in its class"),
+    ],
+)
+def test_public_data_that_nothing_reads_are_refused_before_the_first_round(strategy, message, tmp_path):
+    with pytest.raises(ConfigError, match=f"public-task = 'digits': {message}"):
+        small_config(tmp_path, **{"strategy": strategy, "public-task": "digits"})
+
+
+class Deaf(FedAvg):
+    """A method of one's own that reads no public data."""
 
 
 def test_keys_of_public_data_need_the_task(tmp_path):
