@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,16 +107,40 @@ def _ranks(values: Tensor) -> Tensor:
     return below + (equal - 1) / 2
 
 
+def _is_of(space: ElasticSpace, picks: Picks, architecture: Architecture) -> bool:
+    try:
+        return space.architecture(picks) == architecture
+    except ValueError:  # there are no such options
+        return False
+
+
+def is_of_supernet(path: Path) -> bool:
+    """Whether a file is what `wildflower supernet` writes beside the weights, of whatever space."""
+    try:
+        return "measured" in json.loads(path.read_text())
+    except (OSError, TypeError, ValueError):
+        return False
+
+
 def load_pairs(path: Path, space: ElasticSpace) -> tuple[list[Picks], list[float]]:
-    """Read what `wildflower supernet` has measured; ValueError where the file is none of its, or of another space."""
+    """Read what `wildflower supernet` has measured; ValueError where the file is none of its, or of another space.
+
+    Also where an accuracy is no finite number.
+    """
     try:
         measured = json.loads(path.read_text())["measured"]
         picks = [tuple(int(pick) for pick in entry["picks"]) for entry in measured]
         accuracies = [float(entry["accuracy"]) for entry in measured]
         given = [Architecture.from_json(entry["architecture"]) for entry in measured]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path} is no file of a supernet's training: {error}") from None
+    for number, accuracy in enumerate(accuracies):
+        if not math.isfinite(accuracy):
+            raise ValueError(
+                f"{path}: measured[{number}] has the accuracy {accuracy}, which is no finite number: train the "
+                "supernet anew, or take the entry out"
+            )
     for one, architecture in zip(picks, given, strict=True):
-        if len(one) != len(space.options) or space.architecture(one) != architecture:
+        if not _is_of(space, one, architecture):
             raise ValueError(f"{path} is of another space than that of {space.family.name} with these arguments")
     return picks, accuracies

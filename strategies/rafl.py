@@ -51,8 +51,8 @@ from strategies.method import (
     in_floats,
     parcel_bytes,
 )
-from strategies.params import Count, Params, Rate, Shares
-from strategies.predictor import MIN_PAIRS, fit_predictor, load_pairs
+from strategies.params import Count, Params, Rate, Shares, kebab, to_scalar
+from strategies.predictor import MIN_PAIRS, fit_predictor, is_of_supernet, load_pairs
 from strategies.search import ExactSearch, PoolSearch
 from strategies.submodel import CandidateMethod, first_weights, initial_weights
 from strategies.supernet import calibrated
@@ -266,7 +266,9 @@ class RaFLParams(Params):
         "draws, so that the model never travels",
     )
     knowledge_width: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="Width of the knowledge network; 0 is the smallest personal model that devices may get"
+        0.0,
+        description="Width of the knowledge network; 0 is the smallest personal model that devices may get, or the "
+        "whole of knowledge-family where that is set",
     )
     knowledge_family: str = Field(
         "", description='Family of the knowledge network (docs/families.md); "" cuts it out of the supernet'
@@ -316,7 +318,7 @@ class RaFL(CandidateMethod):
             )
         self.params = params
         self.space = _space(setup.family, params)
-        self.pairs = _pairs(setup, self.space) if params.searcher == "evolution" else None
+        self.pairs = _pairs(setup, self.space) if params.searcher == "evolution" else ([], [])
         super().__init__(setup, params, [self.space.largest(), self.space.smallest()])
         self.supernet = first_weights(setup)
         self.own_family = _own_family(setup.family, params)
@@ -362,6 +364,14 @@ class RaFL(CandidateMethod):
                 f"rafl.knowledge-arguments = {params.knowledge_arguments!r}: they are arguments of "
                 "rafl.knowledge-family, which is not set"
             )
+        if params.space == "once-for-all":
+            for name in ("shares", "min_blocks"):
+                if getattr(params, name) != RaFLParams.model_fields[name].default:
+                    raise ValueError(
+                        f"rafl.{kebab(name)} = {to_scalar(getattr(params, name))!r}: rafl.space = 'once-for-all' does "
+                        "not read it, because the family says which sub-networks there are: leave it out, or set "
+                        "rafl.space = 'shares'"
+                    )
 
     def _knowledge_architecture(self) -> Architecture:
         """The knowledge network's architecture in its family."""
@@ -375,10 +385,16 @@ class RaFL(CandidateMethod):
         smallest = self._plain(self.family, self.space.smallest()).parameters
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture).parameters
         if knowledge > smallest:
+            if self.own_family is None:
+                lower = "lower rafl.knowledge-width"
+            elif self.params.knowledge_width:
+                lower = "lower rafl.knowledge-width, set smaller rafl.knowledge-arguments"
+            else:  # all of its own family
+                lower = "set rafl.knowledge-width below 1, or smaller rafl.knowledge-arguments"
             out = "rafl.shares" if isinstance(self.space, Space) else "the family's options"
             raise ValueError(
                 f"the knowledge network has {knowledge:,} parameters, and the smallest personal model that devices "
-                f"may get {smallest:,}: lower rafl.knowledge-width, or leave the smallest of {out} out"
+                f"may get {smallest:,}: {lower}, or leave the smallest of {out} out"
             )
 
     def start(self) -> None:
@@ -390,10 +406,22 @@ class RaFL(CandidateMethod):
         log.info(text, f"{sizes[0]:,}", f"{sizes[1]:,}", self.space.size, f"{knowledge.parameters:,}")
         if isinstance(self.searcher, ExactSearch) and not self.searcher.exact:
             log.info("The search is thinned out, so that a little more may fit than is found")
-        if isinstance(self.searcher, EvolutionSearch) and self.pairs is None:
+        if isinstance(self.searcher, EvolutionSearch) and not self.pairs[0]:
             log.info("The search is for the most multiplications: no accuracies of sub-networks lie beside the weights")
+        elif isinstance(self.searcher, EvolutionSearch) and not self._predicts:
+            log.info(
+                "The search is for the most multiplications: accuracies of %s sub-networks lie beside the weights, and "
+                "a predictor needs %s: measure more, as with wildflower supernet --pairs 200",
+                len(self.pairs[0]),
+                MIN_PAIRS,
+            )
 
     # What devices get
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether there are enough measured accuracies to predict others from."""
+        return len(self.pairs[0]) >= MIN_PAIRS
 
     @cached_property
     def searcher(self) -> ExactSearch | PoolSearch | EvolutionSearch:
@@ -405,9 +433,18 @@ class RaFL(CandidateMethod):
             # Eq. 2 is an argmax.
             return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=0.0)
         score = None
-        if self.pairs is not None:
+        if self._predicts:
             predictor = fit_predictor(self.space, *self.pairs, self.settings.seed)
-            log.info("Accuracies are predicted, with a rank correlation of %.2f", predictor.rank_correlation)
+            if predictor.rank_correlation > 0:
+                log.info("Accuracies are predicted, with a rank correlation of %.2f", predictor.rank_correlation)
+            else:  # also NaN, where all predictions or all accuracies that were held out are alike
+                log.warning(
+                    "Accuracies are predicted with a rank correlation of %.2f: which sub-network is better is told no "
+                    "better than by chance, and devices get models that are as good as random ones. Measure more "
+                    "sub-networks, as with wildflower supernet --pairs 200, train the supernet for longer, or set "
+                    "rafl.searcher = 'exact'",
+                    predictor.rank_correlation,
+                )
             score = predictor.score
         return EvolutionSearch(self.space, batch_size=batch_size, optimizer=optimizer, score=score)
 
@@ -706,19 +743,25 @@ def _space(family: Family, params: RaFLParams) -> Space | ElasticSpace:
     return ElasticSpace.of(family)
 
 
-def _pairs(setup: Setup, space: Space | ElasticSpace) -> tuple[list[Picks], list[float]] | None:
-    """Sub-networks and their accuracies, as `wildflower supernet` writes them beside the weights; None: too few.
+def _pairs(setup: Setup, space: Space | ElasticSpace) -> tuple[list[Picks], list[float]]:
+    """Sub-networks and their accuracies, as `wildflower supernet` writes them beside the weights; none without a file.
 
-    ValueError where what lies there is something else.
+    ValueError where what lies there is something else, or of a space in which this run does not search.
     """
     file = None if setup.initial_file is None else setup.initial_file.with_suffix(".json")
-    if file is None or not file.is_file() or not isinstance(space, ElasticSpace):
-        return None
+    if file is None or not file.is_file():
+        return [], []
+    if not isinstance(space, ElasticSpace):
+        if not is_of_supernet(file):
+            return [], []
+        raise ValueError(
+            f"rafl.searcher = 'evolution': the accuracies in {file} are of sub-networks of the once-for-all space, and "
+            "rafl.space = 'shares' has others: set rafl.space = 'once-for-all', or rafl.searcher = 'exact'"
+        )
     try:
-        found = load_pairs(file, space)
+        return load_pairs(file, space)
     except ValueError as error:
         raise ValueError(f"rafl.searcher = 'evolution': {error}") from None
-    return found if len(found[0]) >= MIN_PAIRS else None
 
 
 def _has_statistics(family: Family) -> bool:
@@ -737,6 +780,11 @@ def _own_family(supernet: Family, params: RaFLParams) -> Family | None:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f'{where}: arguments must be like "first_channels = 16": {error}') from None
     fixed = {"input_shape": list(supernet.input_shape), "classes": supernet.classes, "norm": "batch"}
+    if given := sorted(arguments.keys() & {*fixed, "name", "freeze"}):
+        raise ValueError(
+            f"{where}: {', '.join(given)} cannot be chosen, because the knowledge network reads and predicts what "
+            "personal models do, has batch norm, and is trained whole: leave out what is named here"
+        )
     try:
         family = make_family({"name": params.knowledge_family, **arguments, **fixed})
     except ValueError as error:

@@ -186,7 +186,10 @@ def test_more_public_examples_than_there_are_is_an_error(tmp_path):
     ("strategy", "message"),
     [
         ("rafl", r"strategy = 'rafl' learns from public data with rafl\.fusion = 'ensemble' only: set that, or leave"),
-        ("fedavg", r"strategy = 'fedavg' does not learn from public data: leave .*, or take one of rafl with .*, feddf"),
+        (
+            "fedavg",
+            r"strategy = 'fedavg' does not learn from public data: leave .*, or take one of rafl .*, feddf",
+        ),
         ("tests.strategies.test_ensemble:Deaf", r".* or take one of .*, or set public_when in its class"),
     ],
 )

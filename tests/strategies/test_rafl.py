@@ -170,7 +170,28 @@ def test_it_may_be_of_a_family_of_its_own():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"knowledge_width": 0.5}, "lower rafl.knowledge-width"),
+        ({"knowledge_width": 0.5}, "lower rafl.knowledge-width, or leave"),
+        (
+            {"knowledge_family": "lenet5"},
+            "set rafl.knowledge-width below 1, or smaller rafl.knowledge-arguments, or leave",
+        ),
+        (
+            {"knowledge_family": "lenet5", "knowledge_width": 0.9},
+            "lower rafl.knowledge-width, set smaller rafl.knowledge-arguments, or leave",
+        ),
+        *(
+            (
+                {"knowledge_family": "lenet5", "knowledge_arguments": f"{given}, hidden = [8]"},
+                f"{name} cannot be chosen",
+            )
+            for name, given in {
+                "classes": "classes = 3",
+                "freeze": "freeze = ['conv1']",
+                "input_shape": "input_shape = [3, 9, 9]",
+                "name": "name = 'mlp'",
+                "norm": "norm = 'static'",
+            }.items()
+        ),
         ({"shares": (1e-12, 1.0)}, "rafl.shares = "),
         ({"knowledge_family": "resnet99"}, "rafl.knowledge-family = 'resnet99'"),
         ({"knowledge_family": "lenet5", "knowledge_arguments": "hidden"}, "arguments must be like"),
@@ -578,9 +599,15 @@ def test_evolution_finds_the_best_predicted_accuracy(tmp_path):
     assert rafl(EVOLVED, family=ELASTIC).assign(0, plenty) == ONCE.largest()
 
 
-def test_too_few_accuracies_predict_nothing_and_those_of_another_space_are_refused(tmp_path):
+def test_too_few_accuracies_predict_nothing_and_those_of_another_space_are_refused(tmp_path, caplog):
     file = beside_weights(tmp_path, [ONCE.smallest_picks()], lambda p: 0.5)
-    assert rafl(EVOLVED, family=ELASTIC, initial_file=file).pairs is None
+    few = rafl(EVOLVED, family=ELASTIC, initial_file=file)
+    with caplog.at_level("INFO", logger="flwr"):
+        few.start()
+    assert "accuracies of 1 sub-networks lie beside the weights, and a predictor needs 8: measure more" in caplog.text
+    assert "no accuracies of sub-networks" not in caplog.text
+    plenty = budget(10**12)
+    assert few.assign(0, plenty) == rafl(EVOLVED, family=ELASTIC).assign(0, plenty)
     other = make_family({"name": "mobilenet-v3", "input_shape": [1, 8, 8], "norm": "batch"} | TINY)
     with pytest.raises(ValueError, match=r"rafl.searcher = 'evolution': .*w.json is of another space"):
         rafl(EVOLVED, family=other, initial_file=file)
@@ -588,6 +615,55 @@ def test_too_few_accuracies_predict_nothing_and_those_of_another_space_are_refus
     with pytest.raises(ValueError, match=r"w.json is no file of a supernet's training"):
         rafl(EVOLVED, family=ELASTIC, initial_file=file)
     rafl(ONCE_FOR_ALL, family=ELASTIC, initial_file=file)  # which the exact search does not read
+
+
+def test_accuracies_of_the_once_for_all_space_are_refused_where_shares_are_searched(tmp_path):
+    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 0.5)
+    evolved = EVOLVED.model_copy(update={"space": "shares"})
+    with pytest.raises(
+        ValueError, match=r"w.json are of .* once-for-all space, .*: set rafl.space = 'once-for-all', or"
+    ):
+        rafl(evolved, family=ELASTIC, initial_file=file)
+    rafl(evolved.model_copy(update={"searcher": "exact"}), family=ELASTIC, initial_file=file)  # which does not read it
+    file.with_suffix(".json").write_text('{"model": "of somebody else"}')
+    assert rafl(evolved, family=ELASTIC, initial_file=file).pairs == ([], [])
+
+
+def test_an_accuracy_that_is_no_number_and_options_that_are_none_are_told_with_the_file(tmp_path):
+    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: float("nan") if sum(p) == 1 else 0.5)
+    with pytest.raises(
+        ValueError, match=r"'evolution': .*w.json: measured\[1\] has the accuracy nan, which is no finite"
+    ):
+        rafl(EVOLVED, family=ELASTIC, initial_file=file)
+    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 0.5)
+    facts = json.loads(file.with_suffix(".json").read_text())
+    facts["measured"][0]["picks"][0] = 99
+    file.with_suffix(".json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match=r"rafl.searcher = 'evolution': .*w.json is of another space"):
+        rafl(EVOLVED, family=ELASTIC, initial_file=file)
+
+
+def test_a_predictor_that_is_no_better_than_chance_is_warned_of(tmp_path, caplog):
+    """Accuracies that are all alike have no order to learn."""
+    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 0.5)
+    rafl(EVOLVED, family=ELASTIC, initial_file=file).start()
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "rank correlation of nan: which sub-network is better is told no better than by chance" in warning
+    assert "Measure more sub-networks, as with wildflower supernet --pairs 200" in warning
+    caplog.clear()
+    file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)
+    rafl(EVOLVED, family=ELASTIC, initial_file=file).start()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("rafl.shares", "0.5, 1"), ("rafl.min-blocks", 2)])
+def test_keys_of_the_space_of_shares_are_refused_in_a_once_for_all_space(key, value, tmp_path):
+    keys = {"strategy": "rafl", "family": "mobilenet-v3", "family-arguments": "", key: value}
+    small_config(tmp_path, **keys)
+    with pytest.raises(
+        ValueError, match=f"{key} = '?{value}'?: rafl.space = 'once-for-all' does not read it, .*: leave"
+    ):
+        small_config(tmp_path, **keys | {"rafl.space": "once-for-all"})
 
 
 def test_a_family_without_a_space_of_its_own_is_refused():
