@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,15 @@ from strategies.supernet import (
 )
 from tasks.task import Task, TaskSpec, load_task
 
+# Keys of the experiment that change how devices learn, and that this training does not have.
+NOT_HERE = {
+    "freeze": "all of a supernet is trained: leave it empty",
+    "learning-rates": "all parts of a supernet are trained with learning-rate: leave it empty",
+    "layout": "images lie contiguous in a supernet's training: leave it 'contiguous'",
+    "fused-optimizer": "a supernet's optimizer steps tensor by tensor: leave it false",
+    "initial-weights": "the first weights of a supernet's training are those of --initial: name the file there",
+    "initial-names": "the file of --initial has torchvision's names or the family's own: leave it empty",
+}
 CHECKPOINT_STEPS = 100
 LINE_STEPS = 100
 
@@ -66,6 +76,7 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     (`strategies.predictor.load_pairs`), and the folder `<name>.checkpoint`, from which it goes on.
     """
     torch.set_num_threads(1)
+    _check_keys(config)
     task, supernet = _prepared(config)
     if wanted.initial is not None:
         _pretrained(supernet, wanted.initial, console)
@@ -78,6 +89,7 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
         "initial": str(wanted.initial),
     }
     checkpoint = wanted.output.with_name(wanted.output.stem + ".checkpoint")
+    _check_output(wanted.output)
     _take_up(training, checkpoint, settings, console)
     _advance(training, checkpoint, settings, console)
 
@@ -93,10 +105,42 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     return wanted.output
 
 
+def _check_keys(config: RunConfig) -> None:
+    """Raise SupernetError where the experiment has a key of local training that a supernet's training lacks."""
+    values, usual = config.to_dict(), RunConfig().to_dict()
+    if wrong := [f"{key} = {values[key]!r}: {why}" for key, why in NOT_HERE.items() if values[key] != usual[key]]:
+        raise SupernetError("; ".join(wrong))
+
+
+def _check_output(output: Path) -> None:
+    """Raise SupernetError where the files of the supernet could not be written in the end, before it is trained."""
+    with _told(output):
+        for file in (output, output.with_suffix(".json")):
+            if file.is_dir():
+                raise SupernetError(f"{file} is a folder: name a file by --output, such as supernet.safetensors")
+        if output.parent.is_file():
+            raise SupernetError(f"{output} cannot be written: {output.parent} is a file: name a folder by --output")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        check = output.with_name(output.name + ".check")
+        check.touch()
+        check.unlink()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what goes wrong in writing into a SupernetError that names the path."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SupernetError(f"{path} cannot be written: {why}: name another --output, or make room there") from None
+
+
 def _prepared(config: RunConfig) -> tuple[Task, Supernet]:
     data_dir = str(Path(config.data_dir).expanduser().absolute()) if config.data_dir else ""
     try:
-        task = load_task(TaskSpec(config.task, devices=1, data_dir=data_dir, seed=config.seed))
+        arguments = config.own_task_arguments()
+        task = load_task(TaskSpec(config.task, devices=1, data_dir=data_dir, seed=config.seed, arguments=arguments))
         spec = {"name": config.family or task.family, **parse_arguments(config.family_arguments)}
         family = make_family({**spec, "input_shape": list(task.input_shape), "classes": task.classes})
     except (ValueError, FileNotFoundError) as error:
@@ -177,7 +221,7 @@ def _advance(training: SupernetTraining, checkpoint: Path, settings: dict[str, A
             if not console.is_terminal and training.step % LINE_STEPS == 0:
                 console.print(f"step {training.step}/{steps}, loss {loss:.3f}", highlight=False)
             if training.step % CHECKPOINT_STEPS == 0 or training.step == steps:
-                with written_whole(checkpoint) as folder:
+                with _told(checkpoint), written_whole(checkpoint) as folder:
                     state = {name: value.contiguous() for name, value in training.state().items()}
                     safetensors.torch.save_file(state, folder / "state.safetensors")
                     (folder / "state.json").write_text(json.dumps({"step": training.step, "settings": settings}))
@@ -209,6 +253,5 @@ def _measured(
 
 def _written(path: Path, content: bytes) -> None:
     """Write a file that is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with file_written_whole(path) as file:
+    with _told(path), file_written_whole(path) as file:
         file.write(content)

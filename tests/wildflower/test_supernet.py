@@ -1,7 +1,9 @@
 import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
@@ -117,6 +119,77 @@ def test_no_steps_leave_the_weights_as_they_begin(experiment, tmp_path):
     assert "Initial weights" in result.output
     statistics = ("running_mean", "running_var")  # which are taken on examples that the seed parts anew
     assert all(torch.equal(first[name], again[name]) for name in first if not name.endswith(statistics))
+
+
+def test_the_tasks_own_arguments_are_read(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(8):
+            picture = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(picture).save(tmp_path / "pictures" / name / f"{number}.png")
+    path = tmp_path / "public.toml"
+    path.write_text(
+        f'task = "images"\ndata-dir = "{tmp_path}/pictures"\ntask-arguments = "size = [12, 12], color = \'gray\'"\n'
+        f'family = "mobilenet-v3"\nfamily-arguments = "{TINY}"\nbatch-size = 4\n'
+    )
+    result = invoke(path, "--output", tmp_path / "small.safetensors", "--steps", 1, "--held-out", 0.3)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "small.json").read_text())["family"]["input_shape"] == [1, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("public.toml/x.safetensors", "public.toml is a file: name a folder by --output"),
+        ("public.toml/deeper/x.safetensors", "x.safetensors cannot be written: Not a directory: name another --output"),
+        ("folder.safetensors", "folder.safetensors is a folder: name a file by --output"),
+        ("named.safetensors", "named.json is a folder: name a file by --output"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_told_before_the_training(
+    place, message, experiment, tmp_path, monkeypatch
+):
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "named.json").mkdir()
+    monkeypatch.setattr(SupernetTraining, "advance", lambda training: pytest.fail("it is trained"))
+    result = invoke(experiment, "--output", tmp_path / place, "--steps", 2)
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())
+    assert not list(tmp_path.glob("*.check"))
+
+
+def test_a_disk_that_fills_up_meanwhile_is_told_without_a_traceback(experiment, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "file_written_whole", full)
+    result = invoke(experiment, "--output", tmp_path / "x.safetensors", "--steps", 1)
+    assert result.exit_code == 1
+    assert "x.json cannot be written: No space left on device: name" in " ".join(result.output.split())
+    monkeypatch.setattr(module, "written_whole", full)
+    result = invoke(experiment, "--output", tmp_path / "y.safetensors", "--steps", 1)
+    assert result.exit_code == 1
+    assert "y.checkpoint cannot be written: No space left on device" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("freeze=stem", "freeze = 'stem': all of a supernet is trained"),
+        ("learning-rates=head = 10", "learning-rates = 'head = 10': all parts of a supernet are trained with"),
+        ("layout=channels-last", "layout = 'channels-last': images lie contiguous in a supernet's training"),
+        ("fused-optimizer=true", "fused-optimizer = True: a supernet's optimizer steps tensor by tensor"),
+        ("initial-weights=w.pth", "initial-weights = 'w.pth': the first weights of a supernet's training are those of"),
+        ("initial-names='a' = 'b'", "the file of --initial has torchvision's names or the family's own"),
+    ],
+)
+def test_keys_that_this_training_lacks_are_refused(key, message, experiment, tmp_path):
+    first = ["--set", "initial-weights=w.pth"] if key.startswith("initial-names") else []
+    sets = [*first, "--set", key, "--set", "optimizer=adam"]
+    result = invoke(experiment, "--output", tmp_path / "x.safetensors", "--steps", 0, *sets)
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
