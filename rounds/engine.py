@@ -83,6 +83,8 @@ from strategies.method import (
 )
 from strategies.statistics import LEAST_DEVICES, ScoreModel, TakeStatistics
 
+NOTHING_FITS = "skipped: no architecture of this strategy fits the budget"  # the outcome of such a device
+
 
 class Scores(NamedTuple):
     """Value of the task's metric and mean loss of a model; where its family has several exits, the value of each.
@@ -394,7 +396,7 @@ class Engine:
         budget = self.budget(device, partial(self._wanted, device))
         orders = self._wanted(device, budget)
         if not orders:
-            why = "skipped: no architecture of this strategy fits the budget"
+            why = NOTHING_FITS
             return [Assignment(device, self.population.tier(device), budget, None, outcome=why)]
         self.tier_architectures[self.population.tier(device)] = orders[0].architecture
         asked: list[Assignment] = []

@@ -632,6 +632,11 @@ class RunConfig(Params):
             raise
         except Exception as error:
             raise ValueError(f"strategy = {self.strategy!r}: its check fails: {one_sentence(error)}") from error
+        need(
+            self.deliver == "largest" or self.evaluate_tiers,
+            "deliver",
+            "it is the best of what is scored: set evaluate-tiers = true, or deliver = 'largest'",
+        )
         if self.public_task and not self._reads_public():
             need(False, "public-task", self._why_not_public())
         need(

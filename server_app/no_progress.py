@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from rounds.engine import NOTHING_FITS
 from server_app.config import RunConfig
 from server_app.journal import read_devices
 from server_app.units import bytes_text
@@ -20,17 +21,23 @@ class NoProgressError(RuntimeError):
 def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
     """Why no device of a run has trained so far, by its journal, and what would let some train."""
     outcomes: Counter[str] = Counter()
+    others: Counter[str] = Counter()  # why devices were skipped for which something would fit
     memory_bytes, payload_bytes, limited = 0, 0, True
     for device in read_devices(run_dir):
         outcomes[device.outcome_word] += 1
-        if device.outcome_word == "skipped" and device.budget is not None:
+        if device.outcome_word == "skipped" and device.outcome != NOTHING_FITS:
+            others[device.outcome.partition(": ")[2]] += 1
+        elif device.outcome_word == "skipped" and device.budget is not None:
             memory_bytes = max(memory_bytes, device.budget.memory_bytes)
             payload_bytes = max(payload_bytes, device.budget.payload_bytes or 0)
             limited = limited and device.budget.payload_bytes is not None
     if not outcomes:
         return "no device was asked"
     reasons = [", ".join(f"{count} {word}" for word, count in outcomes.most_common())]
-    if outcomes["skipped"]:
+    if others:
+        [(why, count)] = others.most_common(1)
+        reasons.append(f"{count} times {why}")
+    if outcomes["skipped"] > others.total():
         needed = method.cost(method.smallest_architecture)
         poor = memory_bytes < needed.peak_training_memory_bytes
         slow = limited and payload_bytes < needed.payload_bytes

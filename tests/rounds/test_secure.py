@@ -18,7 +18,9 @@ from messages.sums import WeightedSum, disjoined, joined
 from messages.wire import from_records, to_records
 from rounds.flower import FlowerStrategy
 from rounds.secure import parts_of
+from server_app.app import run
 from server_app.config import ConfigError
+from server_app.no_progress import NoProgressError
 from tests.grid import InProcessGrid
 from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
 from wildflower.plan import make_plan
@@ -176,6 +178,10 @@ def test_groups_that_are_too_small_are_left_out(tmp_path):
     (tmp_path / "b").mkdir()
     plan = make_plan(small_config(tmp_path / "b", **keys | SECURE | {"secure-minimum": 4}))
     assert any("secure-minimum" in warning for warning in plan.warnings)
+    (tmp_path / "c").mkdir()
+    with pytest.raises(NoProgressError, match="times the sum of its group would be of 3 devices, and") as error:
+        run(grid, small_config(tmp_path / "c", **keys | SECURE | {"secure-minimum": 4, "rounds": 1}))
+    assert "memory" not in str(error.value)  # which is not what is missing
 
 
 def with_reply(grid: InProcessGrid, change: Callable[[dict], None], step: str) -> None:

@@ -464,6 +464,10 @@ def test_all_wrong_values_are_told_at_once():
         ({"decay-rounds": "0"}, "decay-rounds = '0': must be numbers of rounds, from 1 on"),
         ({"decay-rounds": "inf"}, "decay-rounds = 'inf': must be numbers of rounds, from 1 on"),
         (
+            {"deliver": "best", "evaluate-tiers": False},
+            "deliver = 'best': it is the best of what is scored: set evaluate-tiers = true",
+        ),
+        (
             {"run-name": "../elsewhere"},
             "run-name = '../elsewhere': the name of one folder, without /",
         ),
