@@ -396,8 +396,7 @@ class Engine:
         budget = self.budget(device, partial(self._wanted, device))
         orders = self._wanted(device, budget)
         if not orders:
-            why = NOTHING_FITS
-            return [Assignment(device, self.population.tier(device), budget, None, outcome=why)]
+            return [Assignment(device, self.population.tier(device), budget, None, outcome=NOTHING_FITS)]
         self.tier_architectures[self.population.tier(device)] = orders[0].architecture
         asked: list[Assignment] = []
         for order in orders:

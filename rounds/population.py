@@ -603,6 +603,6 @@ def wait_for_nodes(grid: Grid, enough: Callable[[list[int]], bool], wait_seconds
     if not nodes:
         raise NoNodesError(
             f"no node has connected within {wait_seconds:g} s: start nodes that reach this SuperLink, and look at the "
-            "logs of those that are started"
+            "logs of those that are started (a simulation starts its own: look at the SuperLink's log)"
         )
     return nodes

@@ -442,7 +442,7 @@ class RunConfig(Params):
     def _reads_public(self) -> bool:
         """Whether the method learns from public data with the run's settings."""
         when = self.method.public_when
-        return when is not None and all(getattr(self.params, name) == value for name, value in when.items())
+        return when is not None and all(getattr(self.params, name, None) == value for name, value in when.items())
 
     def _why_not_public(self) -> str:
         """What to do where a run has public data that nothing reads."""

@@ -36,7 +36,7 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
     reasons = [", ".join(f"{count} {word}" for word, count in outcomes.most_common())]
     if others:
         [(why, count)] = others.most_common(1)
-        reasons.append(f"{count} times {why}")
+        reasons.append(f"{count} times {why}: ask more devices-per-round, or give them fewer widths to choose from")
     if outcomes["skipped"] > others.total():
         needed = method.cost(method.smallest_architecture)
         poor = memory_bytes < needed.peak_training_memory_bytes

@@ -439,8 +439,8 @@ class RaFL(CandidateMethod):
                 log.info("Accuracies are predicted, with a rank correlation of %.2f", predictor.rank_correlation)
             else:  # also NaN, where all predictions or all accuracies that were held out are alike
                 log.warning(
-                    "Accuracies are predicted with a rank correlation of %.2f: which sub-network is better is told no "
-                    "better than by chance, and devices get models that are as good as random ones. Measure more "
+                    "Accuracies are predicted with a rank correlation of %.2f: the predictor orders sub-networks no "
+                    "better than chance does, so that devices get what a random choice would give. Measure more "
                     "sub-networks, as with wildflower supernet --pairs 200, train the supernet for longer, or set "
                     "rafl.searcher = 'exact'",
                     predictor.rank_correlation,
@@ -783,7 +783,8 @@ def _own_family(supernet: Family, params: RaFLParams) -> Family | None:
     if given := sorted(arguments.keys() & {*fixed, "name", "freeze"}):
         raise ValueError(
             f"{where}: {', '.join(given)} cannot be chosen, because the knowledge network reads and predicts what "
-            "personal models do, has batch norm, and is trained whole: leave out what is named here"
+            "personal models do, has batch norm, and is trained whole, and its family is that of "
+            "rafl.knowledge-family: leave out what is named here"
         )
     try:
         family = make_family({"name": params.knowledge_family, **arguments, **fixed})

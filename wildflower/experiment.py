@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from server_app.config import RunConfig
 
 INTERRUPTED = 130
+WAITING = "Waiting for nodes: "  # how an app's log says so
 LOOK_SECONDS = 0.3
 TRACEBACK_LINES = 30
 LOG_SECONDS = 10  # after the end of a run, in which Flower hands over the rest of its log and its own view of it
@@ -191,9 +192,11 @@ def _run(
             console.print(full, markup=False, highlight=False, soft_wrap=True)
         logs = str(app_log) if deployment or local else f"{app_log} and {run_dir / 'superlink.log'}"
         console.print(f"Logs: {logs}", markup=False, highlight=False, soft_wrap=True)
-        # What a run says in words before it has finished a round would come again, and some of it says how to go on.
-        refused = own is not None and "\n" not in own and len(read_rounds(run_dir)) == earlier
-        if not refused and "resume=true" not in (own or ""):
+        # What a run says in words before its first round or after its last one would come again. Some of it says how to
+        # go on.
+        in_words = own is not None and "\n" not in own
+        comes_again = in_words and len(read_rounds(run_dir)) in (earlier, config.rounds)
+        if not comes_again and "resume=true" not in (own or ""):
             print_resume_hint(run_dir, config, console)
         return 1
     assert summary is not None
@@ -449,7 +452,7 @@ class Lines:
         self._shown = len(rounds)
         if waiting not in ("", self._waiting):
             self._console.print(waiting, markup=False, highlight=False, soft_wrap=True)
-        self._waiting = waiting
+            self._waiting = waiting
 
 
 class Bar:
@@ -462,13 +465,12 @@ class Bar:
 
     def rounds(self, rounds: Sequence[RoundRecord], waiting: str = "") -> None:
         """Move the bar to the last finished round, with what the run waits for in place of the round."""
-        if rounds or waiting:
-            self._bars.update(
-                self._task,
-                completed=len(rounds),
-                description=waiting or f"round {len(rounds)}/{self._total}",
-                figures=newest_figures(rounds, self._total) if rounds else "",
-            )
+        self._bars.update(
+            self._task,
+            completed=len(rounds),
+            description=waiting or (f"round {len(rounds)}/{self._total}" if rounds else "starting"),
+            figures=newest_figures(rounds, self._total) if rounds else "",
+        )
 
 
 class NotebookBar:
@@ -557,7 +559,7 @@ def _stopped_when_interrupted(flower: SuperLink, run_id: str) -> Iterator[None]:
 
 def waiting_text(log: Path) -> str:
     """What an app waits for, by the last line of its log; "" where it does not wait."""
-    found = re.search(r"Waiting for nodes: \d+ connected so far", last_lines(log, 1))
+    found = re.search(rf"{WAITING}\d+ connected so far", last_lines(log, 1))
     return found[0] if found else ""
 
 

@@ -36,6 +36,7 @@ from server_app.journal import (
 from wildflower import child
 from wildflower.experiment import (
     LOOK_SECONDS,
+    WAITING,
     JournalWatch,
     check_population,
     log_since,
@@ -227,12 +228,8 @@ def run(experiment: str | os.PathLike[str], **settings: Any) -> Run:
             warnings.warn(later, stacklevel=2)
         if process.returncode != 0:
             title = f"{config.run_name}: {config.strategy} on {config.task}, "
-            lines = [
-                line
-                for line in last_lines(Path(said.name), SAID_LINES).splitlines()
-                if not OF_A_ROUND.match(line) and not line.startswith((title, WARNING))
-            ]
-            reason = "\n".join(lines).strip() or f"its process has ended with code {process.returncode}"
+            reason = _reason(last_lines(Path(said.name), SAID_LINES), title)
+            reason = reason or f"its process has ended with code {process.returncode}"
             raise RunError(f"{config.run_name}: {reason}")
     return load(folder)
 
@@ -243,6 +240,17 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+def _reason(said: str, title: str) -> str:
+    """What a run has said of its failure: without its title, its rounds, its waiting, and its warnings."""
+    lines: list[str] = []
+    of_a_warning = False
+    for line in said.splitlines():
+        of_a_warning = line.startswith(WARNING) or (of_a_warning and line.startswith("  "))
+        if not of_a_warning and not OF_A_ROUND.match(line) and not line.startswith((title, WAITING)):
+            lines.append(line)
+    return "\n".join(lines).strip()
 
 
 def _first_warnings(said: Path) -> list[str]:

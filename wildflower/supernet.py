@@ -39,7 +39,9 @@ NOT_HERE = {
     "freeze": "all of a supernet is trained: leave it empty",
     "learning-rates": "all parts of a supernet are trained with learning-rate: leave it empty",
     "layout": "images lie contiguous in a supernet's training: leave it 'contiguous'",
-    "fused-optimizer": "a supernet's optimizer steps tensor by tensor: leave it false",
+    "schedule": "the rate of a supernet's training falls along a cosine: leave it as it is",
+    "decay-rounds": "the rate of a supernet's training falls along a cosine: leave it empty",
+    "decay-factor": "the rate of a supernet's training falls along a cosine: leave it as it is",
     "initial-weights": "the first weights of a supernet's training are those of --initial: name the file there",
     "initial-names": "the file of --initial has torchvision's names or the family's own: leave it empty",
 }
@@ -184,6 +186,7 @@ def _local(config: RunConfig) -> LocalTraining:
         momentum=config.momentum if config.optimizer == "sgd" else 0.0,
         betas=(config.betas[0], config.betas[1]),
         weight_decay=config.weight_decay,
+        fused=config.fused_optimizer,
         clip_norm=config.clip_norm,
         augment=config.augment,
     )

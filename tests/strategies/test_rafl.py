@@ -648,7 +648,7 @@ def test_a_predictor_that_is_no_better_than_chance_is_warned_of(tmp_path, caplog
     file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 0.5)
     rafl(EVOLVED, family=ELASTIC, initial_file=file).start()
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "rank correlation of nan: which sub-network is better is told no better than by chance" in warning
+    assert "rank correlation of nan: the predictor orders sub-networks no better than chance does" in warning
     assert "Measure more sub-networks, as with wildflower supernet --pairs 200" in warning
     caplog.clear()
     file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)

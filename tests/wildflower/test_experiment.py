@@ -198,10 +198,17 @@ def test_a_run_that_says_in_words_why_it_failed_shows_no_frames(world, monkeypat
 def test_a_run_that_fails_in_words_after_a_round_says_once_how_it_goes_on(world, monkeypatch, error):
     failed = SUMMARY.model_copy(update={"status": "failed", "error": error})
     monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
-    code, text = world.run("finish")
+    code, text = world.run("finish", "rounds=2")
     assert code == 1
     assert f"The run failed. {error}" in text
     assert text.count("--set resume=true --set run-name=one") == 1
+
+
+def test_a_run_that_fails_in_words_after_its_last_round_does_not_go_on(world, monkeypatch):
+    failed = SUMMARY.model_copy(update={"status": "failed", "error": "no device trained in any of 1 rounds"})
+    monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
+    code, text = world.run("finish", "rounds=1")
+    assert (code, "resume=true" in text) == (1, False)
 
 
 def test_an_app_that_flower_does_not_take(world):
@@ -451,10 +458,16 @@ def test_what_a_run_waits_for_is_shown(tmp_path):
     for _ in range(2):
         lines.rounds([], waiting_text(log))
     assert text.getvalue() == "Waiting for nodes: 0 connected so far\n"
-    bar = io.StringIO()
-    with progress(Console(file=bar, width=120, force_terminal=True), 3, 0) as show:
-        show.rounds([], waiting_text(log))
-    assert "Waiting for nodes: 0 connected so far" in bar.getvalue()
+
+    def bar(*waiting: str) -> str:
+        shown = io.StringIO()
+        with progress(Console(file=shown, width=120, force_terminal=True), 3, 0) as show:
+            for what in waiting:
+                show.rounds([], what)
+        return shown.getvalue()
+
+    assert "Waiting for nodes: 0 connected so far" in bar(waiting_text(log))
+    assert "Waiting for nodes" not in bar(waiting_text(log), "")
     log.write_text(log.read_text() + "INFO :      Round 1\n")
     assert waiting_text(log) == ""
 
