@@ -82,6 +82,15 @@ FIVE_WIDTHS = {
 }
 
 OWN = {"five-widths": FIVE_WIDTHS}
+# The fleet `five-widths` gives devices what the method needs for a width. These methods need more for it than HeteroFL:
+# they get the memory that HeteroFL's widths take. It is tight, so that they choose among more shares.
+NEED_MORE = ("strategy=wildflower", "strategy=model-search", "strategy=fjord")
+SHARES = "0.0625, 0.09375, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75, 1"
+SAME_MEMORY = [
+    f"fleet={HERE / 'same-memory-fleet.toml'}",
+    f"wildflower.shares={SHARES}",
+    f"model-search.shares={SHARES}",
+]
 
 
 def methods_of(twin: str) -> dict[str, list[str]]:
@@ -100,6 +109,8 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for name in RATED
     }
     rows = METHODS | own | rated | longer
+    if twin == "five-widths":
+        rows = {name: [*s, *(SAME_MEMORY if s[0] in NEED_MORE else [])] for name, s in rows.items()}
     return {name: [*fleet, *settings] for name, settings in rows.items()}
 
 
