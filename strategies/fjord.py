@@ -61,10 +61,7 @@ class OrderedDropout(Training):
         if bench.architecture != family.width(self.widths[-1]):
             raise MessageError(f"ordered dropout up to width {self.widths[-1]} is not training of {bench.architecture}")
         if len(self.widths) > 1:
-            try:
-                check_no_statistics(family, bench.architecture, "widths of ordered dropout")
-            except ValueError as error:
-                raise MessageError(str(error)) from None
+            check_no_statistics(family, bench.architecture, "widths of ordered dropout")
         cuts: dict[float, Callable[[Tensor], Tensor]] = {self.widths[-1]: model}
         for width in self.widths[:-1]:
             cuts[width] = leading_cut(model, family, bench.architecture, family.width(width))

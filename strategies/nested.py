@@ -83,10 +83,7 @@ def levels_loss(
         if not is_cut(family, level, larger):
             raise MessageError(f"a level must be a cut of the one above it, and {level} is none of {larger}")
     if lower:
-        try:
-            check_no_statistics(family, own, "levels")
-        except ValueError as error:
-            raise MessageError(str(error)) from None
+        check_no_statistics(family, own, "levels")
     cuts = [leading_cut(model, family, own, level) for level in lower]
 
     def loss(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -105,9 +102,9 @@ def levels_loss(
 
 
 def check_no_statistics(family: Family, architecture: Architecture, what: str) -> None:
-    """ValueError where an architecture keeps batch norm statistics, which nested sub-models would mix."""
+    """MessageError where an architecture keeps batch norm statistics, which nested sub-models would mix."""
     if any(name.endswith(STATISTICS) for name in family.tensors(architecture)):
-        raise ValueError(
+        raise MessageError(
             f"{what} would mix their batch norm statistics: use norm = 'static', or in a module of your own a norm "
             "without statistics, such as nn.GroupNorm"
         )

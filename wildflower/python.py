@@ -255,9 +255,11 @@ def _reason(said: str, title: str) -> str:
 
 def _first_warnings(said: Path) -> list[str]:
     """What a run has warned of before its rounds; its warnings follow its title, a line each."""
-    lines = said.read_text(encoding="utf-8", errors="replace").split("\n")
-    # Behind the last line end is a line that the run is writing now.
-    return [line.removeprefix(WARNING) for line in takewhile(lambda line: line.startswith(WARNING), lines[1:-1])]
+    with said.open(encoding="utf-8", errors="replace") as lines:  # of which no more are read than are needed
+        next(lines, "")
+        # A line without an end is one that the run is writing now.
+        first = takewhile(lambda line: line.startswith(WARNING) and line.endswith("\n"), lines)
+        return [line.removeprefix(WARNING).removesuffix("\n") for line in first]
 
 
 def _how_to_go_on(folder: Path, name: str, rounds: int) -> str:
