@@ -16,39 +16,62 @@ class Budget:
 
     Attributes:
         memory_bytes: Peak memory of training.
-        payload_bytes: Weights that travel one way; None: no limit. 0: nothing can travel, the device is skipped.
+        download_bytes: Weights that travel to the device; None: no limit. 0: nothing can travel.
+        upload_bytes: Weights that travel from the device, likewise.
         deadline_seconds: Time from work order to update; None: no limit.
         round_seconds: How long download, training and upload may take by what is known of the device; None: no limit.
-        seconds_per_byte: Of the payload, down and up together; links that nobody measured take no time.
+        seconds_per_byte_down: Of what travels to the device; 0 where nobody measured the link.
+        seconds_per_byte_up: Of what travels from the device, likewise.
         seconds_per_flop: Of the training of one example, for all examples of the round together; 0 where nobody
             measured the device's speed.
     """
 
     memory_bytes: int
-    payload_bytes: int | None
-    deadline_seconds: float | None
+    download_bytes: int | None = None
+    upload_bytes: int | None = None
+    deadline_seconds: float | None = None
     round_seconds: float | None = None
-    seconds_per_byte: float = 0.0
+    seconds_per_byte_down: float = 0.0
+    seconds_per_byte_up: float = 0.0
     seconds_per_flop: float = 0.0
 
     def __post_init__(self) -> None:
         check_whole(self.memory_bytes, "budget: memory_bytes")
-        if self.payload_bytes is not None:
-            check_whole(self.payload_bytes, "budget: payload_bytes")
+        if self.download_bytes is not None:
+            check_whole(self.download_bytes, "budget: download_bytes")
+        if self.upload_bytes is not None:
+            check_whole(self.upload_bytes, "budget: upload_bytes")
         if self.deadline_seconds is not None:
             check_number(self.deadline_seconds, "budget: deadline_seconds", positive=True)
         if self.round_seconds is not None:
             check_number(self.round_seconds, "budget: round_seconds", positive=True)
-        check_number(self.seconds_per_byte, "budget: seconds_per_byte")
+        check_number(self.seconds_per_byte_down, "budget: seconds_per_byte_down")
+        check_number(self.seconds_per_byte_up, "budget: seconds_per_byte_up")
         check_number(self.seconds_per_flop, "budget: seconds_per_flop")
 
-    def seconds(self, payload_bytes: int, training_flops: float) -> float:
-        """How long a round takes: `payload_bytes` travel each way, an example takes `training_flops` to train."""
-        return payload_bytes * self.seconds_per_byte + training_flops * self.seconds_per_flop
+    @property
+    def payload_bytes(self) -> int | None:
+        """Weights that can travel both ways, such as a network that is sent and comes back; None: no limit."""
+        return min((limit for limit in (self.download_bytes, self.upload_bytes) if limit is not None), default=None)
 
-    def in_time(self, payload_bytes: int, training_flops: float) -> bool:
+    @property
+    def seconds_per_byte(self) -> float:
+        """Of what travels both ways."""
+        return self.seconds_per_byte_down + self.seconds_per_byte_up
+
+    def seconds(self, down_bytes: int, up_bytes: int, training_flops: float) -> float:
+        """How long a round takes in which these bytes travel, and an example takes `training_flops` to train."""
+        traveling = down_bytes * self.seconds_per_byte_down + up_bytes * self.seconds_per_byte_up
+        return traveling + training_flops * self.seconds_per_flop
+
+    def can_travel(self, down_bytes: int, up_bytes: int) -> bool:
+        """Whether so much may travel to and from the device."""
+        down = self.download_bytes is None or down_bytes <= self.download_bytes
+        return down and (self.upload_bytes is None or up_bytes <= self.upload_bytes)
+
+    def in_time(self, down_bytes: int, up_bytes: int, training_flops: float) -> bool:
         """Whether such a round is over within `round_seconds`."""
-        return self.round_seconds is None or self.seconds(payload_bytes, training_flops) <= self.round_seconds
+        return self.round_seconds is None or self.seconds(down_bytes, up_bytes, training_flops) <= self.round_seconds
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name: a dict of JSON scalars."""
@@ -67,8 +90,8 @@ def budget_of(
     """The budget of a device that reported `report`.
 
     Memory is what the owner set apart, within what is available, or else `memory_fraction` of what is available. The
-    payload is what the slower of the known links carries in `transfer_seconds`, within the owner's limit; a link that
-    nobody measured limits nothing, a link of 0 Mbit/s makes the payload 0.
+    payload of each way is what its link carries in `transfer_seconds`, or in the shorter time that the report names,
+    within the owner's limit; a link that nobody measured limits nothing, over a link of 0 Mbit/s nothing can travel.
 
     Args:
         report: What the device said of itself.
@@ -87,18 +110,29 @@ def budget_of(
     else:
         memory_bytes = min(report.memory_limit_bytes, report.memory_available_bytes)
 
-    limits = [] if report.payload_limit_bytes is None else [report.payload_limit_bytes]
     if transfer_seconds is not None:
         check_number(transfer_seconds, "transfer_seconds", positive=True)
-        links = [link for link in (report.down_mbit_per_s, report.up_mbit_per_s) if link is not None]
-        limits += [payload_bytes(link, transfer_seconds) for link in links]
-    budget = Budget(memory_bytes, min(limits, default=None), deadline_seconds)
+    times = [seconds for seconds in (transfer_seconds, report.transfer_limit_seconds) if seconds is not None]
+
+    def limit_bytes(mbit_per_s: float | None) -> int | None:
+        limits = [] if mbit_per_s is None or not times else [carried_bytes(mbit_per_s, min(times))]
+        if report.payload_limit_bytes is not None:
+            limits.append(report.payload_limit_bytes)
+        return min(limits, default=None)
+
+    budget = Budget(
+        memory_bytes,
+        download_bytes=limit_bytes(report.down_mbit_per_s),
+        upload_bytes=limit_bytes(report.up_mbit_per_s),
+        deadline_seconds=deadline_seconds,
+    )
     if round_seconds is None:
         return budget
     return replace(
         budget,
         round_seconds=round_seconds,
-        seconds_per_byte=_seconds_per_byte(report.down_mbit_per_s) + _seconds_per_byte(report.up_mbit_per_s),
+        seconds_per_byte_down=_seconds_per_byte(report.down_mbit_per_s),
+        seconds_per_byte_up=_seconds_per_byte(report.up_mbit_per_s),
         seconds_per_flop=0.0 if report.flop_per_s is None else examples / report.flop_per_s,
     )
 
@@ -108,7 +142,7 @@ def _seconds_per_byte(mbit_per_s: float | None) -> float:
     return 0.0 if mbit_per_s is None else 8e-6 / max(mbit_per_s, MIN_MBIT_PER_S)
 
 
-def payload_bytes(mbit_per_s: float, seconds: float) -> int:
+def carried_bytes(mbit_per_s: float, seconds: float) -> int:
     """Whole bytes that a link carries in `seconds`, at most 2^63 - 1."""
     carried = mbit_per_s * 1e6 * seconds / 8
     return int(carried) if carried < MAX_WHOLE else MAX_WHOLE

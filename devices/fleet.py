@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from devices.budget import payload_bytes
 from devices.quantity import (
     COMPUTE_UNITS,
     LINK_UNITS,
@@ -252,9 +251,6 @@ class Fleet:
         links = self.links(device, simulated_seconds)
         down = None if links.down is None else links.down.at(simulated_seconds)
         up = None if links.up is None else links.up.at(simulated_seconds)
-        limits = [] if group.payload_limit_bytes is None else [group.payload_limit_bytes]
-        if self._transfer_seconds is not None:
-            limits += [payload_bytes(link, self._transfer_seconds) for link in (down, up) if link is not None]
         return DeviceReport(
             kind=group.kind,
             memory_total_bytes=group.memory_total_bytes,
@@ -263,7 +259,8 @@ class Fleet:
             up_mbit_per_s=up,
             flop_per_s=self.flop_per_s(device, simulated_seconds),
             memory_limit_bytes=memory_bytes if group.memory_is_set_apart else None,
-            payload_limit_bytes=min(limits, default=None),
+            payload_limit_bytes=group.payload_limit_bytes,
+            transfer_limit_seconds=self._transfer_seconds,
         )
 
     def flop_per_s(self, device: int, simulated_seconds: float = 0.0) -> float:

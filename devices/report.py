@@ -40,6 +40,7 @@ class DeviceReport:
         memory_limit_bytes: What the owner set apart for training. It replaces the fraction that a budget takes of the
             available memory. None: the owner set nothing.
         payload_limit_bytes: What the owner lets travel one way in one round. None: the owner set nothing.
+        transfer_limit_seconds: How long weights may travel one way, as a fleet file says; None: it says nothing.
         temperature_celsius: Of the hottest sensor; None where none can be read.
         throttled: Whether the processor is slowed down for heat or want of power; None where that cannot be read.
         instance: What the node drew at random when it started; None where it was not started by `wildflower-node`.
@@ -57,6 +58,7 @@ class DeviceReport:
     flop_per_s: float | None = None
     memory_limit_bytes: int | None = None
     payload_limit_bytes: int | None = None
+    transfer_limit_seconds: float | None = None
     down_age_seconds: float | None = None
     up_age_seconds: float | None = None
     links_from: str | None = None
@@ -90,6 +92,8 @@ class DeviceReport:
             check_whole(self.memory_limit_bytes, "device report: memory_limit_bytes")
         if self.payload_limit_bytes is not None:
             check_whole(self.payload_limit_bytes, "device report: payload_limit_bytes")
+        if self.transfer_limit_seconds is not None:
+            check_number(self.transfer_limit_seconds, "device report: transfer_limit_seconds", positive=True)
         for name in ("down_age_seconds", "up_age_seconds", "speed_age_seconds"):
             if getattr(self, name) is not None:
                 check_number(getattr(self, name), f"device report: {name}")

@@ -72,7 +72,8 @@ Convolution = tuple[Shape, Shape, int]  # shapes of input and result, side of th
 class Cost:
     """The cost of an architecture, at a batch size and with an optimizer.
 
-    `parameters` are counted, `payload_bytes` are those of parameters and buffers, which is what travels.
+    `parameters` are counted. `download_bytes` and `upload_bytes` travel to and from the device: those of parameters and
+    buffers, unless a method sends or returns something else.
     `training_flops` are those of one example, forward and backward: a multiplication and an addition for each weight
     and position of convolutions and linear layers, once forward and twice backward (once in the first layer, which
     needs no gradient of its input). Attention adds its products of positions with positions: two forward, and five
@@ -80,9 +81,15 @@ class Cost:
     """
 
     parameters: int
-    payload_bytes: int
+    download_bytes: int
+    upload_bytes: int
     peak_training_memory_bytes: int
     training_flops: int
+
+    @property
+    def payload_bytes(self) -> int:
+        """What travels the heavier way."""
+        return max(self.download_bytes, self.upload_bytes)
 
 
 @dataclass(frozen=True)
@@ -126,9 +133,11 @@ def price_of_blocks(family: BlockFamily, arch: Architecture, batch_size: int, op
     kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(step.convolutions)
     fixed_bytes = parameter_bytes * (1 + state) + FLOAT_BYTES * step.buffers + kernel_bytes
     update_bytes = parameter_bytes + FLOAT_BYTES * temporary * step.largest_parameter
+    network_bytes = FLOAT_BYTES * (step.parameters + step.buffers)
     return Cost(
         parameters=step.parameters,
-        payload_bytes=FLOAT_BYTES * (step.parameters + step.buffers),
+        download_bytes=network_bytes,
+        upload_bytes=network_bytes,
         peak_training_memory_bytes=fixed_bytes + max(step.peak_bytes, step.batch_bytes + update_bytes),
         training_flops=step.flops,
     )

@@ -158,7 +158,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Total:
-    """What the profiles of a whole network add up to; the fields are those of `models.cost.Cost`."""
+    """What the profiles of a whole network add up to.
+
+    The fields are those of `models.cost.Cost`, but for the payload, which is the network's either way.
+    """
 
     parameters: int
     payload_bytes: int

@@ -73,7 +73,8 @@ class Step:
         kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(self.convolutions)
         return Cost(
             parameters=self.parameters,
-            payload_bytes=self.state_bytes,
+            download_bytes=self.state_bytes,
+            upload_bytes=self.state_bytes,
             peak_training_memory_bytes=self.held_bytes
             + item * state * self.trained
             + kernel_bytes

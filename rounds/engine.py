@@ -413,9 +413,13 @@ class Engine:
         cost = self.method.order_cost(Order(skipped.device, self.method.smallest_architecture))
         needs = [f"{_megabytes(cost.peak_training_memory_bytes)} of memory"]
         has = [f"{_megabytes(skipped.budget.memory_bytes)} of memory"]
-        if skipped.budget.payload_bytes is not None:
-            needs.append(f"{_megabytes(cost.payload_bytes)} of weights one way")
-            has.append(f"{_megabytes(skipped.budget.payload_bytes)} of weights one way")
+        for way, needed_bytes, limit_bytes in (
+            ("down", cost.download_bytes, skipped.budget.download_bytes),
+            ("up", cost.upload_bytes, skipped.budget.upload_bytes),
+        ):
+            if limit_bytes is not None:
+                needs.append(f"{_megabytes(needed_bytes)} of weights {way}")
+                has.append(f"{_megabytes(limit_bytes)} of weights {way}")
         text = "Round %s: device %s is skipped, as no model of %s fits its budget: the smallest needs %s, it has %s%s%s"
         time = ", and round-seconds bounds its time" if skipped.budget.round_seconds is not None else ""
         more = f"; so {'is 1 other' if len(others) == 1 else f'are {len(others)} others'}" if others else ""

@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ def round_record(
     A device is below the smallest where it got nothing, or got what it cannot afford: a strategy does neither to a
     device that can afford any of its architectures.
     Devices are counted, not orders: one counts as trained that did any of its orders, else by its first. Of the orders
-    that a device did, the largest memory and the sum of the payloads count.
+    that a device did, the largest memory and the sum of the payloads count, of the link that is used more.
     """
     delivered = evaluation.delivered if evaluation else None
     trained = by_device(a for a in work.assignments if a.outcome == "trained")
@@ -59,11 +59,7 @@ def round_record(
         for orders in trained.values()
         if orders[0].budget.memory_bytes
     ]
-    link = [
-        sum(a.task.cost.payload_bytes for a in orders) / orders[0].budget.payload_bytes
-        for orders in trained.values()
-        if orders[0].budget.payload_bytes
-    ]
+    link = [share for orders in trained.values() if (share := _link_share(orders)) is not None]
     return {
         "round": work.round,
         "strategy": strategy,
@@ -112,6 +108,16 @@ def round_record(
     }
 
 
+def _link_share(orders: Sequence[Assignment]) -> float | None:
+    """What a device's orders take of its payload budget, of the way that takes the larger share; None: no limit."""
+    budget = orders[0].budget
+    ways = [
+        (sum(a.task.cost.download_bytes for a in orders), budget.download_bytes),
+        (sum(a.task.cost.upload_bytes for a in orders), budget.upload_bytes),
+    ]
+    return max((used / limit for used, limit in ways if limit), default=None)
+
+
 def device_record(round_number: int, a: Assignment) -> dict[str, Any]:
     """One line of devices.jsonl, of one order; None for what a device that did not train cannot have."""
     update, given = a.update, a.given
@@ -122,10 +128,12 @@ def device_record(round_number: int, a: Assignment) -> dict[str, Any]:
         "tier": a.tier,
         "architecture": given.architecture.to_json() if given else None,
         "parameters": given.cost.parameters if given else None,
-        "payload_bytes": given.cost.payload_bytes if given else None,
+        "download_bytes": given.cost.download_bytes if given else None,
+        "upload_bytes": given.cost.upload_bytes if given else None,
         "budget": {
             "memory_bytes": a.budget.memory_bytes,
-            "payload_bytes": a.budget.payload_bytes,
+            "download_bytes": a.budget.download_bytes,
+            "upload_bytes": a.budget.upload_bytes,
             "deadline_seconds": a.budget.deadline_seconds,
         },
         "predicted_memory_bytes": given.cost.peak_training_memory_bytes if given else None,

@@ -48,6 +48,7 @@ EARLIER_NAMES = {
     "final_accuracy": "final_score",
     "best_accuracy": "best_score",
 }
+EARLIER_PAYLOAD = "payload_bytes"  # of the heavier way, and of the slower link of a budget
 EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
 PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
@@ -166,12 +167,26 @@ class RoundRecord(ScoreRecord):
         return rest | {"metrics": {key: value for key, value in own.items() if value is not None}}
 
 
+def _both_ways(line: Any) -> Any:
+    """Earlier versions wrote one payload for both ways."""
+    if not isinstance(line, dict) or EARLIER_PAYLOAD not in line:
+        return line
+    rest = {key: value for key, value in line.items() if key != EARLIER_PAYLOAD}
+    return {"download_bytes": line[EARLIER_PAYLOAD], "upload_bytes": line[EARLIER_PAYLOAD]} | rest
+
+
 class BudgetRecord(Record):
     """What a device might spend in a round; None is no limit."""
 
     memory_bytes: Bytes
-    payload_bytes: Bytes | None
+    download_bytes: Bytes | None
+    upload_bytes: Bytes | None
     deadline_seconds: Seconds | None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        return _both_ways(line)
 
 
 class DeviceRecord(Record):
@@ -183,7 +198,8 @@ class DeviceRecord(Record):
     tier: str | None
     architecture: dict[str, Any] | None
     parameters: Count | None
-    payload_bytes: Bytes | None
+    download_bytes: Bytes | None
+    upload_bytes: Bytes | None
     budget: BudgetRecord | None
     predicted_memory_bytes: Bytes | None
     training_flops: Count | None = None  # of one example, by the price; earlier versions do not have it
@@ -194,6 +210,11 @@ class DeviceRecord(Record):
     loss: float | None
     bounded: bool  # its update was scaled down to norm-bound
     outcome: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        return _both_ways(line)
 
     @field_validator("outcome")
     @classmethod

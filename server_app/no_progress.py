@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from rounds.engine import NOTHING_FITS
@@ -22,15 +23,16 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
     """Why no device of a run has trained so far, by its journal, and what would let some train."""
     outcomes: Counter[str] = Counter()
     others: Counter[str] = Counter()  # why devices were skipped for which something would fit
-    memory_bytes, payload_bytes, limited = 0, 0, True
+    memory_bytes = 0
+    payload: dict[str, int | None] = {"down": 0, "up": 0}  # the largest that were seen; None: no limit
     for device in read_devices(run_dir):
         outcomes[device.outcome_word] += 1
         if device.outcome_word == "skipped" and device.outcome != NOTHING_FITS:
             others[device.outcome.partition(": ")[2]] += 1
         elif device.outcome_word == "skipped" and device.budget is not None:
             memory_bytes = max(memory_bytes, device.budget.memory_bytes)
-            payload_bytes = max(payload_bytes, device.budget.payload_bytes or 0)
-            limited = limited and device.budget.payload_bytes is not None
+            limits = {"down": device.budget.download_bytes, "up": device.budget.upload_bytes}
+            payload = {way: _larger(payload[way], limit) for way, limit in limits.items()}
     if not outcomes:
         return "no device was asked"
     reasons = [", ".join(f"{count} {word}" for word, count in outcomes.most_common())]
@@ -40,18 +42,31 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
     if outcomes["skipped"] > others.total():
         needed = method.cost(method.smallest_architecture)
         poor = memory_bytes < needed.peak_training_memory_bytes
-        slow = limited and payload_bytes < needed.payload_bytes
+        needs = {"down": needed.download_bytes, "up": needed.upload_bytes}
+        slow = any(limit is not None and limit < needs[way] for way, limit in payload.items())
         reasons.append(
             f"the smallest model of {method.name()} over {method.family.name} needs "
-            f"{bytes_text(needed.peak_training_memory_bytes)} of memory and {bytes_text(needed.payload_bytes)} of "
-            f"payload, the largest budget seen was {bytes_text(memory_bytes)} of memory and "
-            f"{bytes_text(payload_bytes) + ' of payload' if limited else 'payload without limit'}"
+            f"{bytes_text(needed.peak_training_memory_bytes)} of memory and {_ways(needs)}, "
+            f"the largest budget seen was {bytes_text(memory_bytes)} of memory and {_ways(payload)}"
         )
         reasons.append(f"try {', or '.join(_remedies(config, method, poor=poor, slow=slow))}")
     if outcomes["late"]:
         deadline = f"deadline-seconds = {config.deadline_seconds:g}" if config.deadline_seconds else "any deadline"
         reasons.append(f"who is late misses {deadline}, or has a link that carries nothing")
     return "; ".join(reasons)
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    """The larger of two limits, of which None is none."""
+    return None if one is None or other is None else max(one, other)
+
+
+def _ways(payload: Mapping[str, int | None]) -> str:
+    """Such as "1.2 MB of weights down and 1.2 MB up"."""
+    if set(payload.values()) == {None}:
+        return "weights without limit"
+    down, up = ("any number" if payload[way] is None else bytes_text(payload[way] or 0) for way in ("down", "up"))
+    return f"{down} of weights down and {up} up"
 
 
 def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> list[str]:

@@ -120,7 +120,7 @@ def _check_models(method: Method) -> None:
 def _do(method: Method, order: Order, local: Local, task: Task, folder: str) -> tuple[Work, Done]:
     """Let a device half do one step of a small batch."""
     cost = method.cost(order.architecture)
-    budget = Budget(cost.peak_training_memory_bytes, None, None)
+    budget = Budget(cost.peak_training_memory_bytes)
     given = Given(order, method.selection(order.device, order.architecture), cost, local)
     work = Work(
         round=method.round,

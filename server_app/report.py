@@ -154,7 +154,8 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     parameters: int = 0  # summed over what was trained
     memory_share: float = 0.0  # predicted memory over the budget, summed over what was trained
-    payload_bytes: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
 
     def add(self, record: DeviceRecord) -> None:
         """Count one device in one round."""
@@ -162,7 +163,8 @@ class Tally:
         self.outcomes[word] += 1
         if word == "trained":
             self.parameters += record.parameters or 0
-            self.payload_bytes += record.payload_bytes or 0
+            self.down_bytes += record.download_bytes or 0
+            self.up_bytes += record.upload_bytes or 0
             if record.budget and record.budget.memory_bytes and record.predicted_memory_bytes is not None:
                 self.memory_share += record.predicted_memory_bytes / record.budget.memory_bytes
 
@@ -694,11 +696,12 @@ def _device_tables(activity: Activity) -> list[Block]:
                 *(f"{tally.outcomes[word]:,}" if tally.outcomes[word] else "" for word in OUTCOMES),
                 "" if tally.mean_parameters is None else plain(tally.mean_parameters),
                 percent(tally.memory_share / trained) if trained and tally.memory_share else "",
-                bytes_text(tally.payload_bytes),
+                bytes_text(tally.down_bytes),
+                bytes_text(tally.up_bytes),
             ]
         )
     first = ["tier"] if activity.by_tier else ["device", "tier"]
-    headers = [*first, "sampled", *OUTCOMES, "mean parameters", "memory used", "payload in all"]
+    headers = [*first, "sampled", *OUTCOMES, "mean parameters", "memory used", "down in all", "up in all"]
     devices = f"{len(rows):,} {'tiers' if activity.by_tier else 'devices'} by outcome"
     blocks: list[Block] = []
     if activity.reasons:

@@ -251,7 +251,8 @@ class EvolutionSearch:
             needs.append((self.prices.macs(picks), max_macs))
         shares = [need / max(limit, 1) for need, limit in needs if limit is not None]
         if budget.round_seconds is not None:
-            shares.append(budget.seconds(total.payload_bytes, total.training_flops) / budget.round_seconds)
+            seconds = budget.seconds(total.payload_bytes, total.payload_bytes, total.training_flops)
+            shares.append(seconds / budget.round_seconds)
         return max(0.0, max(shares) - 1)
 
     def find(self, budget: Budget, rng: np.random.Generator, max_macs: int | None = None) -> Architecture | None:

@@ -183,7 +183,8 @@ class FlexiFed(CandidateMethod):
         """Priced as in a device's first round, when its own layers travel to it."""
         down, up = parcel_bytes(self._half(begins=True), self.family, architecture, self.settings.wire)
         down += frozen_nbytes(self.family, architecture)
-        return replace(self.training_cost(architecture), payload_bytes=max(down, self.settings.upload_bytes(up)))
+        up = self.settings.upload_bytes(up)
+        return replace(self.training_cost(architecture), download_bytes=down, upload_bytes=up)
 
     def payload(self, group: Group) -> Parcels:
         """The common tensors, or all, of the devices' type, and what a device begins with."""

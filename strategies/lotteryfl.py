@@ -288,7 +288,7 @@ class LotteryFL(OneModel):
         """Priced as in a device's first round: nothing is pruned yet, and the first weights travel too."""
         down, up = parcel_bytes(self._half(0, begins=True), self.family, architecture, self.settings.wire)
         down += frozen_nbytes(self.family, architecture)
-        return replace(self.training_cost(architecture), payload_bytes=max(down, up))
+        return replace(self.training_cost(architecture), download_bytes=down, upload_bytes=up)
 
     def begin_round(self, orders: Sequence[Order]) -> None:
         """Note who is sent the first weights."""

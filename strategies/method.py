@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -691,11 +692,12 @@ class Method(ABC):
         return cost(self.family, architecture, batch_size=batch_size, optimizer=optimizer)
 
     def cost(self, architecture: Architecture) -> Cost:
-        """`training_cost`, with the bytes of the parcels that travel: one way, the heavier one."""
+        """`training_cost`, with the bytes of the parcels that travel."""
         down, up = parcel_bytes(self.local(Order(0, architecture)), self.family, architecture, self.settings.wire)
         # A device that gets an architecture for the first time is sent what is frozen of it, too.
         down += frozen_nbytes(self.family, architecture)
-        return replace(self.training_cost(architecture), payload_bytes=max(down, self.settings.upload_bytes(up)))
+        up = self.settings.upload_bytes(up)
+        return replace(self.training_cost(architecture), download_bytes=down, upload_bytes=up)
 
     def order_cost(self, order: Order) -> Cost:
         """What one order costs its device: `cost`, unless a device's orders over one architecture differ."""
@@ -769,17 +771,30 @@ def parcel_bytes(local: Local, family: Family, architecture: Architecture, wire:
 
 
 def in_floats(budget: Budget, local: Local, family: Family, smallest: Architecture, wire: Wire) -> Budget:
-    """A budget for a search that prices payloads as 32-bit floats, where they travel in fewer bytes.
+    """A budget for a search that prices weights as 32-bit floats, where they travel in fewer bytes.
 
     Bytes of the smallest architecture shrink least, because it has most scales for its weights: what fits the budget
     that this returns does so on the wire.
     """
     if wire == "float32":
         return budget
-    full, encoded = (max(parcel_bytes(local, family, smallest, one)) for one in ("float32", wire))
-    limit_bytes = budget.payload_bytes
-    payload_bytes = None if limit_bytes is None else min(limit_bytes * full // encoded, MAX_WHOLE)
-    return replace(budget, payload_bytes=payload_bytes, seconds_per_byte=budget.seconds_per_byte * encoded / full)
+    down, up = (
+        Fraction(max(encoded, 1), max(full, 1))
+        for full, encoded in zip(
+            *(parcel_bytes(local, family, smallest, one) for one in ("float32", wire)), strict=True
+        )
+    )
+
+    def floats(limit_bytes: int | None, shrunk: Fraction) -> int | None:
+        return None if limit_bytes is None else min(int(limit_bytes / shrunk), MAX_WHOLE)
+
+    return replace(
+        budget,
+        download_bytes=floats(budget.download_bytes, down),
+        upload_bytes=floats(budget.upload_bytes, up),
+        seconds_per_byte_down=float(budget.seconds_per_byte_down * down),
+        seconds_per_byte_up=float(budget.seconds_per_byte_up * up),
+    )
 
 
 def nothing_beside(architecture: Architecture) -> int:
@@ -814,6 +829,7 @@ def fits(price: Cost, budget: Budget) -> bool:
 
 def fit_in_turn(prices: Sequence[Cost], budget: Budget) -> bool:
     """Whether a device can train these one after the other, all their parcels can travel at once, and there is time."""
-    within_link = budget.payload_bytes is None or sum(price.payload_bytes for price in prices) <= budget.payload_bytes
-    in_time = budget.in_time(sum(p.payload_bytes for p in prices), sum(p.training_flops for p in prices))
-    return all(p.peak_training_memory_bytes <= budget.memory_bytes for p in prices) and within_link and in_time
+    down_bytes, up_bytes = sum(p.download_bytes for p in prices), sum(p.upload_bytes for p in prices)
+    in_memory = all(p.peak_training_memory_bytes <= budget.memory_bytes for p in prices)
+    in_time = budget.in_time(down_bytes, up_bytes, sum(p.training_flops for p in prices))
+    return in_memory and budget.can_travel(down_bytes, up_bytes) and in_time

@@ -497,20 +497,21 @@ class RaFL(CandidateMethod):
         budget = in_floats(budget, half, self.family, self.smallest_architecture, self.settings.wire)
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
         memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
-        link_bytes = None if budget.payload_bytes is None else budget.payload_bytes - knowledge.payload_bytes
-        drawn = self.params.first == "drawn"
-        least_link_bytes = 0 if drawn else 1  # a model that the device draws does not travel
-        if memory_bytes <= 0 or (link_bytes is not None and link_bytes < least_link_bytes):
+        if memory_bytes <= 0 or not budget.can_travel(knowledge.download_bytes, knowledge.upload_bytes):
             return None
         seconds = budget.round_seconds
         if seconds is not None:
-            seconds -= budget.seconds(knowledge.payload_bytes, float(knowledge.training_flops * passes[1]))
+            flops = float(knowledge.training_flops * passes[1])
+            seconds -= budget.seconds(knowledge.download_bytes, knowledge.upload_bytes, flops)
             if seconds <= 0:
                 return None
-        left = replace(budget, memory_bytes=memory_bytes, payload_bytes=link_bytes, round_seconds=seconds)
-        left = replace(left, seconds_per_flop=float(left.seconds_per_flop * passes[0]))
-        if drawn:
-            left = replace(left, payload_bytes=None, seconds_per_byte=0.0)
+        # A personal model travels to its device and never back, and one that the device draws does not travel at all.
+        left = replace(budget, memory_bytes=memory_bytes, upload_bytes=None, round_seconds=seconds)
+        left = replace(left, seconds_per_byte_up=0.0, seconds_per_flop=float(left.seconds_per_flop * passes[0]))
+        if self.params.first == "drawn":
+            left = replace(left, download_bytes=None, seconds_per_byte_down=0.0)
+        elif left.download_bytes is not None:
+            left = replace(left, download_bytes=left.download_bytes - knowledge.download_bytes)
         if isinstance(self.searcher, PoolSearch) and not grows:
             return self.searcher.largest(left)
         if isinstance(self.searcher, EvolutionSearch):
@@ -672,7 +673,7 @@ class RaFL(CandidateMethod):
         personal, knowledge = self._passes(first=first)
         flops = int(self._plain(self.family, architecture).training_flops * personal)
         flops += int(self._plain(self.knowledge_family, self.knowledge_architecture).training_flops * knowledge)
-        return replace(self.training_cost(architecture), payload_bytes=max(down, up), training_flops=flops)
+        return replace(self.training_cost(architecture), download_bytes=down, upload_bytes=up, training_flops=flops)
 
     def _passes(self, *, first: bool) -> tuple[Fraction, Fraction]:
         """What the personal model and the knowledge network compute in a round, by what training them takes.

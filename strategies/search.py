@@ -290,7 +290,8 @@ class AscentSearch:
         if budget.payload_bytes:
             shares.append(price.payload_bytes / budget.payload_bytes)
         if budget.round_seconds:
-            shares.append(budget.seconds(price.payload_bytes, price.training_flops) / budget.round_seconds)
+            seconds = budget.seconds(price.payload_bytes, price.payload_bytes, price.training_flops)
+            shares.append(seconds / budget.round_seconds)
         return max(shares)
 
     def state_dict(self) -> dict[str, Any]:
@@ -304,10 +305,10 @@ class AscentSearch:
 
 
 def within(total: Total, budget: Budget) -> bool:
-    """Whether a price is within a budget."""
-    within_link = budget.payload_bytes is None or total.payload_bytes <= budget.payload_bytes
-    in_time = budget.in_time(total.payload_bytes, total.training_flops)
-    return within_link and in_time and total.peak_training_memory_bytes <= budget.memory_bytes
+    """Whether a network is within a budget, to which it travels and from which it comes back."""
+    in_time = budget.in_time(total.payload_bytes, total.payload_bytes, total.training_flops)
+    in_memory = total.peak_training_memory_bytes <= budget.memory_bytes
+    return in_memory and budget.can_travel(total.payload_bytes, total.payload_bytes) and in_time
 
 
 def find_priced(

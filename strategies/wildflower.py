@@ -246,9 +246,8 @@ class Wildflower(HeteroFL):
 
     def price(self, architecture: Architecture, lower: Sequence[Architecture]) -> Cost:
         """The cost of an architecture if these were the levels below it, largest first."""
-        return replace(
-            self._training_cost(architecture, tuple(lower)), payload_bytes=self.cost(architecture).payload_bytes
-        )
+        alone, training = self.cost(architecture), self._training_cost(architecture, tuple(lower))
+        return replace(training, download_bytes=alone.download_bytes, upload_bytes=alone.upload_bytes)
 
     def _training_cost(self, architecture: Architecture, lower: tuple[Architecture, ...]) -> Cost:
         batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer

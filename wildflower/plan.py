@@ -34,7 +34,7 @@ MAX_DEVICES_PER_TIER = 50  # a tier of more is planned with that many of its dev
 STRAGGLER_FACTOR = 2.0  # a round that lasts longer than this many times the median tier's has a straggler
 LIMITS: dict[str, dict[str, Any]] = {
     "memory": {"memory_bytes": 2**62},
-    "link": {"payload_bytes": None},
+    "link": {"download_bytes": None, "upload_bytes": None},
     "time": {"round_seconds": None},
 }
 """What may bind, and how a budget looks without it."""
@@ -258,8 +258,9 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
         who = f"{len(devices)} of {len(of)} devices of tier {tier}" if len(of) > 1 else f"The device of tier {tier}"
         limits = sorted({limit for device in devices for limit in device.binds}) or ["memory"]
         found.append(
-            f"{who} get no model: the smallest one needs {bytes_text(smallest.peak_training_memory_bytes)} of memory "
-            f"and {bytes_text(smallest.payload_bytes)} each way, and what binds is {' and '.join(limits)} "
+            f"{who} get no model: the smallest one needs {bytes_text(smallest.peak_training_memory_bytes)} of memory, "
+            f"{bytes_text(smallest.download_bytes)} down and {bytes_text(smallest.upload_bytes)} up, "
+            f"and what binds is {' and '.join(limits)} "
             f"({bytes_text(min(d.memory_bytes for d in devices))} of memory). Try {_smaller(engine, config, limits)}."
         )
     beyond = [device for device in plan.devices if device.parameters and not device.affords]

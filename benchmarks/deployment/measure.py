@@ -66,7 +66,7 @@ def train(deployment: Deployment, channels: int) -> dict[str, Any]:
     rounds = deployment.journal(name)
     assert device["outcome"] == "trained", device
     return {
-        "payload_bytes": device["payload_bytes"],
+        "payload_bytes": device["download_bytes"],
         "predicted_training_bytes": device["predicted_memory_bytes"],
         "measured_training_bytes": device["measured_memory_bytes"],
         "node_peak_bytes": max_bytes,

@@ -53,7 +53,7 @@ def measure(name: str, *, shape: tuple[int, ...], devices: int, seed: int, param
     for device, budget in enumerate(budgets):
         rng = np.random.default_rng([seed, 2, device])
         # Memory and links without bounds: the paper's table is about multiplications alone.
-        found = search.find(Budget(2**60, None, None), rng, max_macs=int(budget))
+        found = search.find(Budget(2**60), rng, max_macs=int(budget))
         assert found is not None
         # Counted from the architecture itself, not from what the search adds up.
         used.append(inference_macs(family, found))
@@ -96,7 +96,7 @@ def measure_own(resource: str, *, devices: int, seed: int) -> dict[str, Any]:
     search = ExactSearch(space, **prices, tolerance=0.0)
     used = []
     for device, value in enumerate(budgets):
-        budget = Budget(int(value), None, None) if resource == "memory" else Budget(2**60, int(value), None)
+        budget = Budget(int(value)) if resource == "memory" else Budget(2**60, int(value), int(value))
         found = search.find(budget, np.random.default_rng([seed, 2, device]))
         assert found is not None
         used.append(need(found))

@@ -108,14 +108,14 @@ def brute_force(name: str, space: Space, batch_size: int, optimizer: str) -> dic
         if number % 2:  # exactly what some architecture needs, or a byte less
             one = costs[int(rng.integers(len(costs)))]
             less = rng.integers(2, size=2)
-            budget = Budget(one.peak_training_memory_bytes - int(less[0]), one.payload_bytes - int(less[1]), None)
+            limits = one.peak_training_memory_bytes - int(less[0]), one.payload_bytes - int(less[1])
         else:
-            budget = Budget(
+            limits = (
                 int(rng.uniform(0.95, 1) * rng.uniform(memory.min(), memory.max())),
                 int(rng.uniform(0.95, 1) * rng.uniform(payload.min(), payload.max())),
-                None,
             )
-        fitting = (memory <= budget.memory_bytes) & (payload <= budget.payload_bytes)
+        budget = _budget(*limits)
+        fitting = (memory <= limits[0]) & (payload <= limits[1])
         best = int(parameters[fitting].max()) if fitting.any() else None
         equal += searcher.optimum(budget) == best
         found = searcher.find(budget, rng)
@@ -154,7 +154,7 @@ def large_space(name: str, space: Space) -> list[dict[str, Any]]:
     memory = (minimum.peak_training_memory_bytes, maximum.peak_training_memory_bytes)
     rng = np.random.default_rng(1)
     budgets_of = {
-        "whole space": [Budget(int(rng.uniform(*memory)), int(rng.uniform(*payload)), None) for _ in range(BUDGETS)],
+        "whole space": [_budget(int(rng.uniform(*memory)), int(rng.uniform(*payload))) for _ in range(BUDGETS)],
         "fleet": budgets_of_fleet(),
     }
     rows = []
@@ -260,6 +260,11 @@ def best_of(labels: Frontier, budget: Budget) -> int:
     """The most parameters of any label that fits."""
     fitting = (labels.memory_bytes <= budget.memory_bytes) & (labels.payload_bytes <= budget.payload_bytes)
     return int(labels.parameters[fitting].max(initial=0))
+
+
+def _budget(memory_bytes: int, payload_bytes: int) -> Budget:
+    """Of a device whose links carry as much both ways."""
+    return Budget(memory_bytes, payload_bytes, payload_bytes)
 
 
 def budgets_of_fleet() -> list[Budget]:

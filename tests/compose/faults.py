@@ -390,7 +390,7 @@ def test_a_link_at_2_mbit_per_s_is_seen_and_makes_a_smaller_model(deployment, sh
         assert shaped.poll() is None, deployment.output("shaped")[-3000:]
         lines = [d for d in deployment.journal("shaped", "devices") if d["device"] == 3]
         assert [d["outcome"] for d in lines] == ["trained"] * len(lines)
-        return next((d for d in lines if d["budget"]["payload_bytes"] <= 2.5e6 / 8 * 20), None)
+        return next((d for d in lines if d["budget"]["download_bytes"] <= 2.5e6 / 8 * 20), None)
 
     after = wait_for("node-3 has a budget for its new link", look, 500)
     before, *_ = (d for d in deployment.journal("shaped", "devices") if d["device"] == 3)
@@ -400,7 +400,7 @@ def test_a_link_at_2_mbit_per_s_is_seen_and_makes_a_smaller_model(deployment, sh
     unshape(deployment)  # the last that wants a slow link
     assert 1.5 <= report["down_mbit_per_s"] <= 2.5
     assert 1.5 <= report["up_mbit_per_s"] <= 2.5
-    assert after["budget"]["payload_bytes"] >= 1.5e6 / 8 * 20
+    assert after["budget"]["download_bytes"] >= 1.5e6 / 8 * 20
     assert 2 <= after["round"] <= 4
     assert after["parameters"] < before["parameters"]
 

@@ -29,10 +29,16 @@ def test_what_the_owner_set_apart_replaces_the_fraction_but_not_what_is_availabl
     assert budget(replace(REPORT, memory_limit_bytes=1_500_000)).memory_bytes == 1_000_000
 
 
-def test_the_slower_link_sets_the_payload():
+def test_each_link_limits_what_travels_over_it_and_the_slower_one_what_travels_both_ways():
     # 2 Mbit/s for 10 s are 20 Mbit, 2.5 million bytes.
-    assert budget(replace(REPORT, down_mbit_per_s=8.0, up_mbit_per_s=2.0)).payload_bytes == 2_500_000
-    assert budget(replace(REPORT, down_mbit_per_s=2.0, up_mbit_per_s=8.0)).payload_bytes == 2_500_000
+    slow_up = budget(replace(REPORT, down_mbit_per_s=8.0, up_mbit_per_s=2.0))
+    assert (slow_up.download_bytes, slow_up.upload_bytes, slow_up.payload_bytes) == (10_000_000, 2_500_000, 2_500_000)
+    slow_down = budget(replace(REPORT, down_mbit_per_s=2.0, up_mbit_per_s=8.0))
+    limits = slow_down.download_bytes, slow_down.upload_bytes, slow_down.payload_bytes
+    assert limits == (2_500_000, 10_000_000, 2_500_000)
+    assert slow_up.can_travel(10_000_000, 2_500_000)
+    assert not slow_up.can_travel(10_000_001, 2_500_000)
+    assert not slow_up.can_travel(10_000_000, 2_500_001)
 
 
 def test_a_link_that_nobody_measured_limits_nothing():
@@ -48,7 +54,7 @@ def test_the_largest_report_makes_a_budget():
     maximum = 2**63 - 1
     report = DeviceReport("test", maximum, maximum, down_mbit_per_s=1e6, up_mbit_per_s=1e6, payload_limit_bytes=maximum)
     for seconds in (1e9, 1e305):
-        assert budget(report, memory_fraction=1.0, transfer_seconds=seconds) == Budget(maximum, maximum, None)
+        assert budget(report, memory_fraction=1.0, transfer_seconds=seconds) == Budget(maximum, maximum, maximum)
 
 
 def test_without_a_transfer_time_links_set_no_limit():
@@ -85,18 +91,24 @@ def test_a_wrong_setting_is_named(setting, value):
         budget(REPORT, **{setting: value})
 
 
-@pytest.mark.parametrize("one", [Budget(5, None, None), Budget(5, 0, 2.5)])
+@pytest.mark.parametrize("one", [Budget(5), Budget(5, 0, 7, 2.5)])
 def test_json_round_trip(one):
     assert Budget(**json.loads(json.dumps(one.to_json()))) == one
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("memory_bytes", None), ("memory_bytes", 1.5), ("payload_bytes", -1), ("deadline_seconds", float("nan"))],
+    [
+        ("memory_bytes", None),
+        ("memory_bytes", 1.5),
+        ("download_bytes", -1),
+        ("upload_bytes", 0.5),
+        ("deadline_seconds", float("nan")),
+    ],
 )
 def test_a_wrong_value_is_named(key, value):
     with pytest.raises(ValueError, match=f"budget: {key} = {value!r}: must be"):
-        Budget(**{**Budget(5, 5, 5.0).to_json(), key: value})
+        Budget(**{**Budget(5, 5, 5, 5.0).to_json(), key: value})
 
 
 def test_a_round_takes_both_ways_of_the_payload_and_the_training():
@@ -104,22 +116,24 @@ def test_a_round_takes_both_ways_of_the_payload_and_the_training():
     # 50 examples of 2e6 operations each on 1e8 per second take 1 s.
     report = replace(REPORT, down_mbit_per_s=8.0, up_mbit_per_s=2.0, flop_per_s=1e8)
     found = budget(report, transfer_seconds=None, round_seconds=6.0, examples=50)
-    assert found.seconds(10**6, 2e6) == pytest.approx(6.0)
-    assert found.in_time(10**6 - 1, 2e6)
-    assert not found.in_time(10**6, 2.001e6)
-    assert not found.in_time(10**6 + 1000, 2e6)
+    assert found.seconds(10**6, 10**6, 2e6) == pytest.approx(6.0)
+    assert found.seconds(3 * 10**6, 0, 2e6) == pytest.approx(4.0)
+    assert found.in_time(10**6 - 1, 10**6, 2e6)
+    assert not found.in_time(10**6, 10**6, 2.001e6)
+    assert not found.in_time(10**6 + 1000, 10**6, 2e6)
+    assert not found.in_time(10**6, 10**6 + 1000, 2e6)
     assert found.payload_bytes is None  # it is not a limit of the payload alone
 
 
 def test_what_nobody_measured_takes_no_time():
     found = budget(REPORT, round_seconds=0.001, examples=10**6)
-    assert found.in_time(10**12, 1e15)
+    assert found.in_time(10**12, 10**12, 1e15)
 
 
 def test_over_a_link_that_carries_nothing_only_nothing_travels_in_time():
     found = budget(replace(REPORT, up_mbit_per_s=0.0), transfer_seconds=None, round_seconds=1e9)
-    assert found.in_time(0, 1e9)
-    assert not found.in_time(1, 0)
+    assert found.in_time(10**12, 0, 1e9)
+    assert not found.in_time(0, 1, 0)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), "5"])

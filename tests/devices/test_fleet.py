@@ -191,8 +191,12 @@ def test_training_memory_is_set_apart_and_no_fraction_is_taken(load):
 
 def test_the_fleets_transfer_time_turns_links_into_payloads(load):
     report = load('transfer = "2 s"\n' + group('memory = "1 GB"\ndown = "8 Mbit/s"\nup = "4 Mbit/s"')).report(0, 0.0)
-    assert report.payload_limit_bytes == 1_000_000
-    assert load('transfer = "2 s"\n' + group('memory = "1 GB"')).report(0, 0.0).payload_limit_bytes is None
+    budget = budget_of(report, memory_fraction=1.0, transfer_seconds=None, deadline_seconds=None)
+    assert (budget.download_bytes, budget.upload_bytes, budget.payload_bytes) == (2_000_000, 1_000_000, 1_000_000)
+    shorter = budget_of(report, memory_fraction=1.0, transfer_seconds=1.0, deadline_seconds=None)
+    assert (shorter.download_bytes, shorter.upload_bytes) == (1_000_000, 500_000)
+    unlimited = load('transfer = "2 s"\n' + group('memory = "1 GB"')).report(0, 0.0)
+    assert budget_of(unlimited, memory_fraction=1.0, transfer_seconds=None, deadline_seconds=None).payload_bytes is None
 
 
 DOWN = "seconds,mbit_per_s\n" + "".join(f"{second},{second + 1}\n" for second in range(50))

@@ -89,7 +89,7 @@ def replies(name: str, count: int, wire: Wire) -> Target:
     local, full = MaskedTraining(weighting="uniform"), FAMILY.full()
     price = cost(FAMILY, full, batch_size=4, optimizer="sgd")
     given = Given(Order(3, full), LEADING, price, local)
-    asked = Assignment(3, "all", Budget(2**30, None, None), given, node=1)
+    asked = Assignment(3, "all", Budget(2**30), given, node=1)
     sent = initial_weights(FAMILY, 1)
     work = Work(
         round=2,
@@ -204,8 +204,7 @@ def key_answers(folder: Path) -> Target:
     local, full, everybody = MaskedTraining(weighting="uniform"), FAMILY.full(), [0, 1, 2, 3]
     price = cost(FAMILY, full, batch_size=4, optimizer="sgd")
     orders = [
-        Assignment(d, "all", Budget(2**30, None, None), Given(Order(d, full), LEADING, price, local), node=d + 1)
-        for d in everybody
+        Assignment(d, "all", Budget(2**30), Given(Order(d, full), LEADING, price, local), node=d + 1) for d in everybody
     ]
     nothing: dict[str, Any] = {"payload": lambda group: {}, "absorb": print, "enough": 1, "simulated": False}
     work = Work(round=1, assignments=orders, family=FAMILY, **nothing)

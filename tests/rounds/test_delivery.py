@@ -113,7 +113,7 @@ def test_the_run_learns_the_same_however_often_it_is_asked(method, tmp_path):
 
 
 def price(parameters):
-    return Cost(parameters, 4 * parameters, 10 * parameters, 1)
+    return Cost(parameters, 4 * parameters, 4 * parameters, 10 * parameters, 1)
 
 
 def model(size):
@@ -125,7 +125,7 @@ def cost_of(architecture):
 
 
 def recipient(device, size, memory=None, tier="a tier"):
-    return Recipient(device, tier, model(size), Budget(10 * size if memory is None else memory, None, None))
+    return Recipient(device, tier, model(size), Budget(10 * size if memory is None else memory))
 
 
 def test_models_of_nearly_as_many_parameters_have_one_that_stands_for_them():
@@ -137,7 +137,7 @@ def test_models_of_nearly_as_many_parameters_have_one_that_stands_for_them():
 
 def test_one_that_needs_more_than_a_device_has_does_not_stand_for_its_model():
     """Of as many parameters, but the device has memory for 900 only."""
-    devices = [Recipient(0, "a tier", model(950), Budget(9000, None, None))]
+    devices = [Recipient(0, "a tier", model(950), Budget(9000))]
     assert represented(devices, [model(1000)], cost_of) == {0: model(950)}
 
 
@@ -285,7 +285,7 @@ def test_the_smallest_model_that_is_trained_beside_is_for_whoever_affords_it(del
 @pytest.mark.parametrize(("allowed", "score", "without"), [(1.0, 0.9, 0), (0.99, 0.0, 1)])
 def test_who_does_not_even_afford_the_smallest_model_gets_nothing(allowed, score, without):
     """A budget that just holds the smallest of two models, and one that just does not."""
-    small = Budget(int(allowed * 1000), None, None)
+    small = Budget(int(allowed * 1000))
     devices = [recipient(0, 1000, tier="strong"), Recipient(1, "weak", budget=small)]
     values = {model(1000): 0.7, model(100): 0.9}
     given = delivery.best_that_fit(devices, {0: model(1000), 1: None}, values, ACCURACY.scale, cost_of)
@@ -302,7 +302,7 @@ def test_a_device_without_an_order_holds_the_message_of_what_it_is_delivered_in_
     message = MESSAGE_COPIES * engine._sent_bytes(Order(2, smallest))
     monkeypatch.setattr(engine, "_trains_beside_message", lambda device: True)
     for memory, affords in ((training, False), (training + message, True)):
-        monkeypatch.setattr("rounds.engine.budget_in_round", lambda *_, memory=memory: Budget(memory, None, None))
+        monkeypatch.setattr("rounds.engine.budget_in_round", lambda *_, memory=memory: Budget(memory))
         budget = engine._recipients(GRID)[2].budget
         assert fits(engine.method.cost(smallest), budget) == affords
 

@@ -206,7 +206,7 @@ def test_the_figures_of_a_round_are_those_of_its_devices(tmp_path):
     result = engine.run_round(simulated_grid(2), 1, scorer)
     record, devices = result.record, result.devices
     assert record["devices_sampled"] == record["devices_replied"] == len(devices) == 4
-    assert record["bytes_down"] >= sum(d["payload_bytes"] for d in devices)
+    assert record["bytes_down"] >= sum(d["download_bytes"] for d in devices)
     assert record["memory_utilisation"] == pytest.approx(1.0)  # every width fits its tier exactly
     assert record["distinct_architectures"] == len({str(d["architecture"]) for d in devices})
     assert set(record["score_by_tier"]) == {d["tier"] for d in devices}

@@ -53,7 +53,7 @@ def test_a_model_and_its_message_must_fit_together(width, tmp_path, monkeypatch)
         engine, scorer = started(small_config(tmp_path, **HARDWARE))
         [device] = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
         assert device["parameters"] == needed[expected].parameters
-        assert device["budget"]["memory_bytes"] + MESSAGE_COPIES * device["payload_bytes"] <= free_bytes
+        assert device["budget"]["memory_bytes"] + MESSAGE_COPIES * device["download_bytes"] <= free_bytes
         assert device["predicted_memory_bytes"] <= device["budget"]["memory_bytes"]
 
 
@@ -94,7 +94,7 @@ def test_the_messages_of_both_models_need_room(tmp_path, monkeypatch):
         engine, scorer = started(small_config(tmp_path, **keys))
         devices = engine.run_round(connected_grid(1, tmp_path), 1, scorer).devices
         assert [d["parameters"] for d in devices] == [expected.parameters, small.parameters]
-        messages = MESSAGE_COPIES * sum(d["payload_bytes"] for d in devices)
+        messages = MESSAGE_COPIES * sum(d["download_bytes"] for d in devices)
         assert all(d["budget"]["memory_bytes"] + messages <= given_bytes for d in devices)
 
 
@@ -112,9 +112,9 @@ def test_a_budget_is_looked_for_without_a_trace(method, tmp_path, monkeypatch):
         result = engine.run_round(connected_grid(1, tmp_path), number, scorer)
         [device] = result.devices
         assert device["predicted_memory_bytes"] <= device["budget"]["memory_bytes"]
-        held_bytes = device["budget"]["memory_bytes"] + MESSAGE_COPIES * device["payload_bytes"]
+        held_bytes = device["budget"]["memory_bytes"] + MESSAGE_COPIES * device["download_bytes"]
         assert held_bytes <= with_message(needed) * 9 // 10
-        once.method.assign(0, Budget(device["budget"]["memory_bytes"], None, None))
+        once.method.assign(0, Budget(device["budget"]["memory_bytes"]))
         assert engine.state().values.get("search") == once.state().values.get("search")
 
 

@@ -251,7 +251,21 @@ def test_bytes_follow_from_the_parcels_each_way(hardware, tmp_path):
     assert 2 * up == down == 4 * sum(value.numel() for value in method.weights.values())
     devices = 4 if hardware else 6
     assert (result.record["bytes_down"], result.record["bytes_up"]) == (devices * down, devices * up)
-    assert method.cost(whole).payload_bytes == down  # the heavier way
+    cost = method.cost(whole)
+    assert (cost.download_bytes, cost.upload_bytes, cost.payload_bytes) == (down, up, down)
+
+
+@pytest.mark.parametrize(("down", "up", "beyond"), [(1.25, 2, 0), (2, 1.25, 0), (0.8, 2, 6), (2, 0.8, 6)])
+def test_each_way_of_a_payload_must_fit_its_own_link(down, up, beyond, tmp_path):
+    price = started_with(HalfUp, tmp_path / "price", **ALL)[0].method
+    cost = price.cost(price.family.full())
+    links = f'down = "{down * cost.download_bytes * 8e-6} Mbit/s"\nup = "{up * cost.upload_bytes * 8e-6} Mbit/s"'
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(f'transfer = "1 s"\n[[group]]\nname = "all"\ncount = 6\nmemory = "1 GB"\n{links}\n')
+    engine, scorer = started_with(HalfUp, tmp_path, **ALL | {"fleet": str(fleet)})
+    record = engine.run_round(simulated_grid(2), 1, scorer).record
+    assert record["devices_below_smallest"] == beyond
+    assert record["bandwidth_utilisation"] == pytest.approx(1 / min(down, up), rel=1e-3)  # of the fuller link
 
 
 def test_the_clock_reads_the_parcels_each_way(tmp_path):

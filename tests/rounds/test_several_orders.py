@@ -55,7 +55,7 @@ def by_hand(folder, answer):
     """A round of three devices that can afford both models."""
     made = replace(setup(folder, OneHidden()), both_models=True)
     engine = engine_of(FedAvg(made, FedAvgParams(use="exclusive")), folder)
-    engine.budget = lambda device, wanted: Budget(10**9, None, None)
+    engine.budget = lambda device, wanted: Budget(10**9)
     devices = Devices(made.family, answer)
     return engine, engine.run_round(devices.grid, 1, no_scores)
 
@@ -193,12 +193,11 @@ def test_both_models_need_the_larger_memory_and_the_sum_of_the_payloads(memory, 
     family = OneHidden()
     method = HeteroFL(replace(setup(tmp_path, family), both_models=True), HeteroFLParams())
     large, small = (method.cost(a) for a in (method.candidates[0], method.smallest_architecture))
-    budget = Budget(
-        large.peak_training_memory_bytes + memory, large.payload_bytes + small.payload_bytes + payload, None
-    )
+    payload_bytes = large.payload_bytes + small.payload_bytes + payload
+    budget = Budget(large.peak_training_memory_bytes + memory, payload_bytes, payload_bytes)
     first = method.assign(0, budget)
     assert len([first, *method.extra_architectures(0, budget, first)]) == (2 if first != family.full() else orders)
-    only = Budget(small.peak_training_memory_bytes, 10**9, None)
+    only = Budget(small.peak_training_memory_bytes, 10**9, 10**9)
     assert method.extra_architectures(0, only, method.assign(0, only)) == []
 
 

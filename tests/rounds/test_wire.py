@@ -78,7 +78,7 @@ def test_fewer_bytes_travel_and_all_that_is_said_of_them_follows(tmp_path, wire,
         assert {r.devices_replied for r in journal} == {6}
     for before, after in zip(travelled["float32"], travelled[wire], strict=True):
         assert before / after >= least
-    payloads = [next(read_devices(runs[name])).payload_bytes for name in ("float32", wire)]
+    payloads = [next(read_devices(runs[name])).download_bytes for name in ("float32", wire)]
     assert payloads[0] / payloads[1] >= least
 
 
@@ -210,7 +210,7 @@ def test_budgets_go_by_what_travels(tmp_path):
         method = engine.method
         whole = method.family.full()
         found[wire] = method.cost(whole).payload_bytes
-        budget = Budget(2**40, 50_000, None)
+        budget = Budget(2**40, 50_000, 50_000)
         found[f"{wire} given"] = method.assign(0, budget)
     assert found["float32"] / found["int8"] >= 3.9
     assert found["int8 given"] == whole

@@ -500,8 +500,8 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
             'memory = "10 kB"',
             {},
             r"12 skipped; the smallest model of heterofl over lenet5 needs [\d.]+ kB of memory and [\d.]+ kB of "
-            r"payload, the largest budget seen was 8\.5 kB of memory and payload without limit; try more memory in "
-            r"the fleet '.*poor\.toml', or a smaller width in widths = '1, 0\.5, 0\.25', or "
+            r"weights down and [\d.]+ kB up, the largest budget seen was 8\.5 kB of memory and weights without "
+            r"limit; try more memory in the fleet '.*poor\.toml', or a smaller width in widths = '1, 0\.5, 0\.25', or "
             r"a smaller batch-size than 16, or below-smallest = 'smallest'$",
         ),
         ("local", 'memory = "10 kB"', {}, r"try more memory .*, or a smaller width in widths = '1, 0\.5, 0\.25'"),
@@ -509,7 +509,8 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
             "fedrolex",
             'memory = "1 GB"\nlink = "8 kbit/s"',
             {"transfer-seconds": 0.5},
-            r"850 MB of memory and 500 B of payload; try a larger transfer-seconds than 0\.5, or a smaller width",
+            r"850 MB of memory and 500 B of weights down and 500 B up; try a larger transfer-seconds than 0\.5, or a "
+            r"smaller width",
         ),
         (
             "exclusive",

@@ -407,6 +407,21 @@ def test_rounds_of_earlier_versions_are_read(tmp_path):
     assert rounds[1] == RoundRecord.model_validate(a_round(2))
 
 
+def test_devices_of_earlier_versions_have_one_payload_for_both_ways(tmp_path):
+    three_rounds(tmp_path)
+    path = tmp_path / "devices.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        assert {line.pop("download_bytes"), line.pop("upload_bytes")} == {2000, 1500}
+        line["payload_bytes"] = 2000
+        line["budget"] = {"memory_bytes": 10**6, "payload_bytes": 3000, "deadline_seconds": 30.0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = list(read_devices(tmp_path))
+    assert [(d.download_bytes, d.upload_bytes) for d in found] == [(2000, 2000)] * len(lines)
+    budgets = [d.budget for d in found if d.budget is not None]
+    assert [(b.download_bytes, b.upload_bytes) for b in budgets] == [(3000, 3000)] * len(lines)
+
+
 ACCURACIES = {
     "score": "accuracy",
     "score_by_tier": "accuracy_by_tier",

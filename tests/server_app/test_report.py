@@ -312,7 +312,7 @@ def test_activity_adds_up_by_device_and_leaves_out_an_unfinished_round():
     assert list(activity.rows) == [4, 8, 9]
     assert activity.rows[4].outcomes == {"trained": 2, "late": 1}
     assert activity.rows[4].mean_parameters == 200
-    assert activity.rows[4].payload_bytes == 4000
+    assert activity.rows[4].down_bytes == 4000
     assert activity.rows[4].memory_share == pytest.approx(1.8)
     assert activity.cells[4, 1].mean_parameters == 300
     assert activity.reasons == {"refused: needs # bytes": 2, "late": 1}

@@ -154,9 +154,9 @@ def test_a_device_gets_the_deepest_exit_that_fits(tmp_path):
     strategy = DepthFL(setup(tmp_path, VGG), DepthFLParams())
     for exit in (3, 2, 1):
         price = strategy.cost(VGG.up_to(exit))
-        exact = Budget(price.peak_training_memory_bytes, price.payload_bytes, None)
+        exact = Budget(price.peak_training_memory_bytes, price.payload_bytes, price.payload_bytes)
         assert strategy.assign(0, exact) == VGG.up_to(exit)
-    below = Budget(strategy.cost(VGG.up_to(1)).peak_training_memory_bytes - 1, None, None)
+    below = Budget(strategy.cost(VGG.up_to(1)).peak_training_memory_bytes - 1)
     assert strategy.assign(0, below) is None
 
 

@@ -57,7 +57,7 @@ def test_the_optimum_is_found_under_nearly_all_budgets():
     search = EvolutionSearch(TINY, 4, "sgd", params=EvolutionParams(population=40, generations=12))
     right = 0
     for number in range(40):
-        budget = Budget(int(rng.integers(min(memory), max(memory) + 1)), None, None)
+        budget = Budget(int(rng.integers(min(memory), max(memory) + 1)))
         limit = int(rng.integers(least, most + 1))
         fitting = [macs for macs, bytes_ in table if macs <= limit and bytes_ <= budget.memory_bytes]
         found = search.find(budget, np.random.default_rng(number), max_macs=limit)
@@ -94,14 +94,14 @@ def test_the_same_seed_finds_the_same():
 def test_where_nothing_fits_nothing_is_found():
     assert evolve(TINY, lambda found: [0.0] * len(found), lambda _: 1, np.random.default_rng(0)) is None
     search = EvolutionSearch(TINY, 4, "sgd")
-    assert search.find(Budget(1000, None, None), np.random.default_rng(0)) is None
-    assert search.find(Budget(10**9, 1000, None), np.random.default_rng(0)) is None
-    assert search.find(Budget(10**9, None, None), np.random.default_rng(0), max_macs=1) is None
+    assert search.find(Budget(1000), np.random.default_rng(0)) is None
+    assert search.find(Budget(10**9, 1000, 1000), np.random.default_rng(0)) is None
+    assert search.find(Budget(10**9), np.random.default_rng(0), max_macs=1) is None
 
 
 def test_everything_fits_without_limits():
     search = EvolutionSearch(TINY, 4, "sgd", params=EvolutionParams(population=20, generations=3))
-    assert search.find(Budget(10**12, None, None), np.random.default_rng(0)) == TINY.largest()
+    assert search.find(Budget(10**12), np.random.default_rng(0)) == TINY.largest()
 
 
 def test_no_child_that_does_not_fit_is_scored():
@@ -122,7 +122,7 @@ def test_spaces_of_shares_are_searched_as_well():
     space = Space.of(family, (0, 0.5, 1), min_blocks=2)
     exact = ExactSearch(space, 64, "sgd", tolerance=0)
     whole = cost(family, family.full(), batch_size=64, optimizer="sgd")
-    budget = Budget(int(0.8 * whole.peak_training_memory_bytes), None, None)
+    budget = Budget(int(0.8 * whole.peak_training_memory_bytes))
     prices = Prices(space, batch_size=64, optimizer="sgd")
     search = EvolutionSearch(
         space,
@@ -144,7 +144,7 @@ def test_exact_and_pool_search_take_elastic_spaces():
     pool = PoolSearch(TINY, lambda arch: cost(V3, arch, batch_size=4, optimizer="sgd"), max_draws=20, epsilon=0.05)
     most, least = (f(t.peak_training_memory_bytes for t in totals) for f in (max, min))
     for number, memory in enumerate(np.linspace(least, most, 15)):
-        budget = Budget(int(memory), None, None)
+        budget = Budget(int(memory))
         best = max(t.parameters for t in totals if t.peak_training_memory_bytes <= budget.memory_bytes)
         assert exact.optimum(budget) == best
         found = exact.find(budget, np.random.default_rng(number))
@@ -162,7 +162,7 @@ def test_what_is_found_is_in_time():
     params = EvolutionParams(population=40, generations=12)
     search, prices = EvolutionSearch(TINY, 4, "sgd", params=params), Prices(TINY, batch_size=4, optimizer="sgd")
     for seconds_per_byte, seconds_per_flop in ((1e-6, 0.0), (0.0, 1e-7), (1e-6, 1e-7)):
-        free = Budget(10**12, None, None, seconds_per_byte=seconds_per_byte, seconds_per_flop=seconds_per_flop)
+        free = Budget(10**12, seconds_per_byte_down=seconds_per_byte, seconds_per_flop=seconds_per_flop)
         needs = {}
         for picks in TINY.enumerate_picks():
             total = prices.total(picks)
@@ -171,7 +171,7 @@ def test_what_is_found_is_in_time():
             limit = min(needs.values()) * (1 - share) + max(needs.values()) * share
             found = search.find(replace(free, round_seconds=limit), np.random.default_rng(0))
             price = cost(V3, found, batch_size=4, optimizer="sgd")
-            assert free.seconds(price.payload_bytes, price.training_flops) <= limit
+            assert free.seconds(price.download_bytes, price.upload_bytes, price.training_flops) <= limit
             best = max(prices.macs(picks) for picks, seconds in needs.items() if seconds <= limit)
             assert inference_macs(V3, found) >= 0.95 * best
         assert search.find(replace(free, round_seconds=min(needs.values()) * 0.99), np.random.default_rng(0)) is None

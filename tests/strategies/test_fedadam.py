@@ -75,5 +75,5 @@ def test_adam_steps_the_small_model_or_only_strong_devices_train(tmp_path):
 
     exclusive = FedAdam(setup(tmp_path, family), FedAdamParams(use="exclusive"))
     needs = exclusive.cost(exclusive.architecture).peak_training_memory_bytes
-    assert exclusive.assign(0, Budget(needs - 1, None, None)) is None
-    assert exclusive.assign(0, Budget(needs, None, None)) == exclusive.architecture == exclusive.candidates[0]
+    assert exclusive.assign(0, Budget(needs - 1)) is None
+    assert exclusive.assign(0, Budget(needs)) == exclusive.architecture == exclusive.candidates[0]

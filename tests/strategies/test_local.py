@@ -27,8 +27,8 @@ def test_what_a_link_can_carry_does_not_bind_a_device_of_which_nothing_travels(t
     assert {method.cost(architecture).payload_bytes for architecture in method.candidates} == {0}
     for architecture in method.candidates:
         memory_bytes = method.cost(architecture).peak_training_memory_bytes
-        assert method.assign(0, Budget(memory_bytes, 0, None)) == architecture
-    below = Budget(method.cost(quarter).peak_training_memory_bytes - 1, None, None)
+        assert method.assign(0, Budget(memory_bytes, 0, 0)) == architecture
+    below = Budget(method.cost(quarter).peak_training_memory_bytes - 1)
     assert method.assign(0, below) is None
     local = method.local(Order(0, whole))
     assert local == TrainingAlone()

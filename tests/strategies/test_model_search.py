@@ -116,7 +116,8 @@ def test_what_is_assigned_fits_the_budget(searcher, tmp_path):
     sizes = set()
     for device, part in enumerate((0.2, 0.5, 0.9, 2.0)):
         memory = small.peak_training_memory_bytes + part * large.peak_training_memory_bytes
-        budget = Budget(int(memory), int(small.payload_bytes + part * large.payload_bytes), None)
+        payload_bytes = int(small.payload_bytes + part * large.payload_bytes)
+        budget = Budget(int(memory), payload_bytes, payload_bytes)
         arch = strategy.assign(device, budget)
         found = priced(strategy, arch)
         assert found.peak_training_memory_bytes <= budget.memory_bytes
@@ -128,7 +129,7 @@ def test_what_is_assigned_fits_the_budget(searcher, tmp_path):
 
 def test_a_device_below_the_smallest_is_left_out_or_gets_it(tmp_path):
     strategy = search(tmp_path)
-    nothing = Budget(10, 10, None)
+    nothing = Budget(10, 10, 10)
     assert strategy.assign(0, nothing) is None
     strategy.below_smallest = "smallest"
     assert strategy.assign(0, nothing) == strategy.space.smallest()
@@ -339,8 +340,12 @@ def fleet_of_two(strategy):
     """Budgets of three devices that afford something in between, and of one that affords the whole network."""
     small, large = priced(strategy, strategy.space.smallest()), priced(strategy, strategy.space.largest())
     middle_bytes = (small.peak_training_memory_bytes + large.peak_training_memory_bytes) // 2
-    middle = Budget(middle_bytes, (small.payload_bytes + large.payload_bytes) // 2, None)
-    return [middle] * 3 + [Budget(2 * large.peak_training_memory_bytes, 2 * large.payload_bytes, None)]
+    middle = Budget(
+        middle_bytes, (small.payload_bytes + large.payload_bytes) // 2, (small.payload_bytes + large.payload_bytes) // 2
+    )
+    return [middle] * 3 + [
+        Budget(2 * large.peak_training_memory_bytes, 2 * large.payload_bytes, 2 * large.payload_bytes)
+    ]
 
 
 @pytest.mark.parametrize("criterion", ["parameters", "flops", "balanced"])
@@ -353,7 +358,9 @@ def test_few_architectures_are_nested_and_every_budget_is_rounded_down_to_one(cr
     assert all(a <= b for a, b in zip(smaller.widths, larger.widths, strict=True))
     assert [strategy.assign(device, budget) for device, budget in enumerate(budgets)] == [smaller] * 3 + [larger]
     # In later rounds there are the same two, whatever the budgets are.
-    between = Budget(budgets[0].memory_bytes * 11 // 10, budgets[0].payload_bytes * 11 // 10, None)
+    between = Budget(
+        budgets[0].memory_bytes * 11 // 10, budgets[0].payload_bytes * 11 // 10, budgets[0].payload_bytes * 11 // 10
+    )
     strategy.round = 7
     assert strategy.assign(0, between) == smaller
     assert strategy.deliverable == [larger, smaller]

@@ -44,7 +44,7 @@ def plain(architecture):
 
 
 def budget(memory_bytes, payload_bytes=None):
-    return Budget(memory_bytes, payload_bytes, None)
+    return Budget(memory_bytes, payload_bytes, payload_bytes)
 
 
 # Eqs. 3 to 6
@@ -401,7 +401,7 @@ def test_a_search_leaves_time_for_the_pass():
     method = rafl(RaFLParams(searcher="pool"), family=NORMED, initial=given())
     flops = method.cost(NORMED.full()).training_flops
     for taken, found in ((0.999999, NORMED.full()), (1.000001, NORMED.width(0.25))):
-        budget = Budget(10**12, None, None, round_seconds=1.0, seconds_per_flop=taken / flops)
+        budget = Budget(10**12, round_seconds=1.0, seconds_per_flop=taken / flops)
         assert method.search(0, budget, grows=False) == found
 
 
@@ -433,14 +433,32 @@ def test_the_first_transfer_fits_the_link():
     assert method.assign(0, budget(roomy.peak_training_memory_bytes, link)) == FAMILY.full()
 
 
+def test_a_slow_uplink_bounds_the_knowledge_network_alone():
+    method = rafl()
+    roomy, small = method.cost(FAMILY.full()), plain(FAMILY.width(0.25)).payload_bytes
+    assert (roomy.download_bytes, roomy.upload_bytes) == (small + plain(FAMILY.full()).payload_bytes, small)
+    memory_bytes = roomy.peak_training_memory_bytes
+    assert method.assign(0, Budget(memory_bytes, roomy.download_bytes, small)) == FAMILY.full()
+    assert method.assign(0, Budget(memory_bytes, roomy.download_bytes, small - 1)) is None
+    # 10 s down and 80 s up leave time for it; as if it traveled both ways it would take ten times as long.
+    seconds_per_byte = {"seconds_per_byte_down": 10 / roomy.download_bytes, "seconds_per_byte_up": 80 / small}
+    in_time = Budget(memory_bytes, round_seconds=91.0, **seconds_per_byte)
+    assert method.assign(0, in_time) == FAMILY.full()
+    found = method.assign(0, replace(in_time, round_seconds=89.0))
+    assert found is not None
+    assert method.cost(found).download_bytes < roomy.download_bytes
+
+
 def test_a_model_that_the_device_draws_is_bounded_by_memory_alone():
     method = rafl(SHARES.model_copy(update={"first": "drawn"}))
     roomy, small = method.cost(FAMILY.full()), plain(FAMILY.width(0.25)).payload_bytes
     assert roomy.payload_bytes == small
     # A link over which the knowledge network takes 90 of 100 seconds, both ways together.
-    slow = Budget(roomy.peak_training_memory_bytes, small, None, round_seconds=100.0, seconds_per_byte=90 / small)
+    seconds = {"round_seconds": 100.0, "seconds_per_byte_down": 30 / small, "seconds_per_byte_up": 60 / small}
+    slow = Budget(roomy.peak_training_memory_bytes, small, small, **seconds)
     assert method.assign(0, slow) == FAMILY.full()
-    assert method.assign(0, replace(slow, payload_bytes=small - 1)) is None
+    assert method.assign(0, replace(slow, download_bytes=small - 1)) is None
+    assert method.assign(0, replace(slow, upload_bytes=small - 1)) is None
     with pytest.raises(ValueError, match=r"set rafl\.first = 'sent', or leave initial-weights out"):
         rafl(SHARES.model_copy(update={"first": "drawn"}), initial=FAMILY.initial())
 

@@ -98,7 +98,10 @@ def test_a_device_gets_the_deepest_level_that_fits(tmp_path):
     strategy = ScaleFL(setup(tmp_path, VGG), HALVES)
     for level in levels(VGG, HALVES.widths):
         price = strategy.cost(level)
-        assert strategy.assign(0, Budget(price.peak_training_memory_bytes, price.payload_bytes, None)) == level
+        assert (
+            strategy.assign(0, Budget(price.peak_training_memory_bytes, price.payload_bytes, price.payload_bytes))
+            == level
+        )
 
 
 def test_a_family_of_one_exit_is_refused(tmp_path):

@@ -123,18 +123,14 @@ def budget_between(costs, memory, payload, near, seed):
         rng = np.random.default_rng(seed)
         one = costs[int(rng.integers(len(costs)))]
         less = [int(byte) for byte in rng.integers(2, size=2)]
-        return Budget(
-            one.peak_training_memory_bytes - less[0], None if payload is None else one.payload_bytes - less[1], None
-        )
+        payload_bytes = None if payload is None else one.payload_bytes - less[1]
+        return Budget(one.peak_training_memory_bytes - less[0], payload_bytes, payload_bytes)
 
     def between(share, values):
         return max(0, int(min(values) + share * (max(values) - min(values))))
 
-    return Budget(
-        between(memory, [c.peak_training_memory_bytes for c in costs]),
-        None if payload is None else between(payload, [c.payload_bytes for c in costs]),
-        None,
-    )
+    payload_bytes = None if payload is None else between(payload, [c.payload_bytes for c in costs])
+    return Budget(between(memory, [c.peak_training_memory_bytes for c in costs]), payload_bytes, payload_bytes)
 
 
 @settings(max_examples=10, deadline=None)
@@ -153,7 +149,7 @@ def test_exact_equals_brute_force_on_random_spaces(data, seed):
     searcher = ExactSearch(space, *setting, tolerance=0.02)
     costs = [cost(RESNET, arch, batch_size=setting[0], optimizer=setting[1]) for arch in archs]
     for one in costs[:20]:
-        budget = Budget(one.peak_training_memory_bytes, one.payload_bytes, None)
+        budget = Budget(one.peak_training_memory_bytes, one.payload_bytes, one.payload_bytes)
         best = max(c.parameters for c in costs if fits(c, budget))
         # Where not all were looked at, some other may be larger.
         assert searcher.optimum(budget) == best if len(archs) == space.size else searcher.optimum(budget) >= best
@@ -168,22 +164,22 @@ def test_exact_finds_what_fits_where_the_smallest_does_not():
     assert narrow.size == 2
     smallest, larger = (cost(RESNET, arch, batch_size=1, optimizer="sgd") for arch in narrow.enumerate())
     assert smallest.peak_training_memory_bytes > larger.peak_training_memory_bytes
-    budget = Budget(larger.peak_training_memory_bytes, None, None)
+    budget = Budget(larger.peak_training_memory_bytes)
     searcher = ExactSearch(narrow, 1, "sgd", 0.02)
     assert searcher.find(budget, np.random.default_rng(0)) == narrow.largest()
-    less = Budget(larger.peak_training_memory_bytes - 1, None, None)
+    less = Budget(larger.peak_training_memory_bytes - 1)
     assert searcher.find(less, np.random.default_rng(0)) is None
 
 
 def test_without_a_payload_nothing_fits():
-    assert exact_search("vit", 1, "sgd").find(Budget(2**40, 0, None), np.random.default_rng(0)) is None
-    assert exact_search("vit", 1, "sgd").find(Budget(2**40, None, None), np.random.default_rng(0)) == VIT.full()
+    assert exact_search("vit", 1, "sgd").find(Budget(2**40, 0, 0), np.random.default_rng(0)) is None
+    assert exact_search("vit", 1, "sgd").find(Budget(2**40), np.random.default_rng(0)) == VIT.full()
 
 
 def test_all_blocks_get_their_turn():
     name = "vit"
     costs = all_costs(name, 1, "sgd")
-    budget = Budget(2**40, int(0.6 * costs[-1].payload_bytes), None)
+    budget = Budget(2**40, int(0.6 * costs[-1].payload_bytes), int(0.6 * costs[-1].payload_bytes))
     searcher = exact_search(name, 1, "sgd")
     rng = np.random.default_rng(0)
     kept = {layer: set() for layer in VIT.removable}
@@ -203,7 +199,7 @@ def test_layers_that_need_much_memory_stay_where_the_link_binds():
     family = make_family({"name": "resnet18", "input_shape": [1, 28, 28], "first_channels": 16, "norm": "static"})
     searcher = ExactSearch(Space.of(family, (0, 0.25, 0.5, 1)), 32, "sgd-momentum", 0.02)
     rng = np.random.default_rng(0)
-    found = [searcher.find(Budget(39_600_000, 1_176_000, None), rng) for _ in range(300)]
+    found = [searcher.find(Budget(39_600_000, 1_176_000, 1_176_000), rng) for _ in range(300)]
     block = list(family.groups).index(family.removable["stage1_1"][0])
     assert sum(arch.widths[block] > 0 for arch in found) / len(found) > 0.6
     stays = family.removable["stage4_1"][0]
@@ -233,7 +229,7 @@ def test_exchanged_layers_that_need_too_much_memory_are_not_taken():
     searcher = exact_search(name, *setting)
     costs = all_costs(name, *setting)
     for one in costs[:: len(costs) // 50]:
-        budget = Budget(one.peak_training_memory_bytes, None, None)
+        budget = Budget(one.peak_training_memory_bytes)
         for seed in range(4):
             assert fits(cost_of(name, *setting)(searcher.find(budget, np.random.default_rng(seed))), budget)
 
@@ -266,7 +262,7 @@ def pool_search(**arguments):
     return PoolSearch(SPACES["lenet5"], cost_of("lenet5"), **arguments)
 
 
-UNLIMITED = Budget(2**40, None, None)
+UNLIMITED = Budget(2**40)
 
 
 def test_the_pool_stops_with_probability_epsilon():
@@ -284,21 +280,25 @@ def test_the_pool_draws_at_most_t_max_times_and_keeps_the_largest_that_fits():
     searcher = pool_search(max_draws=3)
     space = SPACES["lenet5"]
     drawn = [[1, 1, 1, 1], [2, 2, 2, 2], [0, 1, 0, 1]]
-    budget = Budget(2**40, cost_of("lenet5")(space.architecture(drawn[1])).payload_bytes, None)
+    budget = Budget(
+        2**40,
+        cost_of("lenet5")(space.architecture(drawn[1])).payload_bytes,
+        cost_of("lenet5")(space.architecture(drawn[1])).payload_bytes,
+    )
     rng = Numbers([0.9, 0.9, 0.9], [pick for picks in drawn for pick in picks])
     assert searcher.find(budget, rng) == space.architecture(drawn[1])
     assert len(searcher.pool) == 5
     # Kept for others: the largest of the pool below a smaller budget.
-    less = Budget(2**40, budget.payload_bytes - 1, None)
+    less = Budget(2**40, budget.payload_bytes - 1, budget.payload_bytes - 1)
     assert searcher.find(less, Numbers([0.0])) == space.architecture(drawn[0])
 
 
 def test_the_pool_falls_back_to_the_smallest():
     space, searcher = SPACES["lenet5"], pool_search()
     smallest = cost_of("lenet5")(space.smallest())
-    budget = Budget(smallest.peak_training_memory_bytes, smallest.payload_bytes, None)
+    budget = Budget(smallest.peak_training_memory_bytes, smallest.payload_bytes, smallest.payload_bytes)
     assert searcher.find(budget, Numbers([0.0])) == space.smallest()
-    below = Budget(smallest.peak_training_memory_bytes, smallest.payload_bytes - 1, None)
+    below = Budget(smallest.peak_training_memory_bytes, smallest.payload_bytes - 1, smallest.payload_bytes - 1)
     assert searcher.find(below, Numbers([0.9, 0.0], [3, 3, 3, 2])) is None
     assert len(searcher.pool) == 3
 
@@ -312,7 +312,7 @@ def test_the_largest_of_a_pool_is_found_without_looking_at_all(monkeypatch):
     costs = list(searcher.pool.values())
     assert len(costs) > 100
     for one in costs:
-        budget = Budget(one.peak_training_memory_bytes, one.payload_bytes, None)
+        budget = Budget(one.peak_training_memory_bytes, one.payload_bytes, one.payload_bytes)
         fitting = [arch for arch, price in searcher.pool.items() if fits(price, budget)]
         expected = max(fitting, key=lambda arch: searcher.pool[arch].parameters)  # of equal ones the first
         assert searcher.largest(budget) == restored.largest(budget) == expected
@@ -356,7 +356,7 @@ def test_what_is_found_is_in_time_and_more_time_finds_more(name):
     full = cost(space.family, space.largest(), batch_size=16, optimizer="sgd-momentum")
     before = 0
     for share in (0.05, 0.2, 0.6, 1.0):
-        budget = Budget(2**62, None, None, round_seconds=share * full.training_flops, seconds_per_flop=1.0)
+        budget = Budget(2**62, round_seconds=share * full.training_flops, seconds_per_flop=1.0)
         found = search.find(budget, np.random.default_rng(3))
         if found is None:
             continue
@@ -397,7 +397,7 @@ def test_steps_upward_come_near_the_best_of_all_architectures_and_fit(name, crit
             int(share * largest.peak_training_memory_bytes),
             int(share * largest.payload_bytes),
         )
-        budget = Budget(memory_bytes, payload_bytes, None)
+        budget = Budget(memory_bytes, payload_bytes, payload_bytes)
         fitting = [value(a, c) for a, c in zip(architectures, costs, strict=True) if fits(c, budget)]
         found = search.find(budget, np.random.default_rng(0))
         if not fitting:
@@ -405,14 +405,14 @@ def test_steps_upward_come_near_the_best_of_all_architectures_and_fit(name, crit
             continue
         assert fits(price(found), budget)
         assert value(found, price(found)) >= 0.9 * max(fitting)
-    assert (
-        search.find(Budget(largest.peak_training_memory_bytes, None, None), np.random.default_rng(0)) == space.largest()
-    )
+    assert search.find(Budget(largest.peak_training_memory_bytes), np.random.default_rng(0)) == space.largest()
 
 
 def test_the_balanced_criterion_keeps_every_block_where_parameters_leave_some_out():
     space = SPACES["vit"]
-    budget = Budget(10**12, cost_of("vit")(space.largest()).payload_bytes // 2, None)
+    budget = Budget(
+        10**12, cost_of("vit")(space.largest()).payload_bytes // 2, cost_of("vit")(space.largest()).payload_bytes // 2
+    )
     balanced = AscentSearch(space, 16, "sgd-momentum", "balanced").find(budget, np.random.default_rng(0))
     assert all(balanced.widths)
     removed = [
@@ -448,7 +448,7 @@ def test_blocks_that_must_stay_do_so_in_what_two_architectures_have_in_common():
     assert space.allows(together(one, other))
     assert not space.allows(Architecture((1,)))
     found = {1: one, 2: other}
-    options = fleet_options(space, [Means(Budget(n, None, None)) for n in (2, 1)], lambda b: found[b.memory_bytes])
+    options = fleet_options(space, [Means(Budget(n)) for n in (2, 1)], lambda b: found[b.memory_bytes])
     assert options == [space.smallest(), one, other, together(one, other)]
 
 
@@ -460,13 +460,13 @@ def test_a_fleet_is_searched_from_its_smallest_to_its_largest_device_beside_thei
         asked.append(budget.memory_bytes)
         return space.largest() if budget.memory_bytes > 100 else None
 
-    fleet = [Means(Budget(n, None, None), message_bytes=lambda _: 60) for n in (150, 50, 1000)]
+    fleet = [Means(Budget(n), message_bytes=lambda _: 60) for n in (150, 50, 1000)]
     assert fleet_options(space, fleet, find) == [space.smallest(), space.largest()]
     # Where something is found, the search is repeated in what the message leaves.
     assert asked == [50, 150, 90, 1000, 940]
     # Of a large fleet 40 devices are looked at, among them the smallest and the largest.
     asked.clear()
-    fleet_options(space, [Means(Budget(n, None, None)) for n in range(1, 501)], find)
+    fleet_options(space, [Means(Budget(n)) for n in range(1, 501)], find)
     assert (len(asked), asked[0], asked[-1]) == (40, 1, 500)
     assert fleet_options(space, [], find) == [space.smallest()]
 
@@ -476,13 +476,13 @@ def test_what_a_method_prices_higher_is_searched_again_under_less():
     searcher = ExactSearch(space, 16, "sgd", tolerance=0.0)
     rng = np.random.default_rng(0)
     alone = cost(space.family, space.largest(), batch_size=16, optimizer="sgd")
-    budget = Budget(alone.peak_training_memory_bytes, None, None)
+    budget = Budget(alone.peak_training_memory_bytes)
 
     def price(architecture):
         """A tenth more than alone, and 20 kB."""
         own = cost(space.family, architecture, batch_size=16, optimizer="sgd")
         memory_bytes = own.peak_training_memory_bytes * 11 // 10 + 20_000
-        return Cost(own.parameters, own.payload_bytes, memory_bytes, own.training_flops)
+        return Cost(own.parameters, own.download_bytes, own.upload_bytes, memory_bytes, own.training_flops)
 
     assert searcher.find(budget, rng) == space.largest()
     found = find_priced(searcher, price, budget, budget, rng)
@@ -493,8 +493,8 @@ def test_what_a_method_prices_higher_is_searched_again_under_less():
 
     def never(architecture):
         """More than all of the memory, whatever the architecture."""
-        return Cost(1, 1, 10 * budget.memory_bytes, 1)
+        return Cost(1, 1, 1, 10 * budget.memory_bytes, 1)
 
     assert find_priced(searcher, never, budget, budget, rng) is None
-    nothing = find_priced(searcher, price, Budget(10, None, None), Budget(10, None, None), rng)
+    nothing = find_priced(searcher, price, Budget(10), Budget(10), rng)
     assert nothing is None

@@ -307,9 +307,9 @@ def fitted(memory, count, each_lower=0):
     """Levels for devices with this much memory, where a channel takes 100 bytes and each lower level some more."""
 
     def price(level, lower):
-        return Cost(5 * level.widths[0] + 3, 1, 100 * level.widths[0] + each_lower * len(lower), 1)
+        return Cost(5 * level.widths[0] + 3, 1, 1, 100 * level.widths[0] + each_lower * len(lower), 1)
 
-    fleet = [Means(Budget(amount, None, None)) for amount in memory]
+    fleet = [Means(Budget(amount)) for amount in memory]
     return fitted_levels(OneHidden(), [THREE, ONE, FOUR, TWO, ONE], fleet, count, price)
 
 
@@ -356,7 +356,7 @@ def test_no_level_is_smaller_than_the_smallest_width(tmp_path):
     method = Wildflower(setup(tmp_path, vit), WildflowerParams(levels=3))
     quarter = method.cost(vit.width(0.25))
     memory = quarter.peak_training_memory_bytes
-    method.survey(Means(Budget(amount, None, None)) for amount in (memory, 2 * memory, 2**40))
+    method.survey(Means(Budget(amount)) for amount in (memory, 2 * memory, 2**40))
     sizes = [method.cost(level).parameters for level in method.candidates]
     assert len(sizes) == 3
     assert sizes == sorted(sizes, reverse=True)
@@ -392,10 +392,10 @@ def test_levels_may_be_given_and_stay_where_no_device_affords_any(tmp_path):
     given = Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(levels=0))
     fitted = Wildflower(setup(tmp_path, OneHidden()), WildflowerParams(levels=4))
     widths = OneHidden().candidates((1.0, 0.5, 0.25))
-    given.survey([Means(Budget(2**40, None, None))])
-    fitted.survey([Means(Budget(1, None, None))])
+    given.survey([Means(Budget(2**40))])
+    fitted.survey([Means(Budget(1))])
     assert given.candidates == fitted.candidates == widths
-    fitted.survey([Means(Budget(2**40, None, None))])
+    fitted.survey([Means(Budget(2**40))])
     assert fitted.candidates == widths[:1]
 
 
@@ -407,7 +407,7 @@ def test_levels_may_keep_another_share_of_each_layer(tmp_path):
     )
     assert uniform.space is None
     payload_bytes = searched.cost(lenet.full()).payload_bytes
-    fleet = [Means(Budget(2**40, payload_bytes // parts, None)) for parts in (2, 5)]
+    fleet = [Means(Budget(2**40, payload_bytes // parts, payload_bytes // parts)) for parts in (2, 5)]
     searched.survey(fleet)
     uniform.survey(fleet)
     between = set(sizes_between(lenet, uniform.widths))
@@ -429,7 +429,7 @@ def test_levels_may_keep_another_share_of_each_layer(tmp_path):
 def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_choose(tmp_path, caplog):
     method = Wildflower(setup(tmp_path, CHOICE), WildflowerParams(masked_loss=False))
     with caplog.at_level("INFO", "flwr"):
-        method.survey([Means(Budget(2**40, None, None))])
+        method.survey([Means(Budget(2**40))])
     assert "levels are not searched layer by layer: space: family 'choice' has no search space" in caplog.text
     assert method.candidates == CHOICE.candidates((1.0,))[:1]
 
