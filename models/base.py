@@ -107,13 +107,14 @@ class Family(ABC):
         self.check_parts(self.freeze)
         learned = [name for name in self.tensors(self.full()) if not name.endswith(STATISTICS)]
         if all(map(self.is_frozen, learned)):
-            raise ValueError(f"{self.name}: with freeze = {', '.join(self.freeze)} nothing is left to train")
+            frozen = f"with freeze = {', '.join(self.freeze)} " if self.freeze else ""
+            raise ValueError(f"{self.name}: {frozen}nothing is left to train")
 
     def _with_frozen(self, network: Network) -> Network:
         """The network, with no gradients of what is frozen."""
-        if self.freeze:
-            for name, parameter in network.named_parameters():
-                parameter.requires_grad_(not self.is_frozen(name))
+        for name, parameter in network.named_parameters() if self.freeze else ():
+            if self.is_frozen(name):  # and else as the module has it, which may train some of its parameters only
+                parameter.requires_grad_(False)
         return network
 
     def _marked(self, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -592,7 +593,9 @@ def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 if (new := made.get(id(buffer))) is None:
-                    new = taken(before + name, buffer)
+                    # The same memory with a version of its own: the tensors of a message are views of one, and what a
+                    # module writes into a buffer would seem to autograd to change the parameters beside it.
+                    new = taken(before + name, buffer).data
                     made[id(buffer)] = made[id(new)] = new
                 module._buffers[name] = new
     if left:

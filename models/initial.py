@@ -163,24 +163,54 @@ def load_initial(file: Path, family: Family, names: Mapping[str, str | bool] | N
         )
     if not chosen:
         _check_architecture(file, family.name, wanted, renamed)
-    for name, tensor in found.items():
-        called = theirs.get(name, name)
-        if tuple(tensor.shape) != wanted[name].shape:
-            hint = f"initial-names = \"'{name}' = false\" leaves it out"
-            raise ValueError(
-                f"{file}: {called} has shape {tuple(tensor.shape)}, and {family.name} wants {wanted[name].shape}: "
-                + ("are these weights of another width or model?" if theirs else hint)
-            )
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{file}: {called} holds values that are no finite floating point numbers")
+    _check_shapes(file, family, found, wanted, theirs)
     return Initial(
-        {name: tensor.to(wanted[name].dtype).contiguous() for name, tensor in found.items()},
+        {n: _as_wanted(tensor, wanted[n].dtype, f"{file}: {theirs.get(n, n)}") for n, tensor in found.items()},
         architecture,
         tuple(name for name in full if name not in found),
         tuple(name for name in renamed if name not in wanted and not _is_counter(name)),
         file,
         tuple(notes),
     )
+
+
+def _check_shapes(
+    file: Path,
+    family: Family,
+    found: Mapping[str, Tensor],
+    wanted: Mapping[str, TensorSpec],
+    theirs: Mapping[str, str],
+) -> None:
+    """Raise ValueError where a tensor of a file has another shape than the model wants."""
+    others = [name for name, tensor in found.items() if tuple(tensor.shape) != wanted[name].shape]
+    if not others:
+        return
+    first = others[0]
+    text = (
+        f"{file}: {theirs.get(first, first)} has shape {tuple(found[first].shape)}, and {family.name} wants "
+        f"{wanted[first].shape}"
+    )
+    if theirs or 2 * len(others) > len(found):
+        sizes = "the family and family-arguments must be those of these weights"
+        raise ValueError(
+            f"{text}: are these weights of another width or model? {len(others)} of {len(found)} tensors have other "
+            f"shapes: {sizes}"
+        )
+    module, _, own = first.rpartition(".")
+    part = module if own in ("weight", "bias") and module else first
+    raise ValueError(f"{text}: initial-names = \"'{part}' = false\" leaves it out")
+
+
+def _as_wanted(tensor: Tensor, dtype: torch.dtype, where: str) -> Tensor:
+    """A tensor of a file as a model has it; ValueError where that is no finite number."""
+    try:
+        converted = (tensor if tensor.layout == torch.strided else tensor.to_dense()).to(dtype).contiguous()
+        finite = tensor.is_floating_point() and bool(torch.isfinite(converted).all())
+    except (RuntimeError, NotImplementedError):
+        raise ValueError(f"{where} is of {tensor.dtype}, which cannot be read as {dtype}") from None
+    if not finite:
+        raise ValueError(f"{where} holds values that are no finite floating point numbers of {dtype}")
+    return converted
 
 
 def _join_ties(tensors: dict[str, Tensor], further_names: Mapping[str, str], file: Path) -> None:
@@ -288,13 +318,19 @@ def _read(file: Path) -> dict[str, Tensor]:
 def _state(file: Path, content: Any) -> dict[str, Tensor]:
     """The tensors of a state dict, or of one inside of what a training script has saved."""
     if isinstance(content, Mapping):
-        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-        if tensors:
-            return tensors
+        # Before what lies beside it: a training script may keep a tensor there, such as its best accuracy.
         for wrapper in WRAPPERS:
             if isinstance(content.get(wrapper), Mapping):
                 return _state(file, content[wrapper])
-    raise ValueError(f"{file} holds no state dict: a mapping of names to tensors")
+        # Parameters want gradients, and what is averaged and sent does not.
+        tensors = {str(name): value.detach() for name, value in content.items() if isinstance(value, Tensor)}
+        if tensors:
+            return tensors
+    has = f"; it has {_some(tuple(map(str, content)))}" if isinstance(content, Mapping) and content else ""
+    raise ValueError(
+        f"{file} holds no state dict: a mapping of names to tensors, or one with such a mapping as "
+        f"{' or '.join(map(repr, WRAPPERS))}{has}"
+    )
 
 
 def _renamings(name: str, names: Mapping[str, str | bool]) -> list[str]:

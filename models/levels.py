@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -116,6 +116,10 @@ class Levels(ModuleFamily):
         if len(arch.widths) != 1 or arch.kernels or not 1 <= arch.widths[0] <= len(self.levels):
             raise ValueError(f"{self.function}: an architecture is a level, 1 to {len(self.levels)}, not {arch}")
 
+    def is_frozen(self, name: str) -> bool:
+        """See `Family.is_frozen`; what the module itself does not train is frozen too."""
+        return super().is_frozen(name) or name in _untrained(self)
+
     def network(self, arch: Architecture) -> Network:
         """Return what the function makes."""
         text = self.levels[arch.widths[0] - 1]
@@ -127,7 +131,7 @@ class Levels(ModuleFamily):
         try:
             module = function(**values)
         except Exception as error:  # of any kind: it is the user's code
-            raise PluginError(f"{self.function} at level {text} fails: {one_sentence(error)}") from error
+            raise PluginError(f"{self.function} at level {text} fails: {one_sentence(error)}{_hint(error)}") from error
         if not isinstance(module, nn.Module):
             raise PluginError(f"{self.function} at level {text} returns {type(module).__name__}, not an nn.Module")
         return module if isinstance(module, Network) else AnyNetwork(module)
@@ -156,6 +160,23 @@ class Levels(ModuleFamily):
                         "the largest, and every tensor is a leading slice of the one above"
                     )
             above = state
+
+
+@lru_cache(maxsize=64)
+def _untrained(family: Levels) -> frozenset[str]:
+    """Names of the parameters of the largest level for which the module itself wants no gradients."""
+    with torch.device("meta"):
+        network = family.network(family.full())
+    return frozenset(name for name, parameter in network.named_parameters() if not parameter.requires_grad)
+
+
+def _hint(error: Exception) -> str:
+    """What to do about what a function cannot do while it makes a network without memory."""
+    if "from_pretrained" in str(error):
+        return ": build the network from its configuration, and let initial-weights name the folder of its weights"
+    if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
+        return ": leave .to(device) out, the run moves the network to its device"
+    return ""
 
 
 def _parameters(function: Callable[..., Any]) -> Collection[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,9 +18,12 @@ from models.base import Family
 from models.cost import Convolution, Cost
 from models.layers import Network, TensorSpec
 from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
+from plugins.reference import PluginError
 
 if TYPE_CHECKING:
     from models.trace import Step
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 
 class AnyNetwork(Network):
@@ -76,9 +80,9 @@ class AnyNetwork(Network):
         return [self(x)]
 
     def train(self, mode: bool = True) -> AnyNetwork:
-        """The module's own children follow, and it itself."""
-        super().train(mode)
-        self._inside[0].training = mode
+        """The module follows, in its own way where it has one: it may keep some of its parts in evaluation mode."""
+        self._inside[0].train(mode)
+        self.training = mode
         return self
 
 
@@ -127,6 +131,10 @@ class ModuleFamily(Family):
         """Those that a step computes."""
         return self._step(arch, 2).convolutions
 
+    def answer(self, arch: Architecture) -> tuple[int, ...]:
+        """The shape of what the sub-model returns for one example: (outputs,) or (outputs, positions)."""
+        return self._step(arch, 2).answer
+
     def _step(self, arch: Architecture, batch_size: int) -> Step:
         from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
 
@@ -135,12 +143,20 @@ class ModuleFamily(Family):
 
 @lru_cache(maxsize=256)
 def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
-    classes = _class_dimensions(family)
+    classes = _class_dimensions(family, arch)
+    found = meta_state(family, arch)
+    of_full = _class_dimensions(family, family.full())
+    if other := next((name for name in found if classes.get(name) != of_full.get(name)), None):
+        one, another = ("this one", "the largest one") if other in classes else ("the largest one", "this one")
+        raise ValueError(
+            f"{family.name}: at {arch.to_json()} the tensor {other} is of a head, which grows with the classes, in "
+            f"{one} and not in {another}, so that it would be averaged with something else: give the head a name that "
+            "is the same at every level, such as self.head, and the layers an nn.ModuleList of their own"
+        )
 
     def axes(name: str, tensor: Tensor) -> tuple[Axis | Window | None, ...]:
         return tuple(Axis(CLASSES) if classes.get(name) == d else None for d in range(tensor.dim()))
 
-    found = meta_state(family, arch)
     return family._marked({name: TensorSpec(tuple(t.shape), t.dtype, axes(name, t)) for name, t in found.items()})
 
 
@@ -151,11 +167,18 @@ def _further_names(family: ModuleFamily) -> dict[str, str]:
     return network.ties if isinstance(network, AnyNetwork) else {}
 
 
-@lru_cache(maxsize=64)
-def _class_dimensions(family: ModuleFamily) -> dict[str, int]:
-    """The dimension of classes of every tensor that has one: the one that grows where there is one class more."""
-    one_more = replace(family, classes=family.classes + 1)
-    mine, grown = meta_state(family, family.full()), meta_state(one_more, one_more.full())
+@lru_cache(maxsize=256)
+def _class_dimensions(family: ModuleFamily, arch: Architecture) -> dict[str, int]:
+    """The dimension of classes of every tensor that has one: the one that grows where there is one class more.
+
+    None has one where the network cannot be built for one class more.
+    """
+    mine = meta_state(family, arch)
+    try:
+        grown = meta_state(replace(family, classes=family.classes + 1), arch)
+    except PluginError as error:
+        log.warning("No tensor of %s counts as its head: built for one class more, %s", family.name, error)
+        return {}
     return {
         name: dimension
         for name, tensor in mine.items()

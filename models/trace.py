@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class Step:
         state_bytes: of all that the state dict holds.
         held_bytes: of parameters and buffers, those that the state dict leaves out too.
         flops: of the whole batch.
+        answer: the shape of what it returns for one example: (outputs,) or (outputs, positions).
         convolutions: distinct ones.
     """
 
@@ -63,6 +65,7 @@ class Step:
     state_bytes: int
     held_bytes: int
     flops: int
+    answer: tuple[int, ...]
     convolutions: set[Convolution] = field(default_factory=set)
 
     def cost(self, batch_size: int, optimizer: str) -> Cost:
@@ -99,7 +102,7 @@ def follow(
     examples = max(2, batch_size)
     with _errors_logged_once(), FakeTensorMode():
         with converted_and_copied():
-            model = build().train()
+            model = _built(build).train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
         storages = _Storages([*model.parameters(), *model.buffers()])
         with storages, FlopCounterMode(display=False, custom_mapping=dict(_ATTENTION_ON_CPUS)) as counter:
@@ -140,8 +143,23 @@ def follow(
             state_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
             held_bytes=sum(tensor.nbytes for tensor in buffers.values()),
             flops=counter.get_total_flops() * batch_size // examples,
+            answer=tuple(size[1:]),
             convolutions=storages.convolutions,
         )
+
+
+def _built(build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes of fake tensors; ValueError where it asks for their values."""
+    try:
+        return build()
+    except Exception as error:  # of any kind: a model is any Python, and its family may have put it into words
+        cause = error if isinstance(error, DataDependentOutputException) else error.__cause__
+        if not isinstance(cause, DataDependentOutputException):
+            raise
+        raise ValueError(
+            f"what makes its network depends on the values of a tensor ({cause.func}), such as 'if weight.max() > 1': "
+            "it is priced by tensors without values, so that it may depend on their shapes alone"
+        ) from error
 
 
 @contextmanager
@@ -161,7 +179,8 @@ def converted_and_copied() -> Iterator[None]:
 
     PyTorch swaps a fake parameter for its converted one, and cannot. Here the converted one takes its place, and is one
     where several modules share a parameter. A fake tensor has no memory that `copy.deepcopy` could read, which
-    `nn.TransformerEncoder` calls for its layers.
+    `nn.TransformerEncoder` calls for its layers. `nn.init.trunc_normal_` draws again until all values are within its
+    bounds, and there are none.
     """
 
     converted: dict[nn.Parameter, nn.Parameter] = {}
@@ -192,13 +211,20 @@ def converted_and_copied() -> Iterator[None]:
         found: Tensor = memo[id(tensor)]
         return found
 
-    with _replaced(nn.Module, "_apply", convert), _replaced(FakeTensor, "__deepcopy__", copied):
+    def not_drawn(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+        return tensor
+
+    with (
+        _replaced(nn.Module, "_apply", convert),
+        _replaced(FakeTensor, "__deepcopy__", copied),
+        _replaced(nn.init, "_no_grad_trunc_normal_", not_drawn),
+    ):
         yield
 
 
 @contextmanager
-def _replaced(owner: type, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a class have another method for the time of a `with` block."""
+def _replaced(owner: type | ModuleType, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a class or a Python module have another function for the time of a `with` block."""
     before = vars(owner).get(name)
     setattr(owner, name, function)
     try:

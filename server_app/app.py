@@ -59,7 +59,7 @@ from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agree
 from server_app.rehearsal import rehearse_step
 from server_app.scoring import scorer
 from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
-from server_app.vocabulary import check_last_token, check_same_tokens, check_vocabulary
+from server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
 from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
@@ -547,9 +547,8 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
                 f"family-arguments = {config.family_arguments!r}: family {name!r} has no argument {unknown!r}; "
                 f"{f'{hint} It' if hint else 'it'} has {', '.join(free) or 'none'}"
             )
-        # The folder that weights come from says what model they are of, where a family can read that.
-        folder = Path(config.initial_weights).expanduser()
-        if config.initial_weights and (folder / "config.json").is_file():
+        # The folder or hub name that weights come from says what model they are of, where a family can read that.
+        if "model" in known and _says_its_sizes(config.initial_weights):
             defaults = {"model": config.initial_weights, **defaults}
         # A family without batch norm or scaler, such as one of any modules, has nothing to say to a method's wishes.
         wishes = {
@@ -559,6 +558,11 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             **arguments,
             **options,
         }
+        if "labels" in known and "labels" in arguments and arguments["labels"] != (kind := _labels_of(task)):
+            raise ConfigError(
+                f"family-arguments = {config.family_arguments!r}: labels = {arguments['labels']!r}, and those of "
+                f"{config.task!r} are of {kind!r}: leave labels out"
+            )
         wanted = {key: value for key, value in wishes.items() if key in known}
         frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
@@ -568,6 +572,7 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
+        check_answers(task, family)
         check_last_token(task, family)
     except ConfigError:
         raise
@@ -583,6 +588,19 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
     return family
 
 
+def _says_its_sizes(initial_weights: str) -> bool:
+    """Whether `initial-weights` is a folder with a model's configuration, or the name of a model on a hub."""
+    if not initial_weights:
+        return False
+    path = Path(initial_weights).expanduser()
+    return (path / "config.json").is_file() if path.exists() else weights_file(initial_weights).is_file()
+
+
+def _labels_of(task: Task) -> str:
+    """What a family of texts calls the task's labels: of "tokens" or of the whole "sequence"."""
+    return "tokens" if task.label_kind == "classes of tokens" else "sequence"
+
+
 def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What a task of texts says of a family that has such fields: its tokens, and whether each of them has a label.
 
@@ -591,7 +609,7 @@ def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if task.vocabulary is None:
         return {}
     labels = {
-        "labels": "tokens" if task.label_kind == "classes of tokens" else "sequence",
+        "labels": _labels_of(task),
         "separator": task.vocabulary.separator,  # which no model's folder says
     }
     # A model that exists has a vocabulary of its own, which is then compared with the task's.

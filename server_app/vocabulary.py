@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from models.architecture import Architecture
 from models.base import Family
 from models.bert import Bert
+from models.module import ModuleFamily
 from plugins.reference import one_sentence
 from tasks.task import Task
 from tasks.tokens import VOCABULARY, TextArguments, load_tokenizer
@@ -45,6 +46,24 @@ def check_vocabulary(task: Task, family: Family) -> None:
         raise ValueError(
             f"the tokenizer pads with token {task.vocabulary.pad_id}, the model leaves out token {pad_id}: take the "
             "tokenizer of this model"
+        )
+
+
+def check_answers(task: Task, family: Family) -> None:
+    """Raise ValueError where networks answer once per input and the task labels every token, or the other way round."""
+    if not isinstance(family, ModuleFamily):
+        return
+    answer = family.answer(family.full())
+    if task.label_kind != "classes of tokens":
+        if len(answer) > 1:
+            raise ValueError(
+                f"its network returns (batch, {', '.join(map(str, answer))}), an answer for every token, and the task "
+                f"has one label per input: it must return (batch, {answer[0]})"
+            )
+    elif answer[1:] != family.input_shape[-1:]:
+        raise ValueError(
+            f"its network returns (batch, {', '.join(map(str, answer))}), and the task has a label for every token: it "
+            f"must return (batch, {answer[0]}, {family.input_shape[-1]})"
         )
 
 

@@ -111,7 +111,8 @@ def layers_of(family: Family, architecture: Architecture) -> Layers:
     if len(family.stacks) != 1:
         raise ValueError(
             f"inclusivefl needs a family with one stack of layers alike, {family.name} has {len(family.stacks)}: "
-            "take an encoder, a ViT, a BERT, or a function whose levels have more or fewer layers"
+            "take an encoder, a ViT, a BERT, or a function whose levels have more or fewer layers in an nn.ModuleList "
+            "(names such as layers.0)"
         )
     [prefixes] = family.stacks.values()
     blocks: list[dict[str, str]] = [{} for _ in prefixes]
@@ -275,7 +276,8 @@ class InclusiveFL(CandidateMethod):
         if self.params.server == "adam":
             moved = {name: adam_step(self.params, name, weights[name], update[name], m, v) for name in m}
         else:
-            moved = {name: weights[name] + update[name] for name in weights}
+            # What is frozen is alike in all types, and momentum of a larger type must not move it.
+            moved = {name: weights[name] + update[name] for name in weights if not self.family.is_frozen(name)}
         self.weights[architecture] = weights | moved
         if smaller is not None:
             first = len(self.layers[smaller].blocks) - 1  # the layer that is the smaller type's last

@@ -6,6 +6,7 @@ A metric is computed from sums that add up over batches, so that whoever scores 
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -169,6 +170,9 @@ class F1(Metric):
             raise ValueError(f"{max(sums):g} answers or labels are not of {examples} examples")
 
 
+_ENTITY_TAG = re.compile(r"O|[BIESLU]-.+")
+
+
 @dataclass(frozen=True)
 class EntityF1(Metric):
     """F1 of entities, as `seqeval` and CoNLL count them: an entity is right if its type and both of its ends are.
@@ -182,6 +186,13 @@ class EntityF1(Metric):
     scale: ClassVar[Scale] = Scale("entity F1", is_share=True)
 
     tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if other := next((tag for tag in self.tags if not _ENTITY_TAG.fullmatch(tag)), None):
+            raise ValueError(
+                f"the tag {other!r} is neither O nor such as B-{other} and I-{other}, so that entities cannot be "
+                "counted: mend the tags, or say metric = 'token_accuracy'"
+            )
 
     def size(self, classes: int) -> int:
         """Three."""
@@ -409,12 +420,14 @@ METRICS: dict[str, type[Metric]] = {
 
 
 def usual_metric(labels: LabelKind, label_names: Sequence[str] = ()) -> Metric:
-    """The metric of a task that names none. Classes of tokens that have names are tags: the F1 of entities."""
+    """The metric of a task that names none. Classes of tokens that are named as tags are: the F1 of entities."""
     if labels == "numbers":
         return Pearson()
     if labels == "classes":
         return ACCURACY
-    return EntityF1(tuple(label_names)) if label_names else TokenAccuracy()
+    # Parts of speech, for one, are names of tokens and mark no entities.
+    marks = any(name[:2] in ("B-", "I-") for name in label_names)
+    return EntityF1(tuple(label_names)) if marks else TokenAccuracy()
 
 
 def scale_of(name: str | None, higher_is_better: bool = True) -> Scale:

@@ -306,13 +306,24 @@ def metric(arguments: OwnTextArguments, data: DataSet) -> Metric:
 def held_out(texts: Texts, labels: Labels, share: float) -> tuple[Texts, Texts]:
     """Texts to train and to test on: `share` of each class (of all, where labels are no classes) are to test on.
 
-    The choice depends on the labels alone. ValueError where nothing would be left for one of them.
+    The choice depends on the labels alone. A text that alone has a tag is trained on. ValueError where nothing would
+    be left for one of them.
     """
     of_class: dict[str, int] = {}
     strata = [of_class.setdefault(str(label) if labels == "classes" else "", len(of_class)) for label in texts.labels]
     mask = stratified_test(torch.tensor(strata), share)
+    if labels == "tags":
+        known = {tag for tags, tests in zip(texts.labels, mask.tolist(), strict=True) if not tests for tag in tags}
+        for place, tags in enumerate(texts.labels):
+            if not known.issuperset(tags):
+                mask[place] = False
+                known.update(tags)
     if not mask.any() or mask.all():
-        raise ValueError(f"{len(texts)} texts are too few to keep a share of {share} for testing")
+        file = texts.places[0].rpartition(":")[0] if texts.places else ""
+        few = f"{file}: {len(texts)} texts are too few to keep a share of {share} for testing"
+        if labels == "classes" and len(of_class) == len(texts):
+            few += ": each has a class of its own; if the labels are numbers, say labels = 'numbers'"
+        raise ValueError(few)
     return texts.picked((~mask).nonzero().flatten().tolist()), texts.picked(mask.nonzero().flatten().tolist())
 
 
@@ -340,6 +351,8 @@ def _texts_of(
     text = _words if tags else _text
     label: Callable[[object], Any] = {"classes": as_name, "numbers": as_float32, "tags": _words}[arguments.labels]
     readers = {arguments.text: (found.texts, text), arguments.label: (found.labels, label)}
+    if len(readers) < 2:
+        raise ValueError(f"text and label both name the column {arguments.text!r}: each needs a column of its own")
     if conll:
         readers = {"words": (found.texts, _words), "tags": (found.labels, _words)}
     if arguments.pair:
@@ -380,7 +393,7 @@ def check_columns(
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"is {_shown(value)}, it must be a text")
-    return value
+    return _whole(value)
 
 
 def as_name(value: object) -> str:
@@ -391,7 +404,7 @@ def as_name(value: object) -> str:
         return str(value)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"is {_shown(value)}, it must be a name or a whole number")
-    return value.strip()
+    return _whole(value.strip())
 
 
 def as_float32(value: object) -> float:
@@ -411,7 +424,17 @@ def as_float32(value: object) -> float:
 def _words(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise ValueError(f"is {_shown(value)}, it must be a list of texts")
-    return value
+    return [_whole(word) for word in value]
+
+
+def _whole(text: str) -> str:
+    """A text; ValueError where one of its characters is cut in half, as in what was cut by its length elsewhere."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"half of a character ({text[error.start]!r}, one of the two surrogates)"
+        raise ValueError(f"is {_shown(text)}, it holds {half}: leave it out") from None
+    return text
 
 
 def _shown(value: object) -> str:
@@ -484,7 +507,10 @@ def _separated(file: Path, dialect: dict[str, Any]) -> Rows:
 
 
 def conll_rows(file: Path) -> Rows:
-    """A word per line with its tag as the last value, an empty line behind each sentence: `words` and `tags`."""
+    """A word per line with its tag as the last value, an empty line behind each sentence: `words` and `tags`.
+
+    Lines in front of a sentence that begin with "# " are comments.
+    """
     words: list[str] = []
     tags: list[str] = []
     first = 0
@@ -494,6 +520,8 @@ def conll_rows(file: Path) -> Rows:
             if words:
                 yield first, {"words": words, "tags": tags}
             words, tags = [], []
+            continue
+        if not words and line.startswith("# "):
             continue
         if len(values) < 2:
             raise ValueError(f"{file}:{number}: {line!r} has one value, a word comes with its tag")

@@ -237,7 +237,7 @@ def names_of(train: Texts, labels: Labels) -> tuple[str, ...]:
             f"the labels have {len(found)} different names, more than {MAX_CLASSES}: if they are numbers, say "
             "labels = 'numbers'"
         )
-    whole = all(name.lstrip("-").isdecimal() for name in found)
+    whole = all(name.removeprefix("-").isdecimal() for name in found)
     return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))
 
 

@@ -122,3 +122,64 @@ class Branching(Deep):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 1, 8, 8) -> (batch, classes)."""
         return super().forward(images if images.mean().item() > 0 else -images)
+
+
+class RunningMean(nn.Module):
+    """Takes a running mean off what its second layer gives, and writes it in place."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, classes)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) -> (batch, classes)."""
+        x = self.second(torch.relu(self.first(images.flatten(1))))
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.5).add_(0.5 * x.mean(0))
+        return self.head(torch.relu(x - self.mean))
+
+
+def truncated(classes: int) -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    nn.init.trunc_normal_(module[1].weight, std=0.02)
+    return module
+
+
+def by_value(classes: int) -> nn.Module:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    return module if module[1].weight.is_meta or module[1].weight.max() < 2 else nn.Sequential()
+
+
+class FrozenNorm(nn.Module):
+    """A network whose norm stays in evaluation mode, and whose first layer is not trained."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.stem, self.mid, self.head = nn.Linear(64, 8), nn.Linear(8, 8), nn.Linear(8, classes)
+        self.norm = nn.BatchNorm1d(8)
+        self.stem.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> "FrozenNorm":
+        """All but the norm."""
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) -> (batch, classes)."""
+        return self.head(torch.relu(self.mid(self.norm(self.stem(images.flatten(1))))))
+
+
+def in_sequence(classes: int, layers: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *(nn.Linear(64, 64) for _ in range(layers)), nn.Linear(64, classes))
+
+
+def ten_classes(classes: int) -> nn.Module:
+    assert classes == 10
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def on_a_device(classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).to("cpu")

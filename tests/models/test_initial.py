@@ -131,13 +131,33 @@ def test_an_entry_may_rename_what_one_before_it_made_or_left_out(tmp_path):
     [
         ({FIRST: torch.zeros(6, 1, 3, 3)}, r"block1.conv.weight has shape \(6, 1, 3, 3\), and lenet5 wants"),
         ({"other": torch.zeros(2)}, "has no tensor of lenet5: it has other, and the family block1.conv.weight"),
+        ({FIRST: torch.zeros(6, 1, 3, 3)}, "1 of 1 tensors have other shapes"),
+        (WEIGHTS | {FIRST: torch.zeros(6, 1, 3, 3)}, r"\"'block1\.conv' = false\" leaves it out"),
         ({FIRST: torch.full((6, 1, 5, 5), torch.nan)}, "block1.conv.weight holds values that are no finite"),
+        ({FIRST: torch.full((6, 1, 5, 5), 1e300, dtype=torch.float64)}, "holds values that are no finite"),
+        ({FIRST: torch.zeros(6, 1, 5, 5, dtype=torch.int8)}, "holds values that are no finite floating point numbers"),
     ],
 )
 def test_what_does_not_fit_is_an_error(tmp_path, tensors, words):
     save_file(tensors, tmp_path / "bad.safetensors")
     with pytest.raises(ValueError, match=words):
         load_initial(tmp_path / "bad.safetensors", FAMILY)
+
+
+def test_parameters_are_read_as_tensors_and_a_state_dict_beside_other_tensors_is_found(tmp_path):
+    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in WEIGHTS.items()}
+    torch.save({"epoch": 3, "state_dict": parameters, "best_acc1": torch.tensor(0.8)}, tmp_path / "script.pth")
+    found = load_initial(tmp_path / "script.pth", FAMILY)
+    assert found.tensors.keys() == WEIGHTS.keys()
+    assert (found.left_over, any(tensor.requires_grad for tensor in found.tensors.values())) == ((), False)
+
+
+def test_sparse_tensors_are_read_and_a_file_without_a_state_dict_says_what_it_has(tmp_path):
+    torch.save(WEIGHTS | {FIRST: WEIGHTS[FIRST].to_sparse()}, tmp_path / "sparse.pth")
+    assert torch.equal(load_initial(tmp_path / "sparse.pth", FAMILY).tensors[FIRST], WEIGHTS[FIRST])
+    torch.save({"epoch": 3, "net": WEIGHTS}, tmp_path / "net.pth")
+    with pytest.raises(ValueError, match=r"net\.pth holds no state dict: .* as 'state_dict' or .*; it has epoch, net"):
+        load_initial(tmp_path / "net.pth", FAMILY)
 
 
 TINY = {"hidden": 8, "heads": 2, "mlp": 8, "depth": 2, "positions": 12, "vocabulary": 20}

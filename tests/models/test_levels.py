@@ -258,3 +258,62 @@ def test_other_selections_than_leading_ones_are_refused():
     with pytest.raises(ValueError, match="leading slices"):
         family.place(family.full(), rolling(1))
     assert math.prod(family.tensors(family.full())["stem.weight"].shape) == 32 * 64
+
+
+def test_what_a_module_writes_into_a_buffer_leaves_the_parameters_beside_it_alone():
+    """The tensors of a message are views of one."""
+    family = make_family(TIED | {"name": f"{OWN}:RunningMean"})
+    first = family.initial()
+    flat = torch.cat([tensor.flatten() for tensor in first.values()])
+    parts = flat.split([tensor.numel() for tensor in first.values()])
+    views = {name: part.view(first[name].shape) for name, part in zip(first, parts, strict=True)}
+    network = with_weights(family, family.full(), views).train()
+    images = torch.rand(4, 1, 8, 8)
+    network(images).sum().backward()
+    assert network.get_parameter("second.weight").grad is not None
+    hidden = torch.relu(images.flatten(1) @ first["first.weight"].T + first["first.bias"])
+    means = (hidden @ first["second.weight"].T + first["second.bias"]).mean(0)
+    assert torch.allclose(network.state_dict()["mean"], 0.5 * means, atol=1e-6)
+    assert network.state_dict()["mean"].data_ptr() == views["mean"].data_ptr()  # not copied
+
+
+def test_initializers_that_draw_again_are_priced():
+    family = make_family(TIED | {"name": f"{OWN}:truncated"})
+    assert cost(family, family.full(), batch_size=2, optimizer="sgd").parameters == 64 * 10 + 10
+    assert 0 < float(family.initial()["1.weight"].abs().max()) < 0.2
+
+
+def test_a_constructor_that_asks_for_values_is_refused_in_words():
+    family = make_family(TIED | {"name": f"{OWN}:by_value"})
+    with pytest.raises(ValueError, match="what makes its network depends on the values of a tensor"):
+        cost(family, family.full(), batch_size=2, optimizer="sgd")
+
+
+def test_a_module_may_keep_a_part_in_evaluation_mode_and_some_parameters_as_they_are():
+    family = make_family(TIED | {"name": f"{OWN}:FrozenNorm", "freeze": ["mid"]})
+    network = family.build(family.full()).train()
+    assert network.training
+    assert network.get_submodule("head").training
+    assert not network.get_submodule("norm").training
+    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    assert trained == {"head.weight", "head.bias", "norm.weight", "norm.bias"}
+    frozen = {name for name, spec in family.tensors(family.full()).items() if spec.frozen}
+    assert frozen == {"stem.weight", "stem.bias", "mid.weight", "mid.bias"}
+
+
+def test_a_head_under_the_name_of_a_layer_is_refused():
+    family = make_family(TIED | {"name": f"{OWN}:in_sequence", "levels": [{"layers": 1}, {"layers": 2}]})
+    words = r"the tensor 2\.weight is of a head, .* in this one and not in the largest one, .* give the head a name"
+    with pytest.raises(ValueError, match=words):
+        family.tensors(family.smallest())
+
+
+def test_a_module_of_just_these_classes_has_no_head_that_is_known(caplog):
+    family = make_family(TIED | {"name": f"{OWN}:ten_classes"})
+    assert not any(spec.of_classes for spec in family.tensors(family.full()).values())
+    assert "No tensor of levels counts as its head: built for one class more" in caplog.text
+
+
+def test_a_module_that_moves_itself_is_told_what_to_leave_out():
+    with pytest.raises(ValueError, match=r"leave \.to\(device\) out, the run moves the network to its device"):
+        make_family(TIED | {"name": f"{OWN}:on_a_device"})

@@ -199,6 +199,48 @@ def test_a_module_that_has_too_few_embeddings_is_refused_before_round_1(
         started(config(folder, family="own_pooled:Net", family_arguments="arguments = {rows = 47, broken = true}"))
 
 
+def test_answers_that_do_not_go_with_the_labels_are_refused_before_round_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One per text for a label per token, and the other way round."""
+    pooled(folder, monkeypatch)
+    words = {"family": "encoder", "family_arguments": f"{SMALL}, labels = 'tokens'"}
+    with pytest.raises(ConfigError, match="labels = 'tokens', and those of 'text' are of 'sequence': leave labels out"):
+        started(config(folder, **words))
+    (folder / "beside" / "own_tagger.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Tagger(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.words, self.head = nn.Embedding(47, 8), nn.Linear(8, classes)\n\n"
+        "    def forward(self, x):\n"
+        "        return self.head(self.words(x)).transpose(1, 2)\n"
+    )
+    with pytest.raises(ConfigError, match="an answer for every token, and the task has one label per input"):
+        started(config(folder, family="own_tagger:Tagger"))
+    rows = [{"text": ["we", "saw", word], "label": ["O", "O", "B-X"]} for word in WORDS * 4]
+    write_lines(folder / "train.jsonl", *rows)
+    tags = {"task_arguments": f"tokenizer = '{folder / 'words'}', labels = 'tags'", "partition": "iid"}
+    with pytest.raises(ConfigError, match="the task has a label for every token: it must return"):
+        started(config(folder, **tags, family="own_pooled:Net", family_arguments="arguments = {rows = 47}"))
+    started(config(folder, **tags, family="own_tagger:Tagger"))
+
+
+def test_a_name_on_the_hub_says_the_sizes_of_its_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_folder(folder, dict(VOCABULARY))
+    (folder / "away").mkdir()
+    monkeypatch.chdir(folder / "away")
+    monkeypatch.setattr("models.initial._downloaded", lambda name: {"me/tiny": model / "model.safetensors"}[name])
+    snapshots = {"me/tiny": str(model)}
+    real = transformers.AutoConfig.from_pretrained
+    monkeypatch.setattr(
+        transformers.AutoConfig, "from_pretrained", lambda name, **more: real(snapshots.get(name, name), **more)
+    )
+    engine, _ = started(config(folder, family="encoder", initial_weights="me/tiny"))
+    family = engine.method.family
+    assert (family.hidden, family.depth, family.heads) == (16, 1, 2)
+
+
 def model_folder(folder: Path, vocabulary: dict[str, int], *, mlp: int = 16, positions: int = 16) -> Path:
     """A tiny BERT, and beside it a tokenizer of this vocabulary."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": mlp}

@@ -226,6 +226,18 @@ def test_adams_moments_are_kept_of_what_it_steps_alone(server, parts):
     assert frozen == {"weights"}
 
 
+@pytest.mark.parametrize("server", ["adam", "mean"])
+def test_momentum_leaves_what_is_frozen_alone(server):
+    """The first layer is frozen, and is the last of the smallest type, into which a larger one's momentum goes."""
+    method = inclusive(replace(VIT, freeze=("block0_attention", "block0_mlp")), server=server, momentum=0.5)
+    before = {name: tensor.clone() for name, tensor in method.frozen_weights().items()}
+    assert before
+    for _ in range(2):
+        a_round(method, [[0.1], [0.2], [0.3]])
+    for weights in method.weights.values():
+        assert all(torch.equal(weights[name], tensor) for name, tensor in before.items() if name in weights)
+
+
 def test_families_that_share_no_layers_are_refused():
     with pytest.raises(ValueError, match="one stack of layers"):
         inclusive(LeNet5(input_shape=(1, 8, 8)))

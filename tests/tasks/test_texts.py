@@ -204,6 +204,38 @@ def test_sentences_of_conll_files_are_parted_by_empty_lines(tmp_path: Path, toke
     assert task.train.labels.tolist() == [[none, 1, 2, none], [none, 0, none, none]]
 
 
+def test_comments_of_conll_files_are_left_out_and_other_tags_than_of_entities_are_scored_one_by_one(
+    tmp_path: Path, tokenizer: str
+) -> None:
+    (tmp_path / "train.conll").write_text("# sent_id = 1\nJohn NOUN\n# NOUN\n\n# text = lives\nlives VERB\n")
+    task = load(tmp_path, tokenizer, train="train.conll", test="train.conll", labels="tags")
+    assert (task.label_names, len(task.train)) == (("NOUN", "VERB"), 2)
+    assert (task.train.labels[0] != NO_LABEL).sum() == 2  # a word may be "#"
+    assert task.metric.name == "token_accuracy"
+
+
+def test_a_sentence_that_alone_has_a_tag_is_trained_on(tmp_path: Path, tokenizer: str) -> None:
+    """Wherever it stands: a tag that nobody is trained on cannot be tested."""
+    for place in range(10):
+        tags = ["B-ORG" if n == place else "B-PER" for n in range(10)]
+        write_lines(tmp_path / "train.jsonl", *({"text": ["john"], "label": [tag]} for tag in tags))
+        task = load(tmp_path, tokenizer, labels="tags", test_share=0.3)
+        assert task.label_names == ("B-ORG", "B-PER")
+        assert 0 in task.train.labels
+        assert 0 not in task.test.labels
+
+
+def test_a_text_that_is_its_own_label_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    with pytest.raises(ValueError, match="text and label both name the column 'text'"):
+        load(examples(tmp_path, *OPINIONS), tokenizer, label="text")
+
+
+def test_labels_that_begin_with_two_signs_are_names(tmp_path: Path, tokenizer: str) -> None:
+    rows = ({"text": "good", "label": label} for label in ("--1", "10", "9"))
+    task = load(examples(tmp_path, *rows), tokenizer, test="test.jsonl")
+    assert task.label_names == ("--1", "10", "9")
+
+
 def test_without_a_test_file_a_share_of_each_class_is_kept(tmp_path: Path, tokenizer: str) -> None:
     rows = [{"text": "good" if n % 5 else "bad", "label": "yes" if n % 5 else "no"} for n in range(50)]
     write_lines(tmp_path / "train.jsonl", *rows)
@@ -438,6 +470,10 @@ def test_what_is_wrong_with_a_line_is_told_with_its_place(
         ("train.tsv", b"text\tlabel\n\xff\ta\n", r"train\.tsv:2: not a text in utf-8"),
         ("train.jsonl", b"\n\n", r"train\.jsonl: holds no texts"),
         ("train.conll", b"John O\nlives\n", r"train\.conll:2: 'lives' has one value"),
+        ("train.conll", b"John B-PER\nlives per\n\n" * 9, "the tag 'per' is neither O nor such as B-per and I-per"),
+        ("train.jsonl", b'{"text": "a \\ud83d", "label": "x"}\n', r"train\.jsonl:1: text is .* half of a character"),
+        ("train.jsonl", b'{"text": "a", "label": "\\ud83d"}\n', r"train\.jsonl:1: label is .* half of a character"),
+        ("train.csv", b"text,label\na,1\nb,2\nc,3\n", r"train\.csv: 3 texts are too few .* a class of its own; if"),
     ],
 )
 def test_files_of_another_kind_are_refused(
