@@ -76,6 +76,11 @@ class Family(ABC):
 
     # What is frozen
 
+    @property
+    def freezes(self) -> bool:
+        """Whether some tensors are not trained."""
+        return bool(self.freeze)
+
     def is_frozen(self, name: str) -> bool:
         """Whether a tensor of this name is not trained."""
         if name.endswith(STATISTICS):

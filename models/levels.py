@@ -116,6 +116,11 @@ class Levels(ModuleFamily):
         if len(arch.widths) != 1 or arch.kernels or not 1 <= arch.widths[0] <= len(self.levels):
             raise ValueError(f"{self.function}: an architecture is a level, 1 to {len(self.levels)}, not {arch}")
 
+    @property
+    def freezes(self) -> bool:
+        """See `Family.freezes`."""
+        return bool(self.freeze or _untrained(self))
+
     def is_frozen(self, name: str) -> bool:
         """See `Family.is_frozen`; what the module itself does not train is frozen too."""
         return super().is_frozen(name) or name in _untrained(self)

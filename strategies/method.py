@@ -727,7 +727,7 @@ class Method(ABC):
         if privacy is None:
             return running_mean(weights, self.settings.aggregation)
         frozen = [name for name in weights if self.family.is_frozen(name)]
-        if self.family.freeze and not frozen:
+        if self.family.freezes and not frozen:
             raise ValueError(f"freeze does not go with differential privacy under {self.name()}: leave one of them out")
         return PrivateMean(weights, privacy, frozen, self._noise_generator)
 

@@ -308,9 +308,9 @@ class RaFL(CandidateMethod):
     public_when: ClassVar[Mapping[str, Any] | None] = {"fusion": "ensemble"}
 
     def __init__(self, setup: Setup, params: RaFLParams) -> None:
-        if setup.family.freeze:
+        if setup.family.freezes:
             frozen = ", ".join(setup.family.freeze)
-            raise ValueError(f"freeze = {frozen!r}: rafl trains all of both networks, so leave it empty")
+            raise ValueError(f"freeze = {frozen!r}: rafl trains all of both networks, so nothing may be frozen")
         if params.first == "drawn" and setup.initial:
             raise ValueError(
                 "rafl.first = 'drawn' and initial-weights: devices that draw their first weights do not begin with "
