@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from models.architecture import Architecture
 from models.layers import Network
@@ -137,6 +139,11 @@ class Levels(ModuleFamily):
             module = function(**values)
         except Exception as error:  # of any kind: it is the user's code
             raise PluginError(f"{self.function} at level {text} fails: {one_sentence(error)}{_hint(error)}") from error
+        if isinstance(module, nn.Module) and (lazy := next(filter(is_lazy, module.parameters()), None)) is not None:
+            raise PluginError(
+                f"{self.function} at level {text} has a lazy layer ({type(lazy).__name__}), which has no shape before "
+                "its first batch: say its sizes, as nn.Linear does"
+            )
         if not isinstance(module, nn.Module):
             raise PluginError(f"{self.function} at level {text} returns {type(module).__name__}, not an nn.Module")
         return module if isinstance(module, Network) else AnyNetwork(module)
@@ -179,6 +186,8 @@ def _hint(error: Exception) -> str:
     """What to do about what a function cannot do while it makes a network without memory."""
     if "from_pretrained" in str(error):
         return ": build the network from its configuration, and let initial-weights name the folder of its weights"
+    if isinstance(error, TypeError) and re.search("argument.*'(classes|num_classes|input_shape)'", str(error)):
+        return ": only what the function itself names among its parameters is filled in"
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
         return ": leave .to(device) out, the run moves the network to its device"
     return ""

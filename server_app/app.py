@@ -23,6 +23,7 @@ from client_app.simulation import NurseryError
 from devices.fleet import Fleet, bundled_fleet, replaced_devices
 from devices.validation import did_you_mean
 from messages.orders import LocalTraining
+from models.base import STATISTICS, lies_in
 from models.cost import cost
 from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, load_initial, weights_file
@@ -490,10 +491,14 @@ def task_spec(config: RunConfig) -> TaskSpec:
 
 
 def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
-    """The multiples of the learning rate by part; ConfigError where the family has no such part."""
+    """The multiples of the learning rate by part; ConfigError where a part is not in the family, or is frozen."""
     rates = {part: float(rate) for part, rate in rates_of(config.learning_rates).items()}
     try:
         family.check_parts(rates)
+        for part in rates if family.freezes else ():
+            inside = [name for name in family.tensors(family.full()) if lies_in(name, part)]
+            if all(family.is_frozen(name) or name.endswith(STATISTICS) for name in inside):
+                raise ValueError(f"{part} is frozen, so that no learning rate makes a difference: leave it out")
     except ValueError as error:
         raise ConfigError(f"learning-rates = {config.learning_rates!r}: {error}") from None
     return rates

@@ -113,7 +113,7 @@ def _names_table(value: object) -> object:
 
 def rates_of(text: str) -> dict[str, Any]:
     """What `learning-rates` holds: part of the model -> how many times the learning rate it has."""
-    return _flat(parse_arguments(text, like="classifier = 10, embeddings = 0.1"))
+    return _flat(parse_arguments(text, like="classifier = 10, 'encoder.layer.0' = 0.1"))
 
 
 def _rates(value: object) -> object:

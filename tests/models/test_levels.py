@@ -231,6 +231,8 @@ def test_pricing_allocates_nothing(monkeypatch):
         ({"name": f"{OWN}:Deep", "levels": []}, "there must be 1 to 1000 levels, not 0"),
         ({"name": "torch.nn:Flatten"}, "has no tensors to train"),
         ({"name": f"{OWN}:math"}, "has no math"),
+        ({"name": f"{OWN}:lazy"}, "has a lazy layer .* no shape before its first batch: say its sizes"),
+        ({"name": f"{OWN}:passed_on"}, "missing .* 'classes'.*only what the function itself names .* is filled in"),
     ],
 )
 def test_what_is_no_family_of_levels_says_why(spec, words):

@@ -139,7 +139,9 @@ def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
         ({"freeze": "block1", "strategy": "local"}, "has no global model, of which parts could be frozen"),
         ({"freeze": "xyz"}, "freeze = 'xyz': lenet5 has no part 'xyz'; its outermost parts are block1, block2, head"),
         ({"learning-rates": "hed = 10"}, "learning-rates = 'hed = 10': lenet5 has no part 'hed'; did you mean 'head'"),
-        ({"learning-rates": "head"}, 'must be like "classifier = 10, embeddings = 0.1"'),
+        ({"learning-rates": "head"}, """must be like "classifier = 10, 'encoder.layer.0' = 0.1"""),
+        ({"learning-rates": "head = 2, head.classifier = 3"}, """like "classifier = 10, 'encoder.layer.0' = 0.1"""),
+        ({"freeze": "block1", "learning-rates": "block1.conv = 2"}, "block1.conv is frozen, so that no learning rate"),
         ({"learning-rates": "head = -1"}, "every entry is a part and a multiple, such as classifier = 10"),
     ],
 )
