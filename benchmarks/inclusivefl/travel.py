@@ -5,8 +5,9 @@ python -m benchmarks.inclusivefl.travel            # measures what travel.json l
 python -m benchmarks.inclusivefl.travel --table    # the table alone
 
 An encoder of MiniLM-L6's sizes of two, four and six layers, batches of 16 texts of 40 tokens, AdamW, 47 classes. All is
-trained, or all but the embeddings, or LoRA's adapters and the head alone (lora.py). Bytes are those that runs of
-InclusiveFL count, of one device and three rounds each. Memory is measured in fresh processes as in benchmarks/memory.
+trained, or all but the embeddings, or adapters and the head alone: LoRA, bottlenecks, and LoRA as a function of a
+user's own (lora.py). Bytes are those that runs of InclusiveFL count, of one device and three rounds each. Memory is
+measured in fresh processes as in benchmarks/memory.
 """
 
 from __future__ import annotations
@@ -43,16 +44,15 @@ ADAPTED: dict[str, Any] = {
     "arguments": {"rank": RANK},
     "tokens": True,
 }
+BODY = ("embeddings", "encoder")
+BOTTLENECK = 32
 # What is trained: the family, and what of it is frozen.
 TRAINED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "all": (ENCODER, ()),
     "all but embeddings": (ENCODER, ("embeddings",)),
-    f"LoRA, rank {RANK}, and the head": (ADAPTED, base(LAYERS[-1])),
-}
-FAMILY_ARGUMENTS = {
-    "encoder": f"depths = {list(LAYERS)}",
-    ADAPTED["name"]: f"levels = [{', '.join(f'{{layers = {n}}}' for n in LAYERS)}], arguments = {{rank = {RANK}}}, "
-    "tokens = true",
+    f"LoRA, rank {RANK}, and the head": (ENCODER | {"lora": RANK, "lora_alpha": 2 * RANK}, BODY),
+    f"bottlenecks, {BOTTLENECK} wide, and the head": (ENCODER | {"adapter": BOTTLENECK}, BODY),
+    f"LoRA, rank {RANK}, by peft, and the head": (ADAPTED, base(LAYERS[-1])),
 }
 RUN: dict[str, Any] = {
     "strategy": "inclusivefl",
@@ -79,6 +79,14 @@ def family_of(trained: str) -> Family:
     return make_family(spec | {"input_shape": [TOKENS], "classes": CLASSES, "freeze": list(frozen)})
 
 
+def arguments_of(spec: dict[str, Any]) -> str:
+    """The `family-arguments` of a family."""
+    if spec["name"] == ENCODER["name"]:
+        return ", ".join(f"{key} = {value}" for key, value in spec.items() if key != "name")
+    levels = ", ".join(f"{{layers = {layers}}}" for layers in LAYERS)
+    return f"levels = [{levels}], arguments = {{rank = {RANK}}}, tokens = true"
+
+
 def share(place: int) -> float:
     """Of the model, by which a fleet gives the type at a place, smallest first."""
     return (place + 1) / len(LAYERS)
@@ -92,7 +100,7 @@ def bytes_of(trained: str, place: int) -> dict[str, list[int]]:
         file.write_text(f'[[group]]\nname = "{TIERS[place]}"\ncount = 1\nfits_width = {share(place)}\n')
         own = {
             "family": spec["name"],
-            "family-arguments": FAMILY_ARGUMENTS[spec["name"]],
+            "family-arguments": arguments_of(spec),
             "freeze": ", ".join(frozen),
             "task-arguments": f"tokenizer = '{pretrained()}', max_tokens = {TOKENS}",
             "fleet": str(file),
@@ -139,7 +147,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     heads = ["trained", "type", "parameters trained", "MB down, first round", "MB down, later", "MB up"]
     heads += ["memory predicted, MB", "measured, MB", "error"]
     lines = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: list(TRAINED).index(row["trained"])):
         down, up, memory = row["bytes"]["down"], row["bytes"]["up"], row["memory"]
         travels = [f"{value / 1e6:.2f}" for value in (down[0], down[-1], up[-1])]
         held = [f"{memory[key] / 1e6:.1f}" for key in ("predicted_bytes", "measured_bytes")]
