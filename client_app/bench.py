@@ -383,7 +383,7 @@ class DeviceBench:
         rate: float = 1.0,
     ) -> float | None:
         """See `strategies.method.Bench`."""
-        if self.place.board is not None and not self.training.learning_rates and not self.family.freezes:
+        if self.place.board is not None and not self.training.learning_rates and not self.family.freeze:
             try:
                 return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics, rate)
             except board_gpu.Untraceable as error:

@@ -50,7 +50,7 @@ class Budget:
         check_number(self.seconds_per_flop, "budget: seconds_per_flop")
 
     @property
-    def payload_bytes(self) -> int | None:
+    def both_ways_bytes(self) -> int | None:
         """Weights that can travel both ways, such as a network that is sent and comes back; None: no limit."""
         return min((limit for limit in (self.download_bytes, self.upload_bytes) if limit is not None), default=None)
 

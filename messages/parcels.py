@@ -68,7 +68,7 @@ class Parcel:
 
 def frozen_layout(family: Family, architecture: Architecture) -> Layout:
     """The layout of a sub-model's frozen tensors, which a device is sent once."""
-    tensors = family.tensors(architecture) if family.freezes else {}
+    tensors = family.tensors(architecture) if family.freeze else {}
     return Layout.of({name: spec for name, spec in tensors.items() if spec.frozen})
 
 

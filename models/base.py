@@ -76,11 +76,6 @@ class Family(ABC):
 
     # What is frozen
 
-    @property
-    def freezes(self) -> bool:
-        """Whether some tensors are not trained."""
-        return bool(self.freeze)
-
     def is_frozen(self, name: str) -> bool:
         """Whether a tensor of this name is not trained."""
         if name.endswith(STATISTICS):
@@ -112,8 +107,7 @@ class Family(ABC):
         self.check_parts(self.freeze)
         learned = [name for name in self.tensors(self.full()) if not name.endswith(STATISTICS)]
         if all(map(self.is_frozen, learned)):
-            frozen = f"with freeze = {', '.join(self.freeze)} " if self.freeze else ""
-            raise ValueError(f"{self.name}: {frozen}nothing is left to train")
+            raise ValueError(f"{self.name}: with freeze = {', '.join(self.freeze)} nothing is left to train")
 
     def _with_frozen(self, network: Network) -> Network:
         """The network, with no gradients of what is frozen."""
@@ -591,15 +585,15 @@ def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 if (new := made.get(id(parameter))) is None:
-                    value = taken(before + name, parameter)
+                    # The same memory with a version of its own: the tensors of a message are views of one, and what a
+                    # module writes in place would seem to autograd to change all that lies beside it.
+                    value = taken(before + name, parameter).data
                     new = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
                     made[id(parameter)] = made[id(new)] = new  # a module that stands at two places is met twice
                 module._parameters[name] = new
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 if (new := made.get(id(buffer))) is None:
-                    # The same memory with a version of its own: the tensors of a message are views of one, and what a
-                    # module writes into a buffer would seem to autograd to change the parameters beside it.
                     new = taken(before + name, buffer).data
                     made[id(buffer)] = made[id(new)] = new
                 module._buffers[name] = new

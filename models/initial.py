@@ -85,24 +85,49 @@ def weights_file(source: str) -> Path:
         if found is None:
             raise ValueError(f"the folder {path} has no weights: neither {' nor '.join(FILES)}")
         return found
-    if path.suffix or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
+    if not _is_hub_name(source):
         raise ValueError(f"there is no file or folder {path}")
     return _downloaded(source)
 
 
+def folder_of_sizes(source: str) -> Path | None:
+    """The folder with the configuration of the model that `initial-weights` names; None where there is none."""
+    path = Path(source).expanduser()
+    if not source or path.is_dir():
+        return path if source and (path / "config.json").is_file() else None
+    if path.exists() or not _is_hub_name(source):
+        return None
+    try:
+        return _from_hub(source, "config.json").parent
+    except ValueError:
+        return None
+
+
+def _is_hub_name(source: str) -> bool:
+    return not Path(source).suffix and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) is not None
+
+
 def _downloaded(name: str) -> Path:
+    why = ""
+    for file in FILES:
+        try:
+            return _from_hub(name, file)
+        except ValueError as error:
+            why = why or str(error)
+    raise ValueError(f"there is no file or folder {name}, and no such model could be had from the hub: {why}")
+
+
+def _from_hub(name: str, file: str) -> Path:
+    """A file of a model on Hugging Face's hub, where it was downloaded to; ValueError where it cannot be had."""
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
-        raise ValueError(f"there is no file or folder {name}, and huggingface_hub is not installed: {error}") from None
-    why = ""
-    for file in FILES:
-        try:
-            return Path(hf_hub_download(name, file))
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-            why = why or str(error).strip().splitlines()[0]
-    raise ValueError(f"there is no file or folder {name}, and no such model could be had from the hub: {why}")
+        raise ValueError(f"huggingface_hub is not installed: {error}") from None
+    try:
+        return Path(hf_hub_download(name, file))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ValueError(str(error).strip().splitlines()[0]) from None
 
 
 def digest_of(file: Path) -> str:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -118,15 +118,6 @@ class Levels(ModuleFamily):
         if len(arch.widths) != 1 or arch.kernels or not 1 <= arch.widths[0] <= len(self.levels):
             raise ValueError(f"{self.function}: an architecture is a level, 1 to {len(self.levels)}, not {arch}")
 
-    @property
-    def freezes(self) -> bool:
-        """See `Family.freezes`."""
-        return bool(self.freeze or _untrained(self))
-
-    def is_frozen(self, name: str) -> bool:
-        """See `Family.is_frozen`; what the module itself does not train is frozen too."""
-        return super().is_frozen(name) or name in _untrained(self)
-
     def network(self, arch: Architecture) -> Network:
         """Return what the function makes."""
         text = self.levels[arch.widths[0] - 1]
@@ -172,14 +163,6 @@ class Levels(ModuleFamily):
                         "the largest, and every tensor is a leading slice of the one above"
                     )
             above = state
-
-
-@lru_cache(maxsize=64)
-def _untrained(family: Levels) -> frozenset[str]:
-    """Names of the parameters of the largest level for which the module itself wants no gradients."""
-    with torch.device("meta"):
-        network = family.network(family.full())
-    return frozenset(name for name, parameter in network.named_parameters() if not parameter.requires_grad)
 
 
 def _hint(error: Exception) -> str:

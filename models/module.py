@@ -131,9 +131,9 @@ class ModuleFamily(Family):
         """Those that a step computes."""
         return self._step(arch, 2).convolutions
 
-    def answer(self, arch: Architecture) -> tuple[int, ...]:
-        """The shape of what the sub-model returns for one example: (outputs,) or (outputs, positions)."""
-        return self._step(arch, 2).answer
+    def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
+        """The shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
+        return self._step(arch, batch_size).answer
 
     def _step(self, arch: Architecture, batch_size: int) -> Step:
         from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
@@ -149,9 +149,10 @@ def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
     if other := next((name for name in found if classes.get(name) != of_full.get(name)), None):
         one, another = ("this one", "the largest one") if other in classes else ("the largest one", "this one")
         raise ValueError(
-            f"{family.name}: at {arch.to_json()} the tensor {other} is of a head, which grows with the classes, in "
-            f"{one} and not in {another}, so that it would be averaged with something else: give the head a name that "
-            "is the same at every level, such as self.head, and the layers an nn.ModuleList of their own"
+            f"{family.spec()['name']}: in the sub-model {arch.to_json()} the tensor {other} is of a head, which grows "
+            f"with the classes, in {one} and not in {another}, so that it would be averaged with something else: give "
+            "the head a name that is the same at every level, such as self.head, and the layers an nn.ModuleList of "
+            "their own"
         )
 
     def axes(name: str, tensor: Tensor) -> tuple[Axis | Window | None, ...]:
@@ -167,18 +168,26 @@ def _further_names(family: ModuleFamily) -> dict[str, str]:
     return network.ties if isinstance(network, AnyNetwork) else {}
 
 
+@lru_cache(maxsize=64)
+def _one_more(family: ModuleFamily) -> ModuleFamily | None:
+    """The family for one class more, or None where it has just these classes, which the log says."""
+    try:
+        return replace(family, classes=family.classes + 1)
+    except PluginError as error:
+        log.warning("No tensor of %s counts as its head: for one class more, %s", family.spec()["name"], error)
+        return None
+
+
 @lru_cache(maxsize=256)
 def _class_dimensions(family: ModuleFamily, arch: Architecture) -> dict[str, int]:
     """The dimension of classes of every tensor that has one: the one that grows where there is one class more.
 
     None has one where the network cannot be built for one class more.
     """
-    mine = meta_state(family, arch)
-    try:
-        grown = meta_state(replace(family, classes=family.classes + 1), arch)
-    except PluginError as error:
-        log.warning("No tensor of %s counts as its head: built for one class more, %s", family.name, error)
+    one_more = _one_more(family)
+    if one_more is None:
         return {}
+    mine, grown = meta_state(family, arch), meta_state(one_more, arch)
     return {
         name: dimension
         for name, tensor in mine.items()

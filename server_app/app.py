@@ -26,7 +26,7 @@ from messages.orders import LocalTraining
 from models.base import STATISTICS, lies_in
 from models.cost import cost
 from models.family import Family, family_class, make_family
-from models.initial import checked_names, digest_of, load_initial, weights_file
+from models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer
 from rounds.own import OwnData, tell_cut
@@ -495,7 +495,7 @@ def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
     rates = {part: float(rate) for part, rate in rates_of(config.learning_rates).items()}
     try:
         family.check_parts(rates)
-        for part in rates if family.freezes else ():
+        for part in rates if family.freeze else ():
             inside = [name for name in family.tensors(family.full()) if lies_in(name, part)]
             if all(family.is_frozen(name) or name.endswith(STATISTICS) for name in inside):
                 raise ValueError(f"{part} is frozen, so that no learning rate makes a difference: leave it out")
@@ -553,21 +553,22 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
                 f"{f'{hint} It' if hint else 'it'} has {', '.join(free) or 'none'}"
             )
         # The folder or hub name that weights come from says what model they are of, where a family can read that.
-        if "model" in known and _says_its_sizes(config.initial_weights):
-            defaults = {"model": config.initial_weights, **defaults}
+        if "model" in known and (folder := folder_of_sizes(config.initial_weights)) is not None:
+            defaults = {"model": str(folder), **defaults}
+        of_texts = _text_sizes(task, {**defaults, **arguments})
+        if "labels" in arguments and arguments["labels"] != of_texts.get("labels", arguments["labels"]):
+            raise ConfigError(
+                f"family-arguments = {config.family_arguments!r}: labels = {arguments['labels']!r}, and those of "
+                f"{config.task!r} are of {of_texts['labels']!r}: leave labels out"
+            )
         # A family without batch norm or scaler, such as one of any modules, has nothing to say to a method's wishes.
         wishes = {
-            **_text_sizes(task, {**defaults, **arguments}),
+            **of_texts,
             "tokens": task.normalization is None,
             **defaults,
             **arguments,
             **options,
         }
-        if "labels" in known and "labels" in arguments and arguments["labels"] != (kind := _labels_of(task)):
-            raise ConfigError(
-                f"family-arguments = {config.family_arguments!r}: labels = {arguments['labels']!r}, and those of "
-                f"{config.task!r} are of {kind!r}: leave labels out"
-            )
         wanted = {key: value for key, value in wishes.items() if key in known}
         frozen = [part.strip() for part in config.freeze.split(",") if part.strip()]
         family = make_family({"name": name, **wanted, **of_task, **({"freeze": frozen} if frozen else {})})
@@ -577,7 +578,7 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
-        check_answers(task, family)
+        check_answers(task, family, config.batch_size)
         check_last_token(task, family)
     except ConfigError:
         raise
@@ -593,19 +594,6 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
     return family
 
 
-def _says_its_sizes(initial_weights: str) -> bool:
-    """Whether `initial-weights` is a folder with a model's configuration, or the name of a model on a hub."""
-    if not initial_weights:
-        return False
-    path = Path(initial_weights).expanduser()
-    return (path / "config.json").is_file() if path.exists() else weights_file(initial_weights).is_file()
-
-
-def _labels_of(task: Task) -> str:
-    """What a family of texts calls the task's labels: of "tokens" or of the whole "sequence"."""
-    return "tokens" if task.label_kind == "classes of tokens" else "sequence"
-
-
 def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What a task of texts says of a family that has such fields: its tokens, and whether each of them has a label.
 
@@ -614,7 +602,7 @@ def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if task.vocabulary is None:
         return {}
     labels = {
-        "labels": _labels_of(task),
+        "labels": "tokens" if task.label_kind == "classes of tokens" else "sequence",
         "separator": task.vocabulary.separator,  # which no model's folder says
     }
     # A model that exists has a vocabulary of its own, which is then compared with the task's.

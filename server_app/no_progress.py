@@ -65,7 +65,7 @@ def _ways(payload: Mapping[str, int | None]) -> str:
     """Such as "1.2 MB of weights down and 1.2 MB up"."""
     if set(payload.values()) == {None}:
         return "weights without limit"
-    down, up = ("any number" if payload[way] is None else bytes_text(payload[way] or 0) for way in ("down", "up"))
+    down, up = ("no limit" if payload[way] is None else bytes_text(payload[way] or 0) for way in ("down", "up"))
     return f"{down} of weights down and {up} up"
 
 
@@ -78,6 +78,8 @@ def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> l
         remedies.append(
             f"a larger transfer-seconds than {config.transfer_seconds:g}"
             if config.transfer_seconds
+            else f"links that carry more in the fleet {config.fleet!r}, or a larger transfer there"
+            if config.fleet
             else "a larger payload limit of the devices"
         )
     if config.round_seconds:

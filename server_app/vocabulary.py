@@ -49,11 +49,11 @@ def check_vocabulary(task: Task, family: Family) -> None:
         )
 
 
-def check_answers(task: Task, family: Family) -> None:
+def check_answers(task: Task, family: Family, batch_size: int) -> None:
     """Raise ValueError where networks answer once per input and the task labels every token, or the other way round."""
     if not isinstance(family, ModuleFamily):
         return
-    answer = family.answer(family.full())
+    answer = family.answer(family.full(), batch_size)
     if task.label_kind != "classes of tokens":
         if len(answer) > 1:
             raise ValueError(

@@ -246,7 +246,7 @@ class EvolutionSearch:
         That is memory, payload, time for both ways and the training, or multiplications.
         """
         total = self.prices.total(picks)
-        needs = [(total.peak_training_memory_bytes, budget.memory_bytes), (total.payload_bytes, budget.payload_bytes)]
+        needs = [(total.peak_training_memory_bytes, budget.memory_bytes), (total.payload_bytes, budget.both_ways_bytes)]
         if max_macs is not None:
             needs.append((self.prices.macs(picks), max_macs))
         shares = [need / max(limit, 1) for need, limit in needs if limit is not None]

@@ -727,7 +727,7 @@ class Method(ABC):
         if privacy is None:
             return running_mean(weights, self.settings.aggregation)
         frozen = [name for name in weights if self.family.is_frozen(name)]
-        if self.family.freezes and not frozen:
+        if self.family.freeze and not frozen:
             raise ValueError(f"freeze does not go with differential privacy under {self.name()}: leave one of them out")
         return PrivateMean(weights, privacy, frozen, self._noise_generator)
 
@@ -770,28 +770,24 @@ def parcel_bytes(local: Local, family: Family, architecture: Architecture, wire:
     return nbytes(local.sent(family, architecture), wire), nbytes(local.returned(family, architecture), wire)
 
 
-def in_floats(budget: Budget, local: Local, family: Family, smallest: Architecture, wire: Wire) -> Budget:
-    """A budget for a search that prices weights as 32-bit floats, where they travel in fewer bytes.
+def in_floats(budget: Budget, local: Local, family: Family, smallest: Architecture, settings: RoundSettings) -> Budget:
+    """A budget for a search that prices weights as 32-bit floats, where they travel in fewer bytes or in more.
 
     Bytes of the smallest architecture shrink least, because it has most scales for its weights: what fits the budget
-    that this returns does so on the wire.
+    that this returns does so on the wire. Under masks more bytes travel up than down.
     """
-    if wire == "float32":
-        return budget
-    down, up = (
-        Fraction(max(encoded, 1), max(full, 1))
-        for full, encoded in zip(
-            *(parcel_bytes(local, family, smallest, one) for one in ("float32", wire)), strict=True
-        )
-    )
+    floats = parcel_bytes(local, family, smallest)
+    encoded = parcel_bytes(local, family, smallest, settings.wire)
+    down = Fraction(encoded[0], floats[0]) if floats[0] else Fraction(1)
+    up = Fraction(settings.upload_bytes(encoded[1]), floats[1]) if floats[1] else Fraction(1)
 
-    def floats(limit_bytes: int | None, shrunk: Fraction) -> int | None:
-        return None if limit_bytes is None else min(int(limit_bytes / shrunk), MAX_WHOLE)
+    def as_floats(limit_bytes: int | None, ratio: Fraction) -> int | None:
+        return None if limit_bytes is None else min(int(limit_bytes / ratio), MAX_WHOLE)
 
     return replace(
         budget,
-        download_bytes=floats(budget.download_bytes, down),
-        upload_bytes=floats(budget.upload_bytes, up),
+        download_bytes=as_floats(budget.download_bytes, down),
+        upload_bytes=as_floats(budget.upload_bytes, up),
         seconds_per_byte_down=float(budget.seconds_per_byte_down * down),
         seconds_per_byte_up=float(budget.seconds_per_byte_up * up),
     )

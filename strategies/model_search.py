@@ -291,7 +291,7 @@ class ModelSearch(HeteroFL):
         if isinstance(searcher, PoolSearch):
             return searcher.find(budget, rng)
         smallest = self.space.smallest()
-        part = in_floats(budget, self.local(Order(0, smallest)), self.family, smallest, self.settings.wire)
+        part = in_floats(budget, self.local(Order(0, smallest)), self.family, smallest, self.settings)
         if self.params.sandwich == "none":
             return searcher.find(part, rng)
 

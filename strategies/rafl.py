@@ -308,9 +308,9 @@ class RaFL(CandidateMethod):
     public_when: ClassVar[Mapping[str, Any] | None] = {"fusion": "ensemble"}
 
     def __init__(self, setup: Setup, params: RaFLParams) -> None:
-        if setup.family.freezes:
+        if setup.family.freeze:
             frozen = ", ".join(setup.family.freeze)
-            raise ValueError(f"freeze = {frozen!r}: rafl trains all of both networks, so nothing may be frozen")
+            raise ValueError(f"freeze = {frozen!r}: rafl trains all of both networks, so leave it empty")
         if params.first == "drawn" and setup.initial:
             raise ValueError(
                 "rafl.first = 'drawn' and initial-weights: devices that draw their first weights do not begin with "
@@ -494,7 +494,7 @@ class RaFL(CandidateMethod):
     def search(self, device: int, budget: Budget, *, grows: bool = True) -> Architecture | None:
         """The best architecture for a budget (Eq. 2), the same for a device in every round; None: none fits."""
         half, passes = self._half(first=True), self._passes(first=True)
-        budget = in_floats(budget, half, self.family, self.smallest_architecture, self.settings.wire)
+        budget = in_floats(budget, half, self.family, self.smallest_architecture, self.settings)
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
         memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
         if memory_bytes <= 0 or not budget.can_travel(knowledge.download_bytes, knowledge.upload_bytes):

@@ -212,8 +212,8 @@ class ExactSearch:
     def _optimum(self, budget: Budget) -> int | None:
         """The last label that fits, in order of parameters."""
         segments = self._min_memory_bytes <= budget.memory_bytes
-        if budget.payload_bytes is not None:
-            segments &= self._min_payload_bytes <= budget.payload_bytes
+        if budget.both_ways_bytes is not None:
+            segments &= self._min_payload_bytes <= budget.both_ways_bytes
         for segment in np.flatnonzero(segments)[::-1]:
             start = int(segment) * SEGMENT
             fitting = np.flatnonzero(self._fit(start, start + SEGMENT, budget))
@@ -223,8 +223,8 @@ class ExactSearch:
 
     def _fit(self, start: int, stop: int, budget: Budget) -> NDArray[np.bool_]:
         fitting = self.frontier.memory_bytes[start:stop] <= budget.memory_bytes
-        if budget.payload_bytes is not None:
-            fitting &= self.frontier.payload_bytes[start:stop] <= budget.payload_bytes
+        if budget.both_ways_bytes is not None:
+            fitting &= self.frontier.payload_bytes[start:stop] <= budget.both_ways_bytes
         if budget.round_seconds is not None:
             payload_bytes, flops = self.frontier.payload_bytes[start:stop], self.frontier.training_flops[start:stop]
             seconds = payload_bytes * budget.seconds_per_byte + flops * budget.seconds_per_flop
@@ -287,8 +287,8 @@ class AscentSearch:
         """The largest share of what a budget allows that an architecture takes."""
         price = self.prices.total(picks)
         shares = [price.peak_training_memory_bytes / budget.memory_bytes]
-        if budget.payload_bytes:
-            shares.append(price.payload_bytes / budget.payload_bytes)
+        if budget.both_ways_bytes:
+            shares.append(price.payload_bytes / budget.both_ways_bytes)
         if budget.round_seconds:
             seconds = budget.seconds(price.payload_bytes, price.payload_bytes, price.training_flops)
             shares.append(seconds / budget.round_seconds)
@@ -338,10 +338,22 @@ def find_priced(
         if fits(cost, budget):
             return found
         over_bytes = max(0, cost.peak_training_memory_bytes - budget.memory_bytes)
-        part = replace(part, memory_bytes=max(0, part.memory_bytes - over_bytes - part.memory_bytes // 100))
+        part = replace(
+            part,
+            memory_bytes=max(0, part.memory_bytes - over_bytes - part.memory_bytes // 100),
+            download_bytes=_narrowed(part.download_bytes, cost.download_bytes, budget.download_bytes),
+            upload_bytes=_narrowed(part.upload_bytes, cost.upload_bytes, budget.upload_bytes),
+        )
         if part.round_seconds is not None:
             part = replace(part, round_seconds=part.round_seconds * 0.9)
     return None
+
+
+def _narrowed(part_bytes: int | None, needed_bytes: int, limit_bytes: int | None) -> int | None:
+    """What a search is given of a link over which what it found does not go: less by the same share."""
+    if part_bytes is None or limit_bytes is None or needed_bytes <= limit_bytes:
+        return part_bytes
+    return part_bytes * limit_bytes // needed_bytes
 
 
 def fleet_options(
@@ -358,7 +370,7 @@ def fleet_options(
         fleet: what its devices may spend.
         find: the search for one budget; None where nothing fits.
     """
-    ordered = sorted(fleet, key=lambda means: (means.budget.memory_bytes, means.budget.payload_bytes or 0))
+    ordered = sorted(fleet, key=lambda means: (means.budget.memory_bytes, means.budget.both_ways_bytes or 0))
     some = [ordered[round(place)] for place in np.linspace(0, len(ordered) - 1, min(SURVEYED, len(ordered)))]
     found = dict.fromkeys(a for means in some if (a := _find_beside_message(means, find)) is not None)
     options = dict.fromkeys([space.smallest(), *found])

@@ -230,7 +230,7 @@ class Wildflower(HeteroFL):
             return self.price(found, below(self.family, found, [smallest]))
 
         def find(budget: Budget) -> Architecture | None:
-            part = in_floats(budget, self.local(order), self.family, smallest, self.settings.wire)
+            part = in_floats(budget, self.local(order), self.family, smallest, self.settings)
             return find_priced(searcher, price, budget, part, rng)
 
         return fleet_options(self.space, fleet, find)

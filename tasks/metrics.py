@@ -170,7 +170,7 @@ class F1(Metric):
             raise ValueError(f"{max(sums):g} answers or labels are not of {examples} examples")
 
 
-_ENTITY_TAG = re.compile(r"O|[BIESLU]-.+")
+_ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,8 @@ class EntityF1(Metric):
         if other := next((tag for tag in self.tags if not _ENTITY_TAG.fullmatch(tag)), None):
             raise ValueError(
                 f"the tag {other!r} is neither O nor such as B-{other} and I-{other}, so that entities cannot be "
-                "counted: mend the tags, or say metric = 'token_accuracy'"
+                "counted (ends and single words of entities are E- and S-): mend the tags, or say metric = "
+                "'token_accuracy'"
             )
 
     def size(self, classes: int) -> int:
@@ -426,7 +427,7 @@ def usual_metric(labels: LabelKind, label_names: Sequence[str] = ()) -> Metric:
     if labels == "classes":
         return ACCURACY
     # Parts of speech, for one, are names of tokens and mark no entities.
-    marks = any(name[:2] in ("B-", "I-") for name in label_names)
+    marks = any(name in ("B", "I") or name[:2] in ("B-", "I-") for name in label_names)
     return EntityF1(tuple(label_names)) if marks else TokenAccuracy()
 
 

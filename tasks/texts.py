@@ -509,7 +509,7 @@ def _separated(file: Path, dialect: dict[str, Any]) -> Rows:
 def conll_rows(file: Path) -> Rows:
     """A word per line with its tag as the last value, an empty line behind each sentence: `words` and `tags`.
 
-    Lines in front of a sentence that begin with "# " are comments.
+    Lines in front of a sentence such as "# sent_id = 1" are comments.
     """
     words: list[str] = []
     tags: list[str] = []
@@ -521,7 +521,7 @@ def conll_rows(file: Path) -> Rows:
                 yield first, {"words": words, "tags": tags}
             words, tags = [], []
             continue
-        if not words and line.startswith("# "):
+        if not words and line.startswith("# ") and " = " in line:
             continue
         if len(values) < 2:
             raise ValueError(f"{file}:{number}: {line!r} has one value, a word comes with its tag")

@@ -86,9 +86,9 @@ def measure(fleet: Fleet, searcher: UniformWidth | PoolSearch | ExactSearch) -> 
                 continue
             found = price(architecture)
             assert fits(found, budget)
-            assert budget.payload_bytes
+            assert budget.both_ways_bytes
             memory.append(found.peak_training_memory_bytes / budget.memory_bytes)
-            link.append(found.payload_bytes / budget.payload_bytes)
+            link.append(found.payload_bytes / budget.both_ways_bytes)
             parameters.append(found.parameters)
             if not fits(whole, budget):
                 binding.append(max(memory[-1], link[-1]))

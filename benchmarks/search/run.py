@@ -166,7 +166,7 @@ def large_space(name: str, space: Space) -> list[dict[str, Any]]:
             "space": name,
             "architectures": float(space.size),
             "budgets": source,
-            "payload_range_bytes": ends([budget.payload_bytes or 0 for budget in budgets]),
+            "payload_range_bytes": ends([budget.both_ways_bytes or 0 for budget in budgets]),
             "memory_range_bytes": ends([budget.memory_bytes for budget in budgets]),
             "build_seconds": build_seconds,
             "build_cpu_seconds": build_cpu_seconds,
@@ -184,7 +184,7 @@ def large_space(name: str, space: Space) -> list[dict[str, Any]]:
         for reference_name, reference in (("more_labels", more), ("bound", bound)):
             there = np.array([best_of(reference, budget) for budget in budgets])[fitting]
             if reference is bound:  # every parameter travels
-                there = np.minimum(there, [(b.payload_bytes or 0) // FLOAT_BYTES for b in np.array(budgets)[fitting]])
+                there = np.minimum(there, [(b.both_ways_bytes or 0) // FLOAT_BYTES for b in np.array(budgets)[fitting]])
             share = optima[fitting] / there
             row[reference_name] = {
                 "labels": len(reference.parameters),
@@ -213,9 +213,9 @@ def find_all(
         assert one is None or fits(one, budget)
     used = np.array(
         [
-            (one.peak_training_memory_bytes / budget.memory_bytes, one.payload_bytes / budget.payload_bytes)
+            (one.peak_training_memory_bytes / budget.memory_bytes, one.payload_bytes / budget.both_ways_bytes)
             for one, budget in zip(costs, budgets, strict=True)
-            if one is not None and budget.payload_bytes
+            if one is not None and budget.both_ways_bytes
         ]
     )
     return {
@@ -258,7 +258,7 @@ class Bound(Frontier):
 
 def best_of(labels: Frontier, budget: Budget) -> int:
     """The most parameters of any label that fits."""
-    fitting = (labels.memory_bytes <= budget.memory_bytes) & (labels.payload_bytes <= budget.payload_bytes)
+    fitting = (labels.memory_bytes <= budget.memory_bytes) & (labels.payload_bytes <= budget.both_ways_bytes)
     return int(labels.parameters[fitting].max(initial=0))
 
 

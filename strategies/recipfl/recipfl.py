@@ -118,7 +118,7 @@ class RecipFL(CandidateMethod):
                 "recipfl.descriptor = 'client' learns a vector for each device, and the fleet replaces devices: take "
                 "'classes'"
             )
-        if setup.initial and not setup.family.freezes:
+        if setup.initial and not setup.family.freeze:
             raise ValueError(
                 "initial-weights: recipfl writes all weights itself, and takes of given ones only what `freeze` names: "
                 "freeze the parts that must stay as they are, or leave initial-weights out"
@@ -382,7 +382,7 @@ class RecipFL(CandidateMethod):
 
 def _frozen(setup: Setup) -> Weights:
     """The first weights that the run freezes; nothing is drawn where there are none."""
-    if not setup.family.freezes:
+    if not setup.family.freeze:
         return {}
     return {name: tensor for name, tensor in first_weights(setup).items() if setup.family.is_frozen(name)}
 

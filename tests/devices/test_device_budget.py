@@ -32,9 +32,9 @@ def test_what_the_owner_set_apart_replaces_the_fraction_but_not_what_is_availabl
 def test_each_link_limits_what_travels_over_it_and_the_slower_one_what_travels_both_ways():
     # 2 Mbit/s for 10 s are 20 Mbit, 2.5 million bytes.
     slow_up = budget(replace(REPORT, down_mbit_per_s=8.0, up_mbit_per_s=2.0))
-    assert (slow_up.download_bytes, slow_up.upload_bytes, slow_up.payload_bytes) == (10_000_000, 2_500_000, 2_500_000)
+    assert (slow_up.download_bytes, slow_up.upload_bytes, slow_up.both_ways_bytes) == (10_000_000, 2_500_000, 2_500_000)
     slow_down = budget(replace(REPORT, down_mbit_per_s=2.0, up_mbit_per_s=8.0))
-    limits = slow_down.download_bytes, slow_down.upload_bytes, slow_down.payload_bytes
+    limits = slow_down.download_bytes, slow_down.upload_bytes, slow_down.both_ways_bytes
     assert limits == (2_500_000, 10_000_000, 2_500_000)
     assert slow_up.can_travel(10_000_000, 2_500_000)
     assert not slow_up.can_travel(10_000_001, 2_500_000)
@@ -42,12 +42,12 @@ def test_each_link_limits_what_travels_over_it_and_the_slower_one_what_travels_b
 
 
 def test_a_link_that_nobody_measured_limits_nothing():
-    assert budget(REPORT).payload_bytes is None
-    assert budget(replace(REPORT, up_mbit_per_s=2.0)).payload_bytes == 2_500_000
+    assert budget(REPORT).both_ways_bytes is None
+    assert budget(replace(REPORT, up_mbit_per_s=2.0)).both_ways_bytes == 2_500_000
 
 
 def test_a_link_that_carries_nothing_leaves_no_payload():
-    assert budget(replace(REPORT, down_mbit_per_s=5.0, up_mbit_per_s=0.0)).payload_bytes == 0
+    assert budget(replace(REPORT, down_mbit_per_s=5.0, up_mbit_per_s=0.0)).both_ways_bytes == 0
 
 
 def test_the_largest_report_makes_a_budget():
@@ -59,14 +59,14 @@ def test_the_largest_report_makes_a_budget():
 
 def test_without_a_transfer_time_links_set_no_limit():
     report = replace(REPORT, down_mbit_per_s=8.0, up_mbit_per_s=0.0)
-    assert budget(report, transfer_seconds=None).payload_bytes is None
+    assert budget(report, transfer_seconds=None).both_ways_bytes is None
 
 
 def test_the_owner_limits_the_payload_too():
     report = replace(REPORT, down_mbit_per_s=2.0, up_mbit_per_s=2.0, payload_limit_bytes=1_000_000)
-    assert budget(report).payload_bytes == 1_000_000
-    assert budget(report, transfer_seconds=1.0).payload_bytes == 250_000
-    assert budget(report, transfer_seconds=None).payload_bytes == 1_000_000
+    assert budget(report).both_ways_bytes == 1_000_000
+    assert budget(report, transfer_seconds=1.0).both_ways_bytes == 250_000
+    assert budget(report, transfer_seconds=None).both_ways_bytes == 1_000_000
 
 
 def test_the_deadline_is_passed_on():
@@ -122,7 +122,7 @@ def test_a_round_takes_both_ways_of_the_payload_and_the_training():
     assert not found.in_time(10**6, 10**6, 2.001e6)
     assert not found.in_time(10**6 + 1000, 10**6, 2e6)
     assert not found.in_time(10**6, 10**6 + 1000, 2e6)
-    assert found.payload_bytes is None  # it is not a limit of the payload alone
+    assert found.both_ways_bytes is None  # it is not a limit of the payload alone
 
 
 def test_what_nobody_measured_takes_no_time():

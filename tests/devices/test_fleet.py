@@ -153,7 +153,7 @@ def test_fits_width_is_exactly_what_the_width_needs_whatever_the_settings(load):
             budget = budget_of(
                 fleet.report(device, 9.0), memory_fraction=fraction, transfer_seconds=seconds, deadline_seconds=None
             )
-            assert (budget.memory_bytes, budget.payload_bytes) == requirement(width)
+            assert (budget.memory_bytes, budget.both_ways_bytes) == requirement(width)
 
 
 def test_widths_are_measured_once_for_each_group_not_for_each_device(load):
@@ -173,7 +173,7 @@ def test_widths_are_measured_once_for_each_group_not_for_each_device(load):
 def test_a_slow_link_limits_a_group_that_fits_a_width_too(load):
     report = load(group('fits_width = 1.0\nlink = "8 kbit/s"')).report(0, 0.0)
     budget = budget_of(report, memory_fraction=1.0, transfer_seconds=10.0, deadline_seconds=None)
-    assert budget.payload_bytes == 10_000
+    assert budget.both_ways_bytes == 10_000
 
 
 def test_training_memory_is_set_apart_and_no_fraction_is_taken(load):
@@ -192,11 +192,13 @@ def test_training_memory_is_set_apart_and_no_fraction_is_taken(load):
 def test_the_fleets_transfer_time_turns_links_into_payloads(load):
     report = load('transfer = "2 s"\n' + group('memory = "1 GB"\ndown = "8 Mbit/s"\nup = "4 Mbit/s"')).report(0, 0.0)
     budget = budget_of(report, memory_fraction=1.0, transfer_seconds=None, deadline_seconds=None)
-    assert (budget.download_bytes, budget.upload_bytes, budget.payload_bytes) == (2_000_000, 1_000_000, 1_000_000)
+    assert (budget.download_bytes, budget.upload_bytes, budget.both_ways_bytes) == (2_000_000, 1_000_000, 1_000_000)
     shorter = budget_of(report, memory_fraction=1.0, transfer_seconds=1.0, deadline_seconds=None)
     assert (shorter.download_bytes, shorter.upload_bytes) == (1_000_000, 500_000)
     unlimited = load('transfer = "2 s"\n' + group('memory = "1 GB"')).report(0, 0.0)
-    assert budget_of(unlimited, memory_fraction=1.0, transfer_seconds=None, deadline_seconds=None).payload_bytes is None
+    assert (
+        budget_of(unlimited, memory_fraction=1.0, transfer_seconds=None, deadline_seconds=None).both_ways_bytes is None
+    )
 
 
 DOWN = "seconds,mbit_per_s\n" + "".join(f"{second},{second + 1}\n" for second in range(50))
@@ -500,7 +502,7 @@ def test_every_bundled_fleet_gives_usable_devices(name):
         device = devices_of(fleet, tier)[0]
         budget = budget_of(fleet.report(device, 0.0), memory_fraction=0.8, transfer_seconds=60.0, deadline_seconds=None)
         assert budget.memory_bytes > 0
-        assert budget.payload_bytes > 0
+        assert budget.both_ways_bytes > 0
 
 
 def test_the_demo_has_twenty_devices_of_five_widths():

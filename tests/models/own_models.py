@@ -125,7 +125,7 @@ class Branching(Deep):
 
 
 class RunningMean(nn.Module):
-    """Takes a running mean off what its second layer gives, and writes it in place."""
+    """Takes a running mean off what its second layer gives, and writes it, and bounds of its head, in place."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -138,6 +138,7 @@ class RunningMean(nn.Module):
         if self.training:
             with torch.no_grad():
                 self.mean.mul_(0.5).add_(0.5 * x.mean(0))
+                self.head.weight.clamp_(-1, 1)
         return self.head(torch.relu(x - self.mean))
 
 

@@ -217,6 +217,35 @@ def test_budgets_go_by_what_travels(tmp_path):
     assert found["float32 given"] is None or found["float32 given"] != whole
 
 
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("down", [True, False])
+@pytest.mark.parametrize("sandwich", ["none", "labels"])
+def test_what_a_search_finds_travels_over_each_link(tmp_path, wire, secure, down, sandwich):
+    """Under masks twice as much travels up as down, and a value is never rounded to a byte."""
+    if secure and wire != "float32":
+        pytest.skip("wire = 'int8' does not go with secure aggregation")
+    keys = {"strategy": "model-search", "model-search.searcher": "exact", "model-search.sandwich": sandwich}
+    keys |= {"model-search.shares": "0.25, 0.4, 0.55, 0.7, 0.85, 1"}
+    keys |= {"secure-aggregation": True, "secure-minimum": 3} if secure else {}
+    method = build(small_config(tmp_path, wire=wire, family="mlp", **keys, **{"model-search.norm": "static"}))[0].method
+    small, large = method.cost(method.space.smallest()), method.cost(method.space.largest())
+    assert large.upload_bytes == (2 if secure else 1) * large.download_bytes
+    found = set()
+    for share in (0.2, 0.5, 0.8):
+        limits = [
+            int(few + share * (many - few))
+            for few, many in ((small.download_bytes, large.download_bytes), (small.upload_bytes, large.upload_bytes))
+        ]
+        budget = Budget(2**40, limits[0], None) if down else Budget(2**40, None, limits[1])
+        architecture = method.assign(0, budget)
+        price = method.cost(architecture)
+        assert budget.can_travel(price.download_bytes, price.upload_bytes)
+        assert max(price.download_bytes / limits[0], price.upload_bytes / limits[1]) > 0.7  # and the link is used
+        found.add(architecture)
+    assert len(found) == 3
+
+
 def test_late_devices_go_by_what_travels(tmp_path):
     """21,474 parameters take 1.4 seconds both ways at 1 Mbit/s, and 0.35 seconds in a quarter of the bytes."""
     outcomes = {}

@@ -230,15 +230,22 @@ def test_a_name_on_the_hub_says_the_sizes_of_its_model(folder: Path, monkeypatch
     model = model_folder(folder, dict(VOCABULARY))
     (folder / "away").mkdir()
     monkeypatch.chdir(folder / "away")
-    monkeypatch.setattr("models.initial._downloaded", lambda name: {"me/tiny": model / "model.safetensors"}[name])
-    snapshots = {"me/tiny": str(model)}
-    real = transformers.AutoConfig.from_pretrained
-    monkeypatch.setattr(
-        transformers.AutoConfig, "from_pretrained", lambda name, **more: real(snapshots.get(name, name), **more)
-    )
+    there = {"config.json", "model.safetensors"}
+
+    def downloaded(name: str, file: str) -> Path:
+        if name != "me/tiny" or file not in there:
+            raise ValueError(f"{name} has no {file}")
+        return model / file
+
+    monkeypatch.setattr("models.initial._from_hub", downloaded)
     engine, _ = started(config(folder, family="encoder", initial_weights="me/tiny"))
     family = engine.method.family
     assert (family.hidden, family.depth, family.heads) == (16, 1, 2)
+    there.remove("config.json")  # then the sizes are to be given
+    sizes = "hidden = 16, heads = 2, mlp = 16, depth = 1, positions = 16"
+    started(config(folder, family="encoder", family_arguments=sizes, initial_weights="me/tiny"))
+    with pytest.raises(ConfigError, match=r"^initial-weights = 'mine/pretrained\.pth': there is no file or folder"):
+        started(config(folder, family="encoder", initial_weights="mine/pretrained.pth"))
 
 
 def model_folder(folder: Path, vocabulary: dict[str, int], *, mlp: int = 16, positions: int = 16) -> Path:

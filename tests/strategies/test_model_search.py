@@ -121,7 +121,7 @@ def test_what_is_assigned_fits_the_budget(searcher, tmp_path):
         arch = strategy.assign(device, budget)
         found = priced(strategy, arch)
         assert found.peak_training_memory_bytes <= budget.memory_bytes
-        assert found.payload_bytes <= budget.payload_bytes
+        assert found.payload_bytes <= budget.both_ways_bytes
         sizes.add(found.parameters)
     assert large.parameters * 0.98 <= max(sizes)
     assert len(sizes) > (1 if searcher == "pool" else 3)

@@ -289,7 +289,7 @@ def test_the_pool_draws_at_most_t_max_times_and_keeps_the_largest_that_fits():
     assert searcher.find(budget, rng) == space.architecture(drawn[1])
     assert len(searcher.pool) == 5
     # Kept for others: the largest of the pool below a smaller budget.
-    less = Budget(2**40, budget.payload_bytes - 1, budget.payload_bytes - 1)
+    less = Budget(2**40, budget.both_ways_bytes - 1, budget.both_ways_bytes - 1)
     assert searcher.find(less, Numbers([0.0])) == space.architecture(drawn[0])
 
 

@@ -24,6 +24,7 @@ from tasks.metrics import (
     Spearman,
     TokenAccuracy,
     scale_of,
+    usual_metric,
 )
 
 Answers = tuple[Tensor, Tensor]  # outputs, labels
@@ -247,6 +248,13 @@ def test_what_a_journals_metric_means() -> None:
     assert scale_of("hinge_distance", higher_is_better=False) == Scale("hinge distance", higher_is_better=False)
     assert Pearson.scale.title == "Pearson correlation"
     assert MeanAbsoluteError.scale.title == "Mean absolute error"
+
+
+def test_tags_are_those_of_entities_or_are_scored_one_by_one() -> None:
+    assert usual_metric("classes of tokens", ("B", "I", "O")) == EntityF1(("B", "I", "O"))  # of one kind, without names
+    assert usual_metric("classes of tokens", ("NOUN", "VERB")) == TokenAccuracy()
+    with pytest.raises(ValueError, match=r"the tag 'U-drug' is neither O nor .*single words of entities are E- and S-"):
+        EntityF1((*TAGS, "U-drug"))
 
 
 def test_an_entity_is_right_if_its_type_and_both_ends_are() -> None:
