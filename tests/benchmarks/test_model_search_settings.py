@@ -294,10 +294,10 @@ def test_the_smallest_model_fits_everyone_and_links_carry_the_largest(setting_an
     found = [budget(report, config) for report in reports(fleet)]
     assert all(smallest.peak_training_memory_bytes <= one.memory_bytes for one in found)
     if MBIT_PER_S[name][0] > 0:
-        assert all(smallest.payload_bytes <= one.payload_bytes for one in found)
-    payload = max(one.payload_bytes for one in found)
+        assert all(smallest.payload_bytes <= one.both_ways_bytes for one in found)
+    payload = max(one.both_ways_bytes for one in found)
     assert largest.payload_bytes <= payload < 1.25 * largest.payload_bytes
-    assert min(one.payload_bytes for one in found) < largest.payload_bytes
+    assert min(one.both_ways_bytes for one in found) < largest.payload_bytes
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(PRINTED) if "logs" in PRINTED[name] and TRACES.is_dir()])

@@ -359,7 +359,7 @@ def test_few_architectures_are_nested_and_every_budget_is_rounded_down_to_one(cr
     assert [strategy.assign(device, budget) for device, budget in enumerate(budgets)] == [smaller] * 3 + [larger]
     # In later rounds there are the same two, whatever the budgets are.
     between = Budget(
-        budgets[0].memory_bytes * 11 // 10, budgets[0].payload_bytes * 11 // 10, budgets[0].payload_bytes * 11 // 10
+        budgets[0].memory_bytes * 11 // 10, budgets[0].both_ways_bytes * 11 // 10, budgets[0].both_ways_bytes * 11 // 10
     )
     strategy.round = 7
     assert strategy.assign(0, between) == smaller
