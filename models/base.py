@@ -105,14 +105,25 @@ class Family(ABC):
     def check_freeze(self) -> None:
         """Raise ValueError where an entry of `freeze` names nothing, or where nothing is left to train."""
         self.check_parts(self.freeze)
-        learned = [name for name in self.tensors(self.full()) if not name.endswith(STATISTICS)]
-        if all(map(self.is_frozen, learned)):
+        if self._all_frozen(self.tensors(self.full())):
             raise ValueError(f"{self.name}: with freeze = {', '.join(self.freeze)} nothing is left to train")
+
+    def check_trained(self, parts: Iterable[str]) -> None:
+        """Raise ValueError where a part names nothing, or only what is frozen."""
+        parts = list(parts)
+        self.check_parts(parts)
+        for part in parts if self.freeze else ():
+            if self._all_frozen(name for name in self.tensors(self.full()) if lies_in(name, part)):
+                raise ValueError(f"{part} is frozen, so that no learning rate makes a difference: leave it out")
+
+    def _all_frozen(self, names: Iterable[str]) -> bool:
+        """Whether all of these tensors that gradients could train are frozen."""
+        return all(self.is_frozen(name) for name in names if not name.endswith(STATISTICS))
 
     def _with_frozen(self, network: Network) -> Network:
         """The network, with no gradients of what is frozen."""
         for name, parameter in network.named_parameters() if self.freeze else ():
-            if self.is_frozen(name):  # and else as the module has it, which may train some of its parameters only
+            if self.is_frozen(name):  # others are left alone, because a module may keep some of them still itself
                 parameter.requires_grad_(False)
         return network
 

@@ -216,10 +216,9 @@ def _check_shapes(
         f"{wanted[first].shape}"
     )
     if theirs or 2 * len(others) > len(found):
-        sizes = "the family and family-arguments must be those of these weights"
         raise ValueError(
             f"{text}: are these weights of another width or model? {len(others)} of {len(found)} tensors have other "
-            f"shapes: {sizes}"
+            "shapes: the family and family-arguments must be those of these weights"
         )
     module, _, own = first.rpartition(".")
     part = module if own in ("weight", "bias") and module else first

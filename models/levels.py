@@ -166,7 +166,7 @@ class Levels(ModuleFamily):
 
 
 def _hint(error: Exception) -> str:
-    """What to do about what a function cannot do while it makes a network without memory."""
+    """Advice for an error of a function that makes a network without memory; "" where there is none."""
     if "from_pretrained" in str(error):
         return ": build the network from its configuration, and let initial-weights name the folder of its weights"
     if isinstance(error, TypeError) and re.search("argument.*'(classes|num_classes|input_shape)'", str(error)):

@@ -80,7 +80,7 @@ class AnyNetwork(Network):
         return [self(x)]
 
     def train(self, mode: bool = True) -> AnyNetwork:
-        """The module follows, in its own way where it has one: it may keep some of its parts in evaluation mode."""
+        """Call the module's own `train`, which may keep some of its parts in evaluation mode."""
         self._inside[0].train(mode)
         self.training = mode
         return self
@@ -125,27 +125,28 @@ class ModuleFamily(Family):
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """See `Family.price`: one training step is followed on fake tensors."""
-        return self._step(arch, batch_size).cost(batch_size, optimizer)
+        return _step(self, arch, batch_size).cost(batch_size, optimizer)
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Those that a step computes."""
-        return self._step(arch, 2).convolutions
+        return _step(self, arch, 2).convolutions
 
     def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
         """The shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
-        return self._step(arch, batch_size).answer
+        return _step(self, arch, batch_size).answer
 
-    def _step(self, arch: Architecture, batch_size: int) -> Step:
-        from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
 
-        return follow(lambda: self.build(arch), batch_size, self.input_shape, self.input_dtype, self.classes)
+@lru_cache(maxsize=256)
+def _step(family: ModuleFamily, arch: Architecture, batch_size: int) -> Step:
+    from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
+
+    return follow(lambda: family.build(arch), batch_size, family.input_shape, family.input_dtype, family.classes)
 
 
 @lru_cache(maxsize=256)
 def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
-    classes = _class_dimensions(family, arch)
     found = meta_state(family, arch)
-    of_full = _class_dimensions(family, family.full())
+    classes, of_full = _class_dimensions(family, arch, found), _of_full(family)
     if other := next((name for name in found if classes.get(name) != of_full.get(name)), None):
         one, another = ("this one", "the largest one") if other in classes else ("the largest one", "this one")
         raise ValueError(
@@ -178,16 +179,23 @@ def _one_more(family: ModuleFamily) -> ModuleFamily | None:
         return None
 
 
-@lru_cache(maxsize=256)
-def _class_dimensions(family: ModuleFamily, arch: Architecture) -> dict[str, int]:
+@lru_cache(maxsize=64)
+def _of_full(family: ModuleFamily) -> dict[str, int]:
+    return _class_dimensions(family, family.full(), meta_state(family, family.full()))
+
+
+def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[str, Tensor]) -> dict[str, int]:
     """The dimension of classes of every tensor that has one: the one that grows where there is one class more.
 
     None has one where the network cannot be built for one class more.
+
+    Args:
+        mine: the sub-model's `meta_state`.
     """
     one_more = _one_more(family)
     if one_more is None:
         return {}
-    mine, grown = meta_state(family, arch), meta_state(one_more, arch)
+    grown = meta_state(one_more, arch)
     return {
         name: dimension
         for name, tensor in mine.items()

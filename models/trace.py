@@ -179,8 +179,8 @@ def converted_and_copied() -> Iterator[None]:
 
     PyTorch swaps a fake parameter for its converted one, and cannot. Here the converted one takes its place, and is one
     where several modules share a parameter. A fake tensor has no memory that `copy.deepcopy` could read, which
-    `nn.TransformerEncoder` calls for its layers. `nn.init.trunc_normal_` draws again until all values are within its
-    bounds, and there are none.
+    `nn.TransformerEncoder` calls for its layers. `nn.init.trunc_normal_` looks at the values that
+    it has drawn, and a fake tensor has none.
     """
 
     converted: dict[nn.Parameter, nn.Parameter] = {}

@@ -109,7 +109,7 @@ def round_record(
 
 
 def _link_share(orders: Sequence[Assignment]) -> float | None:
-    """What a device's orders take of its payload budget, of the way that takes the larger share; None: no limit."""
+    """The larger of the shares that a device's orders take of its links' budgets; None where neither has a limit."""
     budget = orders[0].budget
     ways = [
         (sum(a.task.cost.download_bytes for a in orders), budget.download_bytes),

@@ -23,7 +23,6 @@ from client_app.simulation import NurseryError
 from devices.fleet import Fleet, bundled_fleet, replaced_devices
 from devices.validation import did_you_mean
 from messages.orders import LocalTraining
-from models.base import STATISTICS, lies_in
 from models.cost import cost
 from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
@@ -494,11 +493,7 @@ def _learning_rates(config: RunConfig, family: Family) -> dict[str, float]:
     """The multiples of the learning rate by part; ConfigError where a part is not in the family, or is frozen."""
     rates = {part: float(rate) for part, rate in rates_of(config.learning_rates).items()}
     try:
-        family.check_parts(rates)
-        for part in rates if family.freeze else ():
-            inside = [name for name in family.tensors(family.full()) if lies_in(name, part)]
-            if all(family.is_frozen(name) or name.endswith(STATISTICS) for name in inside):
-                raise ValueError(f"{part} is frozen, so that no learning rate makes a difference: leave it out")
+        family.check_trained(rates)
     except ValueError as error:
         raise ConfigError(f"learning-rates = {config.learning_rates!r}: {error}") from None
     return rates

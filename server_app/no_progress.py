@@ -65,7 +65,7 @@ def _ways(payload: Mapping[str, int | None]) -> str:
     """Such as "1.2 MB of weights down and 1.2 MB up"."""
     if set(payload.values()) == {None}:
         return "weights without limit"
-    down, up = ("no limit" if payload[way] is None else bytes_text(payload[way] or 0) for way in ("down", "up"))
+    down, up = ("no limit" if limit is None else bytes_text(limit) for limit in (payload["down"], payload["up"]))
     return f"{down} of weights down and {up} up"
 
 
@@ -75,13 +75,12 @@ def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> l
     if poor or not (slow or config.round_seconds):
         remedies.append(f"more memory in the fleet {config.fleet!r}" if config.fleet else "devices with more memory")
     if slow or not (poor or config.round_seconds):
-        remedies.append(
-            f"a larger transfer-seconds than {config.transfer_seconds:g}"
-            if config.transfer_seconds
-            else f"links that carry more in the fleet {config.fleet!r}, or a larger transfer there"
-            if config.fleet
-            else "a larger payload limit of the devices"
-        )
+        if config.transfer_seconds:
+            remedies.append(f"a larger transfer-seconds than {config.transfer_seconds:g}")
+        elif config.fleet:
+            remedies.append(f"links that carry more in the fleet {config.fleet!r}, or a larger transfer there")
+        else:
+            remedies.append("a larger payload limit of the devices")
     if config.round_seconds:
         remedies.append(f"a larger round-seconds than {config.round_seconds:g}")
     narrowest = min(config.widths)

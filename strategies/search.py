@@ -305,7 +305,7 @@ class AscentSearch:
 
 
 def within(total: Total, budget: Budget) -> bool:
-    """Whether a network is within a budget, to which it travels and from which it comes back."""
+    """Whether a budget suffices for a network that travels to the device, is trained there and comes back."""
     in_time = budget.in_time(total.payload_bytes, total.payload_bytes, total.training_flops)
     in_memory = total.peak_training_memory_bytes <= budget.memory_bytes
     return in_memory and budget.can_travel(total.payload_bytes, total.payload_bytes) and in_time
@@ -350,7 +350,7 @@ def find_priced(
 
 
 def _narrowed(part_bytes: int | None, needed_bytes: int, limit_bytes: int | None) -> int | None:
-    """What a search is given of a link over which what it found does not go: less by the same share."""
+    """How much of a link the next search may use: less, in the ratio by which the last find was too large for it."""
     if part_bytes is None or limit_bytes is None or needed_bytes <= limit_bytes:
         return part_bytes
     return part_bytes * limit_bytes // needed_bytes

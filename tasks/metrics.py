@@ -421,7 +421,7 @@ METRICS: dict[str, type[Metric]] = {
 
 
 def usual_metric(labels: LabelKind, label_names: Sequence[str] = ()) -> Metric:
-    """The metric of a task that names none. Classes of tokens that are named as tags are: the F1 of entities."""
+    """The metric of a task that names none: the F1 of entities where classes of tokens are named as their tags."""
     if labels == "numbers":
         return Pearson()
     if labels == "classes":

@@ -319,8 +319,9 @@ def held_out(texts: Texts, labels: Labels, share: float) -> tuple[Texts, Texts]:
                 mask[place] = False
                 known.update(tags)
     if not mask.any() or mask.all():
-        file = texts.places[0].rpartition(":")[0] if texts.places else ""
-        few = f"{file}: {len(texts)} texts are too few to keep a share of {share} for testing"
+        files = {place.rpartition(":")[0] for place in texts.places}  # "" of a data set that lies in no file
+        where = f"{', '.join(sorted(files))}: " if all(files) else ""
+        few = f"{where}{len(texts)} texts are too few to keep a share of {share} for testing"
         if labels == "classes" and len(of_class) == len(texts):
             few += ": each has a class of its own; if the labels are numbers, say labels = 'numbers'"
         raise ValueError(few)

@@ -17,6 +17,7 @@ from tasks.arguments import TaskArguments
 from tasks.data import DECODED_VERSION, Data, DataSet, Vocabulary, decoded_once, digest
 from tasks.hub import unreachable
 from tasks.labels import NO_LABEL
+from tasks.own import in_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -237,8 +238,7 @@ def names_of(train: Texts, labels: Labels) -> tuple[str, ...]:
             f"the labels have {len(found)} different names, more than {MAX_CLASSES}: if they are numbers, say "
             "labels = 'numbers'"
         )
-    whole = all(name.removeprefix("-").isdecimal() for name in found)
-    return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))
+    return in_order(found)
 
 
 Row = tuple[list[int], list[int | None], bool]
