@@ -171,11 +171,11 @@ def test_four_unequal_nodes_train_four_unequal_models(deployment):
     assert rounds[1]["score"] > max(rounds[0]["score"], 0.15)
 
 
-def test_a_fleet_over_four_containers_has_the_bits_of_a_fleet_in_one(deployment):
+def test_a_fleet_over_several_containers_has_the_bits_of_a_fleet_in_one(deployment):
     # Devices of five widths, of which each keeps corrections of its own (SCAFFOLD) in its node's state folder.
     fleet = (
         *QUICK,
-        *("fleet=five-widths", "devices=10", "devices-per-round=5", "strategy=scaffold", "local-steps=5"),
+        *("fleet=five-widths", "devices=20", "devices-per-round=10", "strategy=scaffold", "local-steps=5"),
         *("rounds=3", "deadline-seconds=0", "evaluate-every=3", "seed=2"),
     )
     nodes = deployment.start_run("fleet-over-nodes", *fleet, "engine=nodes", "workers=4")
@@ -184,8 +184,12 @@ def test_a_fleet_over_four_containers_has_the_bits_of_a_fleet_in_one(deployment)
     here = ("run", "--rm", "-T", "--entrypoint", "wildflower", "runner", "run")
     deployment.compose(*here, "/app/benchmarks/deployment/digits.toml", *settings)
     devices = deployment.journal("fleet-over-nodes", "devices")
-    assert [d["outcome"] for d in devices] == ["trained"] * 15
-    assert len({d["node"] for d in devices}) == 4
+    assert [d["outcome"] for d in devices] == ["trained"] * 30
+    # Which node a device has follows from numbers that the SuperLink draws, so one of the four may have none. Twenty
+    # devices, most of which are drawn, leave out two in less than one of ten thousand deployments.
+    node_of = {d["device"]: d["node"] for d in devices}
+    assert all(d["node"] == node_of[d["device"]] for d in devices)
+    assert len(set(node_of.values())) >= 3
     file = "checkpoint/round-3/state.safetensors"
     over_nodes, in_one = (deployment.read(f"{name}/{file}") for name in ("fleet-over-nodes", "fleet-in-one"))
     assert len(over_nodes) > 10_000
