@@ -3,6 +3,7 @@ what is recorded of them is of these settings, and in the tables."""
 
 import dataclasses
 import json
+import statistics
 
 import pytest
 
@@ -115,3 +116,28 @@ def test_every_method_of_a_table_can_be_run(study):
         ):  # whose fleets name traces that are not part of the project
             fleet = Fleet.load(config.fleet, devices=config.devices, seed=1, requirement=lambda _: (10**6, 10**6))
             assert fleet.size == config.devices
+
+
+README_ROWS = {
+    "wildflower, momentum 0.5": "wildflower-momentum",
+    "wildflower": "wildflower",
+    "model search, four nested architectures": "search-four-nested",
+    "heterofl": "heterofl",
+    "all-small": "all-small",
+    "all-large": "all-large",
+}
+
+
+def test_the_first_table_of_the_readme_has_the_best_recorded_rate_of_each_method():
+    study = {found.name.removeprefix("methods_that_win_"): found.known() for found in methods_that_win.STUDIES}
+    text = (methods_that_win.HERE.parent.parent / "README.md").read_text()
+    lines = text.partition("| delivered accuracy, mean of three seeds |")[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[0].partition(":")[0].partition(", beyond")[0] for row in cells] == list(README_ROWS)
+    for row, name in zip(cells, README_ROWS.values(), strict=True):
+        for twin, figure in zip(("cnn3", "resnet6", "vit", "bert", "hapt"), row[1:], strict=True):
+            rates = [f"{name}-120-rounds"] if twin == "bert" else [name]
+            rates += [method for method in study[twin] if method.startswith(f"{name}-rate-")]
+            recorded = [study[twin][method] for method in rates if len(study[twin].get(method, {})) >= 3]
+            means = [100 * statistics.mean(run["delivered_score"] for run in seeds.values()) for seeds in recorded]
+            assert figure == f"{max(means):.1f}", (name, twin)
