@@ -34,6 +34,7 @@ SPLITS: dict[str, tuple[tuple[int, int, int], str, list[str]]] = {
 # Beginnings of names of methods to which it makes no difference which device can train what.
 SAME_IN_ALL = ("all-large", "all-small")
 EVERY = 2  # rounds between two evaluations
+SEEDS_OF_A_CLAIM = 3
 ENCODER, QUESTIONS = "<all-MiniLM-L6-v2>", "<questions by their coarse classes>"
 TEXTS = f"task-arguments=tokenizer = '{ENCODER}', max_tokens = 40"
 # The questions by their coarse classes. Steps of 5e-4 are too long for six layers there: trained on all questions for
@@ -170,8 +171,26 @@ def saved_rounds(results: dict[str, Figures], task: str, split: str, method: str
     return " / ".join(rounds_to_best(run, others[seed]) for seed, run in runs.items() if seed in others)
 
 
+def overview(results: dict[str, Figures], task: str) -> str:
+    """Methods by splits: the mean over devices and the accuracy of six layers, for what has three seeds."""
+    splits = [split for split in SPLITS if any(name.startswith(f"{task} | {split} | ") for name in results)]
+    rows = []
+    for method in methods_of(task):
+        cells = []
+        for split in splits:
+            runs = [*results.get(row_of(task, split, method), {}).values()]
+            six = [value for run in runs if (value := last(run[TIERS[-1]])) is not None]
+            got = [delivered(split, run) for run in runs]
+            cells.append(f"{mean(got):.1f} / {mean(six):.1f}" if len(runs) >= SEEDS_OF_A_CLAIM else "")
+        if any(cells):
+            rows.append([method, *cells])
+    return markdown([f"{task}: mean over devices / six layers", *splits], rows)
+
+
 def table(_study: Study, results: dict[str, Figures]) -> str:
-    """Per task, split and method: what devices get, every tier, the best of the largest model, momentum's rounds."""
+    """Overviews of both tasks. Then, per task, split and method: what devices get, every tier, the best of the largest
+    model, momentum's rounds.
+    """
     heads = ["classes", "devices", "method", "seeds", "mean over devices", "by seed", *TIERS, "best of the whole"]
     heads.append("rounds to the best without momentum")
     rows = []
@@ -193,7 +212,8 @@ def table(_study: Study, results: dict[str, Figures]) -> str:
             rows.append(
                 [task, split, method, str(len(runs)), f"{mean(got):.1f}", by_seed, *tiers, f"{best:.1f}", saved]
             )
-    return markdown(heads, rows)
+    overviews = [overview(results, task) for task in TASKS if any(name.startswith(f"{task} | ") for name in results)]
+    return "\n\n".join([*overviews, markdown(heads, rows)])
 
 
 STUDY = Study(
