@@ -121,6 +121,7 @@ class DeviceBench:
         before_round: what the device kept in this round or later is not used.
         received: the packed arrays of the message.
         evaluated_round: in an evaluation, its round; the device then keeps nothing. None where it trains.
+        checkpoint: the round of the oldest checkpoint that the run may go on from; None: only the round before can be.
         wire: as what parcels travel. In a simulation they come in full, and are rounded here as they would have been.
 
     Raises:
@@ -142,6 +143,7 @@ class DeviceBench:
         *,
         earlier: Network | None = None,
         evaluated_round: int | None = None,
+        checkpoint: int | None = None,
         wire: Wire = "float32",
     ) -> None:
         self.order, self.local, self.family, self.training = order, local, family, training
@@ -163,6 +165,7 @@ class DeviceBench:
             raise MessageError(f"device {order.device}: parcels {sorted(order.payloads)} came, not {sorted(self.sent)}")
         self.keeps = evaluated_round is None
         self._state, self._before, self._evaluated = state, before_round, evaluated_round or 0
+        self._checkpoint = before_round - 1 if checkpoint is None else checkpoint
         self._to_keep: dict[str, dict[str, Tensor]] = {}
         self._lost: dict[str, dict[str, Tensor]] = {}  # what rounding has lost, by the key of its file
         self._stack = ExitStack()
@@ -189,7 +192,7 @@ class DeviceBench:
         self._generator = torch.Generator().manual_seed(order.seed)
         self._board_bytes: int | None = None
         self._server_knows = getattr(order, "kept", False)  # that the device keeps something
-        self.state_lost = self._server_knows and state.is_empty()
+        self.state_lost = self._server_knows and state.is_empty(before_round)
 
     @property
     def examples(self) -> int:
@@ -272,10 +275,14 @@ class DeviceBench:
         return b"".join(found)
 
     def _lost_before(self, parcel: str) -> dict[str, Tensor]:
-        """What rounding has lost of a parcel until now; {} where that cannot be read."""
+        """What rounding has lost of a parcel until now; {} where that cannot be read.
+
+        It counts where it is of one of the last two rounds in which this device returned anything.
+        """
+        key = self._key(f"{LOST_ON_THE_WIRE}-{parcel}", per_architecture=True)
+        since = self._state.second_last_round(f"{LOST_ON_THE_WIRE}-", self._before)
         try:
-            key = self._key(f"{LOST_ON_THE_WIRE}-{parcel}", per_architecture=True)
-            return self._state.load(key, self._before) or {}
+            return self._state.load(key, self._before, since) or {}
         except ValueError as error:
             log.warning("Device %s: what rounding has lost of its changes cannot be read: %s", self.order.device, error)
             return {}
@@ -316,15 +323,36 @@ class DeviceBench:
             return False
         for key, tensors in self._to_keep.items():
             self._state.save(key, self._before, tensors)
+            self._state.forget(key, self._checkpoint)
         try:
             for key, tensors in self._lost.items():
                 self._state.save(key, self._before, tensors)
             if self._lost:
-                self._state.forget_older(f"{LOST_ON_THE_WIRE}-", self._before)
+                since = self._state.second_last_round(f"{LOST_ON_THE_WIRE}-", self._checkpoint + 1)
+                self._state.forget_before(f"{LOST_ON_THE_WIRE}-", since)
         except (OSError, SafetensorError) as error:  # the update is finished, and worth more
             device = self.order.device
             log.warning("Device %s: what rounding has lost of its change cannot be written: %s", device, error)
         return bool(self._to_keep)
+
+    def take_back(self) -> None:
+        """Delete what `save` has written, because the update that it goes with is refused."""
+        for key in (*self._to_keep, *self._lost):
+            self._state.take_back(key, self._before)
+
+    def check_kept(self, parcels: Parcels) -> None:
+        """MessageError where the device would keep something of a training that diverged."""
+        if not self._to_keep:
+            return
+        found = {f"parcel {name!r}": weights for name, weights in parcels.items()}
+        found |= {f"what stays on the device ({key})": weights for key, weights in self._to_keep.items()}
+        for what, weights in found.items():
+            for name, value in weights.items():
+                if not bool(torch.isfinite(value).all()):
+                    raise MessageError(
+                        f"training has diverged: {name!r} of {what} is not finite, so what the device kept before "
+                        "stays; a smaller learning-rate or clip-norm helps"
+                    )
 
     def _key(self, name: str, per_architecture: bool) -> str:
         if not per_architecture:
@@ -490,6 +518,7 @@ def do_order(bench: DeviceBench) -> Done:
         with out_of_memory_refused(order, bench.place.available_bytes, bench.meter):
             answer = local.train(bench)
             _check(answer, bench)
+            bench.check_kept(answer.parcels)
             encoded = {} if bench.wire == "float32" else bench.encoded(answer.parcels)
     finally:
         bench.close()

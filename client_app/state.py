@@ -46,14 +46,14 @@ class DeviceState:
             raise ValueError(f"{problems[0]}; delete it to start this device anew")
         return None
 
-    def is_empty(self) -> bool:
-        """Whether this device keeps nothing of this run."""
-        return next(self.folder.glob("*.safetensors"), None) is None
+    def is_empty(self, before_round: int) -> bool:
+        """Whether this device keeps nothing of this run from before a round."""
+        return not any(number < before_round for number in self._rounds(""))
 
     def save(self, key: str, round_number: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors under `key`: written beside, then renamed, and on the disk when this returns.
 
-        The version before stays until the next save, because a run that resumes may do this round again.
+        Versions of earlier rounds stay until `forget`, because a run that resumes may do this round again.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.{round_number}.safetensors"
@@ -67,24 +67,31 @@ class DeviceState:
         for number, old in self._versions(key):
             if number > round_number:
                 old.unlink()  # of a future that the resumed run is about to write anew
-        for _, old in self._versions(key)[:-2]:
-            old.unlink()
 
-    def forget_older(self, prefix: str, round_number: int) -> None:
-        """Delete what keys that begin with `prefix` hold, but of those saved in this round or in the one before it.
+    def take_back(self, key: str, round_number: int) -> None:
+        """Delete what was kept under `key` in a round whose update nobody takes."""
+        for number, path in self._versions(key):
+            if number == round_number:
+                path.unlink()
 
-        The one before is the last in which this device has saved under any of these keys. A run that resumes and does
-        this round again deletes the same, so that its bits are those of a run that was not broken off.
+    def forget(self, key: str, checkpoint: int) -> None:
+        """Delete the versions of `key` that no run needs which goes on from this checkpoint's round or a later one."""
+        old = [path for number, path in self._versions(key) if number <= checkpoint]
+        for path in old[:-1]:
+            path.unlink()
+
+    def second_last_round(self, prefix: str, before_round: int) -> int:
+        """The second last of the rounds before one in which keys that begin with `prefix` were saved.
+
+        The only such round where there is one, and 0 where there is none.
         """
-        rounds: dict[str, set[int]] = {}
+        return next(iter(sorted(n for n in self._rounds(prefix) if n < before_round)[-2:]), 0)
+
+    def forget_before(self, prefix: str, round_number: int) -> None:
+        """Delete all versions from before a round of the keys that begin with `prefix`."""
         for path in self.folder.glob(f"{prefix}*.safetensors"):
-            key, number, _ = path.name.rsplit(".", 2)
-            rounds.setdefault(key, set()).add(int(number))
-        earlier = max((n for numbers in rounds.values() for n in numbers if n < round_number), default=round_number)
-        for key, numbers in rounds.items():
-            if not numbers & {earlier, round_number}:
-                for _, path in self._versions(key):
-                    path.unlink()
+            if _round_of(path) < round_number:
+                path.unlink()
 
     def frozen(self, name: str, layout: Layout) -> dict[str, Tensor] | None:
         """The frozen tensors of a part; None where one of them is not there as it was kept."""
@@ -134,8 +141,15 @@ class DeviceState:
         return self.folder.parent / "frozen" / f"{name}.packed"
 
     def _versions(self, key: str) -> list[tuple[int, Path]]:
-        found = [(int(p.name.split(".")[1]), p) for p in self.folder.glob(f"{key}.*.safetensors")]
-        return sorted(found)
+        return sorted((_round_of(path), path) for path in self.folder.glob(f"{key}.*.safetensors"))
+
+    def _rounds(self, prefix: str) -> set[int]:
+        return {_round_of(path) for path in self.folder.glob(f"{prefix}*.safetensors")}
+
+
+def _round_of(path: Path) -> int:
+    """The round in which a file was saved, whose name is KEY.ROUND.safetensors."""
+    return int(path.name.rsplit(".", 2)[1])
 
 
 def _sync(path: Path) -> None:

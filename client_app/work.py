@@ -124,10 +124,15 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
                 DeviceState(_state_dir(batch, config), batch.run, order.device),
                 Workplace(device, _make_room(order, batch.shared_process), _board(batch, config)),
                 earlier=_earlier(order, models),
+                checkpoint=batch.oldest_checkpoint,
                 wire=batch.wire,
             )
             done = do_order(bench)
-            updates.append(_answer(batch, order, bench, done, out, sums))
+            try:
+                updates.append(_answer(batch, order, bench, done, out, sums))
+            except Exception:
+                bench.take_back()
+                raise
             if done.answer.model is not None:
                 models[order.order] = (order.device, done.answer.model)
         except Refusal as refusal:

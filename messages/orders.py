@@ -167,6 +167,8 @@ class Batch(_Model):
             each simulated device's parcels as sending would.
         each_by_itself: the node adds nothing up: the server wants every device's parcels by themselves.
         state_dir: where devices keep what must survive rounds, on the node; empty for the node's own default.
+        oldest_checkpoint: the round of the oldest checkpoint that the run may go on from, so that devices keep what
+            such a run needs; None: only that of the round before.
     """
 
     run: str
@@ -180,6 +182,7 @@ class Batch(_Model):
     norm_bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     state_dir: str = ""
+    oldest_checkpoint: NonNegative | None = None
     orders: list[WorkOrder] = Field(min_length=1)
 
 

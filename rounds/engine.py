@@ -130,6 +130,8 @@ class Engine:
         model_scores: the score of each of them.
         delivered_tiers: by that evaluation, the architecture that most devices of each tier would be given.
         own: what devices say of data that they alone hold; None where the server deals them out.
+        oldest_checkpoint: the round of the oldest checkpoint that the run may go on from, which devices keep what it
+            needs for; None: nobody goes on from an earlier one than that of the last round.
     """
 
     def __init__(self, method: Method, population: Population, own: OwnData | None = None) -> None:
@@ -139,6 +141,7 @@ class Engine:
         self.scored: dict[Architecture, Model] = {}
         self.model_scores: dict[Architecture, float] = {}
         self.delivered_tiers: dict[str, Architecture] = {}
+        self.oldest_checkpoint: int | None = None
         self._own_by_tier: dict[str, float] = {}  # the newest scores of models that devices have of their own
         self._keepers: set[int] = set()  # devices that keep something
         self._introduced: set[int] = set()  # devices that have answered the method's first question
@@ -237,6 +240,7 @@ class Engine:
                 clip=self.settings.privacy.clip if self.settings.privacy else 0.0,
                 each_by_itself=not self.settings.aggregation.adds_up,
                 wire=self.settings.wire,
+                oldest_checkpoint=self.oldest_checkpoint,
             )
             self._route(grid, work)
             self._secure = self._agree(grid, work)
@@ -472,6 +476,7 @@ class Engine:
             absorb=_absorb_nothing,
             enough=len(new),
             simulated=self.population.simulated,
+            oldest_checkpoint=self.oldest_checkpoint,
         )
         self._exchange(grid, work)
         for a in work.assignments:
@@ -829,6 +834,7 @@ class Engine:
             simulated=self.population.simulated,
             each_by_itself=not self.settings.aggregation.adds_up,
             wire=self.settings.wire,
+            oldest_checkpoint=self.oldest_checkpoint,
         )
         return work, lambda: mean.mean(zeros)
 

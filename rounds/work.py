@@ -256,6 +256,7 @@ class Work(Orders):
         norm_bound: how far a parcel may be from what its device was sent (`messages.bound`); 0: as far as it likes.
         clip: changes of at most this norm are added up in place of weights, all devices counting alike; 0: weights are.
         wire: as what parcels travel.
+        oldest_checkpoint: the round of the oldest checkpoint that the run may go on from; None: that of the last one.
         refused: nodes of which the server has refused something, and why.
     """
 
@@ -265,6 +266,7 @@ class Work(Orders):
     norm_bound: float = 0.0
     clip: float = 0.0
     wire: Wire = "float32"
+    oldest_checkpoint: int | None = None
     refused: dict[int, str] = field(init=False, default_factory=dict)
     _encoded: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
 
@@ -370,6 +372,7 @@ class Work(Orders):
             norm_bound=self.norm_bound,
             clip=self.clip,
             state_dir=settings.state_dir,
+            oldest_checkpoint=self.oldest_checkpoint,
             orders=orders,
         )
         return content, arrays

@@ -146,6 +146,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         start(engine, config, first_round)
         for number in range(first_round, config.rounds + 1):
             engine.population.release(take_releases(run_dir))
+            engine.oldest_checkpoint = min(checkpoint.rounds(run_dir), default=0)
             result = engine.run_round(grid, number, scorer)
             troubles = [d["outcome"] for d in result.devices if d["outcome"].startswith(("failed", "refused"))]
             trained = trained or result.record["devices_replied"] > 0

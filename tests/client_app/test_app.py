@@ -240,6 +240,21 @@ def test_a_model_that_diverges_is_refused_and_left_out_of_the_sum(monkeypatch):
     assert (alone.sums, nothing) == ([], [])
 
 
+class KeepsAndGrows(Training):
+    """Keeps its weights, and returns finite ones that are too large for a sum."""
+
+    def train(self, bench):
+        bench.keep("own", bench.received["weights"])
+        return Answer(None, {"weights": {name: value + 1e30 for name, value in bench.received["weights"].items()}})
+
+
+def test_of_an_update_that_no_sum_takes_nothing_is_kept(tmp_path):
+    order = work_order(0, local=KeepsAndGrows())
+    [update] = answers(batch(order, state_dir=str(tmp_path)))[0].updates
+    assert update.outcome.startswith("refused: weights must be finite and small enough to add exactly")
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
 class Mixed(Training):
     """Its head is added up, and all else travels by itself."""
 

@@ -24,6 +24,7 @@ from strategies.heterofl import MaskedTraining
 from strategies.local import TrainingAlone
 from strategies.losses import Regularizer
 from strategies.method import Answer, ClassCounts, Local, Training
+from strategies.scaffold import ControlledTraining
 from strategies.statistics import TakeStatistics
 from tests.client_app.work_orders import CPU, LENET, bench_of, close, cut, digits, do, payload, work_order
 
@@ -479,7 +480,22 @@ def test_nothing_is_kept_of_an_order_that_was_not_done(tmp_path):
     state = DeviceState(str(tmp_path), "a run", 0)
     with pytest.raises(Refusal, match="out of memory"):
         do(work_order(local=KeepsAndFails()), state=state)
-    assert state.is_empty()
+    assert state.is_empty(99)
+
+
+@pytest.mark.parametrize("local", [TrainingAlone(), ControlledTraining()])
+def test_what_a_device_keeps_stays_as_it_was_where_training_diverges(local, tmp_path):
+    state = DeviceState(str(tmp_path), "a run", 0)
+    order = work_order(local=local)
+    start = cut(LENET, LENET.width(0.5))
+    layouts = [parcel.layout for parcel in local.sent(LENET, LENET.width(0.5)).values()]
+    arrays = [pack({entry.name: start[entry.name] for entry in layout.entries}, layout) for layout in layouts]
+    do(order, arrays=arrays, state=state)
+    before = {path.name: path.read_bytes() for path in state.folder.iterdir()}
+    diverging = LocalTraining(batch_size=10, learning_rate=1e30)
+    with pytest.raises(MessageError, match=r"training has diverged: .* smaller learning-rate or clip-norm helps"):
+        do(order, diverging, arrays=arrays, state=state, round_number=2)
+    assert {path.name: path.read_bytes() for path in state.folder.iterdir()} == before
 
 
 def test_a_device_says_that_it_keeps_something_and_that_it_has_lost_it(tmp_path, caplog):

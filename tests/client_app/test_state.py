@@ -34,14 +34,38 @@ def test_a_round_that_is_done_again_starts_from_the_round_before(tmp_path):
     assert state.load("model", 11)["w"].unique().tolist() == [10.0]
     state.save("model", 3, weights(3.0))  # a resumed run writes its future anew
     assert state.load("model", 99)["w"].unique().tolist() == [3.0]
-    assert len(list(state.folder.iterdir())) == 2
+    assert len(list(state.folder.iterdir())) == 3
 
 
-def test_only_the_last_two_rounds_are_kept(tmp_path):
+def test_what_a_run_needs_that_goes_on_from_the_oldest_checkpoint_is_kept(tmp_path):
     state = DeviceState(str(tmp_path), "a run", 0)
-    for number in range(1, 12):
+    for number in (1, 4, 6, 7):
         state.save("model", number, weights(float(number)))
-    assert sorted(path.name for path in state.folder.iterdir()) == ["model.10.safetensors", "model.11.safetensors"]
+        state.save("model-of-another-kind", number, weights(float(number)))
+    state.forget("model", 5)  # rounds 6 and 7 may be done again, before which the newest is that of round 4
+    assert [state.load("model", number)["w"].unique().item() for number in (6, 7, 8)] == [4, 6, 7]
+    assert state.load("model", 4) is None
+    assert state.load("model-of-another-kind", 4)["w"].unique().item() == 1
+    state.forget("model", 6)
+    assert state.load("model", 6) is None
+    state.forget("model", 99)
+    assert state.load("model", 99)["w"].unique().item() == 7
+
+
+def test_a_device_that_has_files_of_later_rounds_only_keeps_nothing_from_before(tmp_path):
+    state = DeviceState(str(tmp_path), "a run", 0)
+    assert state.is_empty(99)
+    state.save("model", 5, weights(1.0))
+    assert [state.is_empty(before) for before in (4, 5, 6)] == [True, True, False]
+
+
+def test_what_was_saved_in_a_round_can_be_taken_back(tmp_path):
+    state = DeviceState(str(tmp_path), "a run", 0)
+    for number in (1, 2):
+        state.save("model", number, weights(float(number)))
+    state.take_back("model", 2)
+    state.take_back("nothing", 2)
+    assert state.load("model", 99)["w"].unique().item() == 1
 
 
 def test_a_torn_file_is_an_error_that_says_what_to_do(tmp_path):
@@ -92,25 +116,17 @@ def test_a_runs_name_cannot_lead_out_of_the_folder(tmp_path, run):
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
-def test_of_a_prefix_only_what_this_round_and_the_one_before_have_saved_stays(tmp_path):
+def test_the_second_last_round_of_a_prefix_is_over_all_its_keys(tmp_path):
     state = DeviceState(str(tmp_path), "a run", 3)
-
-    def names():
-        return sorted(path.name.removesuffix(".safetensors") for path in state.folder.iterdir())
-
-    def saved(key, number):
+    assert state.second_last_round("lost-", 99) == 0
+    state.save("model", 5, weights(1.0))
+    for key, number in (("lost-a", 1), ("lost-b", 4), ("lost-b", 7)):
         state.save(key, number, weights(1.0))
-        state.forget_older("lost-", number)
-        return names()
-
-    state.save("model", 1, weights(1.0))
-    assert saved("lost-a", 1) == ["lost-a.1", "model.1"]
-    assert saved("lost-b", 4) == ["lost-a.1", "lost-b.4", "model.1"]  # the device was not drawn in between
-    for _ in range(2):  # a run that resumes does round 7 again
-        assert saved("lost-b", 7) == ["lost-b.4", "lost-b.7", "model.1"]
-    for _ in range(2):
-        assert saved("lost-c", 8) == ["lost-b.4", "lost-b.7", "lost-c.8", "model.1"]
-    assert saved("lost-a", 9) == ["lost-a.9", "lost-c.8", "model.1"]
+    assert [state.second_last_round("lost-", before) for before in (1, 2, 5, 8)] == [0, 1, 1, 4]
+    state.forget_before("lost-", 4)
+    assert sorted(path.name for path in state.folder.iterdir()) == [
+        f"{name}.safetensors" for name in ("lost-b.4", "lost-b.7", "model.5")
+    ]
 
 
 def test_the_folder_of_what_is_frozen_is_synced_once_for_all_tensors_and_once_for_their_list(tmp_path, monkeypatch):

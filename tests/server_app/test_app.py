@@ -1,6 +1,7 @@
 import json
 import logging
 import re
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -313,6 +314,28 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(t
         run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True, resume_from=1))
     with pytest.raises(ConfigError, match="resume-from = 2: goes with resume = true only"):
         small_config(tmp_path, resume_from=2)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *(METHODS[method] for method in ("rafl", "spatl", "scaffold", "depthfl", "local")),
+        METHODS["all-large"] | {"wire": "int8"},
+    ],
+    ids=lambda keys: keys["strategy"],
+)
+def test_devices_keep_what_a_run_needs_that_goes_on_from_its_oldest_checkpoint(keys, tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, **keys))
+    whole, lines = checkpoint.load(run_dir), told(run_dir)
+    assert checkpoint.rounds(run_dir) == [4, 3, 2]
+    run(simulated_grid(), small_config(tmp_path, **keys, resume=True, resume_from=2))
+    assert same_bits(whole.state.tensors, checkpoint.load(run_dir).state.tensors)
+    assert told(run_dir) == lines
+    state = run_dir / "device-state"
+    kept = [path for path in state.rglob("*.safetensors") if path.parent.name.startswith("device-")]
+    assert kept
+    # Of the rounds that may be done again, and the one before them.
+    assert max(Counter(path.name.rsplit(".", 2)[0] for path in kept if path.parent == kept[0].parent).values()) <= 4
 
 
 @pytest.mark.parametrize("file", ["rounds.jsonl", "devices.jsonl"])

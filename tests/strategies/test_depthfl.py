@@ -236,7 +236,7 @@ def test_without_alpha_a_device_keeps_nothing(tmp_path):
     state = DeviceState(str(tmp_path), "a run", 0)
     order = work_order(local=learning(), family=FAMILY, of=FAMILY.full())
     assert not do(order, family=FAMILY, state=state).state_kept
-    assert state.is_empty()
+    assert state.is_empty(99)
 
 
 def test_a_correction_moves_every_step_of_a_device(tmp_path):
