@@ -686,8 +686,11 @@ class Engine:
         return delivered_on_devices(recipients, self._own_by_tier, self.method.has_model, nothing)
 
     def _scored_there(self, grid: Grid, wanted: Sequence[tuple[int, Architecture, Selection]]) -> Evaluation | None:
-        """The means over devices of what their own models score on the task's test set."""
-        there = set(self.population.connected(grid, [device for device, _, _ in wanted]))
+        """The means over devices of what their own models score on the task's test set.
+
+        Those that left at the end of the round are scored before they are forgotten.
+        """
+        there = {*self.population.connected(grid, [device for device, _, _ in wanted]), *self._left}
         asked = [self._to_score(d, a, selection) for d, a, selection in wanted if d in there]
         data: Examples = "test set" if self.own is None else "shard"
         return mean_score(self.scores(grid, asked, data), self.settings.metric, self.population)

@@ -770,16 +770,22 @@ def parcel_bytes(local: Local, family: Family, architecture: Architecture, wire:
     return nbytes(local.sent(family, architecture), wire), nbytes(local.returned(family, architecture), wire)
 
 
-def in_floats(budget: Budget, local: Local, family: Family, smallest: Architecture, settings: RoundSettings) -> Budget:
+def in_floats(
+    budget: Budget, local: Local, family: Family, ends: tuple[Architecture, Architecture], settings: RoundSettings
+) -> Budget:
     """A budget for a search that prices weights as 32-bit floats, where they travel in fewer bytes or in more.
 
-    Bytes of the smallest architecture shrink least, because it has most scales for its weights: what fits the budget
-    that this returns does so on the wire. Under masks more bytes travel up than down.
+    Under int8 architectures have more or fewer scales for their weights, so that the bytes of some shrink more than
+    those of others. This goes by the one of `ends`, the smallest and the largest of a space, whose bytes shrink more.
+    What is found may be a little too large for the wire, which `strategies.search.find_priced` corrects. Under masks
+    more bytes travel up than down.
     """
-    floats = parcel_bytes(local, family, smallest)
-    encoded = parcel_bytes(local, family, smallest, settings.wire)
-    down = Fraction(encoded[0], floats[0]) if floats[0] else Fraction(1)
-    up = Fraction(settings.upload_bytes(encoded[1]), floats[1]) if floats[1] else Fraction(1)
+    down, up = Fraction(10**9), Fraction(10**9)
+    for architecture in ends:
+        floats = parcel_bytes(local, family, architecture)
+        encoded = parcel_bytes(local, family, architecture, settings.wire)
+        down = min(down, Fraction(encoded[0], floats[0]) if floats[0] else Fraction(1))
+        up = min(up, Fraction(settings.upload_bytes(encoded[1]), floats[1]) if floats[1] else Fraction(1))
 
     def as_floats(limit_bytes: int | None, ratio: Fraction) -> int | None:
         return None if limit_bytes is None else min(int(limit_bytes / ratio), MAX_WHOLE)

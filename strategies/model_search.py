@@ -291,17 +291,16 @@ class ModelSearch(HeteroFL):
         if isinstance(searcher, PoolSearch):
             return searcher.find(budget, rng)
         smallest = self.space.smallest()
-        part = in_floats(budget, self.local(Order(0, smallest)), self.family, smallest, self.settings)
-        if self.params.sandwich == "none":
-            return searcher.find(part, rng)
+        ends = (smallest, self.space.largest())
+        part = in_floats(budget, self.local(Order(0, smallest)), self.family, ends, self.settings)
 
         def price(found: Architecture) -> Cost:
             return self.price(found, below(self.family, found, [smallest]))
 
-        found = find_priced(searcher, price, budget, part, rng)
+        found = find_priced(lambda left: searcher.find(left, rng), price, budget, part)
         if found is not None:
             return found
-        # The search found nothing else that fits together with the smallest: that alone, or the device is left out.
+        # The search found nothing that fits on the wire and beside the smallest: that alone, or the device is left out.
         return smallest if fits(self.cost(smallest), budget) else None
 
     def personal(self, device: int, budget: Budget) -> tuple[Architecture, Selection] | None:

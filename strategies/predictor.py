@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,26 +117,26 @@ def is_of_supernet(path: Path) -> bool:
     """Whether a file is what `wildflower supernet` writes beside the weights, of whatever space."""
     try:
         return "measured" in json.loads(path.read_text())
-    except (OSError, TypeError, ValueError):
+    except (OSError, TypeError, ValueError, RecursionError):
         return False
 
 
 def load_pairs(path: Path, space: ElasticSpace) -> tuple[list[Picks], list[float]]:
     """Read what `wildflower supernet` has measured; ValueError where the file is none of its, or of another space.
 
-    Also where an accuracy is no finite number.
+    Also where an accuracy is no number from 0 to 1.
     """
     try:
         measured = json.loads(path.read_text())["measured"]
         picks = [tuple(int(pick) for pick in entry["picks"]) for entry in measured]
         accuracies = [float(entry["accuracy"]) for entry in measured]
         given = [Architecture.from_json(entry["architecture"]) for entry in measured]
-    except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is no file of a supernet's training: {error}") from None
     for number, accuracy in enumerate(accuracies):
-        if not math.isfinite(accuracy):
+        if not 0 <= accuracy <= 1:  # NaN too
             raise ValueError(
-                f"{path}: measured[{number}] has the accuracy {accuracy}, which is no finite number: train the "
+                f"{path}: measured[{number}] has the accuracy {accuracy}, which is no number from 0 to 1: train the "
                 "supernet anew, or take the entry out"
             )
     for one, architecture in zip(picks, given, strict=True):

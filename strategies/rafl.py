@@ -9,9 +9,9 @@ import json
 import logging
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -28,7 +28,7 @@ from models.architecture import Architecture
 from models.base import Family, with_weights
 from models.cost import Cost, cost
 from models.elastic import ElasticFamily, ElasticSpace
-from models.family import FAMILIES, make_family
+from models.family import FAMILIES, family_class, make_family
 from models.layers import Network
 from models.space import Space
 from strategies.ensemble import Ensemble, Teachers, require_public, teach
@@ -53,7 +53,7 @@ from strategies.method import (
 )
 from strategies.params import Count, Params, Rate, Shares, kebab, to_scalar
 from strategies.predictor import MIN_PAIRS, fit_predictor, is_of_supernet, load_pairs
-from strategies.search import ExactSearch, PoolSearch
+from strategies.search import ExactSearch, PoolSearch, find_priced
 from strategies.submodel import CandidateMethod, first_weights, initial_weights
 from strategies.supernet import calibrated
 
@@ -493,8 +493,22 @@ class RaFL(CandidateMethod):
 
     def search(self, device: int, budget: Budget, *, grows: bool = True) -> Architecture | None:
         """The best architecture for a budget (Eq. 2), the same for a device in every round; None: none fits."""
+
+        def price(found: Architecture) -> Cost:
+            return self._price(found, first=True)
+
+        left = self._left_for_personal(budget)
+        found = None if left is None else find_priced(partial(self._find, device, grows), price, budget, left)
+        if found is not None:
+            return found
+        smallest = self.space.smallest()
+        return smallest if fits(price(smallest), budget) else None
+
+    def _left_for_personal(self, budget: Budget) -> Budget | None:
+        """What the knowledge network leaves of a budget, with payloads as 32-bit floats; None: nothing."""
         half, passes = self._half(first=True), self._passes(first=True)
-        budget = in_floats(budget, half, self.family, self.smallest_architecture, self.settings)
+        ends = (self.space.smallest(), self.space.largest())
+        budget = in_floats(budget, half, self.family, ends, self.settings)
         knowledge = self._plain(self.knowledge_family, self.knowledge_architecture)
         memory_bytes = budget.memory_bytes - knowledge.peak_training_memory_bytes
         if memory_bytes <= 0 or not budget.can_travel(knowledge.download_bytes, knowledge.upload_bytes):
@@ -512,6 +526,10 @@ class RaFL(CandidateMethod):
             left = replace(left, download_bytes=None, seconds_per_byte_down=0.0)
         elif left.download_bytes is not None:
             left = replace(left, download_bytes=left.download_bytes - knowledge.download_bytes)
+        return left
+
+    def _find(self, device: int, grows: bool, left: Budget) -> Architecture | None:
+        """What the searcher finds for a device under what the knowledge network leaves."""
         if isinstance(self.searcher, PoolSearch) and not grows:
             return self.searcher.largest(left)
         if isinstance(self.searcher, EvolutionSearch):
@@ -780,7 +798,12 @@ def _own_family(supernet: Family, params: RaFLParams) -> Family | None:
         arguments = tomllib.loads(f"arguments = {{{params.knowledge_arguments}}}")["arguments"]
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f'{where}: arguments must be like "first_channels = 16": {error}') from None
+    try:
+        known = {field.name for field in fields(family_class(params.knowledge_family))}
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     fixed = {"input_shape": list(supernet.input_shape), "classes": supernet.classes, "norm": "batch"}
+    fixed = {name: value for name, value in fixed.items() if name in known}  # not every family has norms to choose
     if given := sorted(arguments.keys() & {*fixed, "name", "freeze"}):
         raise ValueError(
             f"{where}: {', '.join(given)} cannot be chosen, because the knowledge network reads and predicts what "

@@ -312,48 +312,53 @@ def within(total: Total, budget: Budget) -> bool:
 
 
 def find_priced(
-    searcher: ExactSearch | AscentSearch,
+    find: Callable[[Budget], Architecture | None],
     price: Callable[[Architecture], Cost],
     budget: Budget,
     part: Budget,
-    rng: np.random.Generator,
 ) -> Architecture | None:
     """Return what a search finds that fits a budget at a method's own price, such as that of several levels at once.
 
     A searcher prices an architecture alone. While what it finds is too dear, it searches again under a budget from
-    which the excess is taken off, and a little more. None: nothing was found in `NARROWED` searches.
+    which the excess is taken off, and a little more, of memory, of each link and of time. None: nothing was found in
+    `NARROWED` searches.
 
     Args:
-        searcher: finds architectures.
+        find: the search under a budget; None: nothing fits.
         price: of an architecture that it finds, with all that is trained beside it.
         budget: what must fit.
-        part: the same budget as the searcher counts, with payloads as 32-bit floats (`strategies.method.in_floats`).
-        rng: for the random choices of the search.
+        part: the same budget as the search counts, with payloads as 32-bit floats (`strategies.method.in_floats`).
     """
-    for _ in range(NARROWED):
-        found = searcher.find(part, rng)
+    for number in range(NARROWED):
+        found = find(part)
         if found is None:
             return None
         cost = price(found)
         if fits(cost, budget):
             return found
-        over_bytes = max(0, cost.peak_training_memory_bytes - budget.memory_bytes)
+        over_bytes = cost.peak_training_memory_bytes - budget.memory_bytes
+        if over_bytes > 0:
+            part = replace(part, memory_bytes=max(0, part.memory_bytes - over_bytes - part.memory_bytes // 100))
         part = replace(
             part,
-            memory_bytes=max(0, part.memory_bytes - over_bytes - part.memory_bytes // 100),
-            download_bytes=_narrowed(part.download_bytes, cost.download_bytes, budget.download_bytes),
-            upload_bytes=_narrowed(part.upload_bytes, cost.upload_bytes, budget.upload_bytes),
+            download_bytes=_narrowed(part.download_bytes, cost.download_bytes, budget.download_bytes, number),
+            upload_bytes=_narrowed(part.upload_bytes, cost.upload_bytes, budget.upload_bytes, number),
         )
-        if part.round_seconds is not None:
+        in_time = budget.in_time(cost.download_bytes, cost.upload_bytes, cost.training_flops)
+        if part.round_seconds is not None and not in_time:
             part = replace(part, round_seconds=part.round_seconds * 0.9)
     return None
 
 
-def _narrowed(part_bytes: int | None, needed_bytes: int, limit_bytes: int | None) -> int | None:
-    """How much of a link the next search may use: less, in the ratio by which the last find was too large for it."""
+def _narrowed(part_bytes: int | None, needed_bytes: int, limit_bytes: int | None, number: int) -> int | None:
+    """How much of a link the next search may use: less, in the ratio by which the last find was too large for it.
+
+    And a little less than that: what was found may leave some of its budget unused, so that it would be found again.
+    This little doubles from one search to the next.
+    """
     if part_bytes is None or limit_bytes is None or needed_bytes <= limit_bytes:
         return part_bytes
-    return part_bytes * limit_bytes // needed_bytes
+    return max(0, part_bytes * limit_bytes // needed_bytes - part_bytes * 2**number // 10_000)
 
 
 def fleet_options(

@@ -100,12 +100,20 @@ class SupernetTraining:
             torch.manual_seed(int(rng.integers(2**63)))
             value = sandwich_step(self.supernet, self._batch(), self.task.loss, rng, self.params.random)
         if not np.isfinite(value):
-            raise FloatingPointError(f"the supernet's training diverged in step {self.step + 1}: lower learning-rate")
+            raise self._diverged(self.step + 1)
         if self.training.clip_norm:
             nn.utils.clip_grad_norm_(self.supernet.parameters(), self.training.clip_norm)
         self.optimizer.step()
         self.step += 1
         return value
+
+    def check_finite(self) -> None:
+        """FloatingPointError where a weight is not finite: the loss of a step says nothing of what it leads to."""
+        if not all(bool(torch.isfinite(value).all()) for value in self.supernet.whole.state_dict().values()):
+            raise self._diverged(self.step)
+
+    def _diverged(self, step: int) -> FloatingPointError:
+        return FloatingPointError(f"the supernet's training diverged in step {step}: lower learning-rate")
 
     def _batch(self) -> Batch:
         epoch, number = divmod(self.step, self._batches)

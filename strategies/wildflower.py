@@ -224,14 +224,14 @@ class Wildflower(HeteroFL):
         except ValueError as error:
             log.warning("Wildflower: levels are not searched layer by layer; give fewer wildflower.shares: %s", error)
             return []
-        order = Order(0, smallest)
+        order, ends = Order(0, smallest), (smallest, self.space.largest())
 
         def price(found: Architecture) -> Cost:
             return self.price(found, below(self.family, found, [smallest]))
 
         def find(budget: Budget) -> Architecture | None:
-            part = in_floats(budget, self.local(order), self.family, smallest, self.settings)
-            return find_priced(searcher, price, budget, part, rng)
+            part = in_floats(budget, self.local(order), self.family, ends, self.settings)
+            return find_priced(lambda left: searcher.find(left, rng), price, budget, part)
 
         return fleet_options(self.space, fleet, find)
 

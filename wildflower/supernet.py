@@ -95,7 +95,11 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     _take_up(training, checkpoint, settings, console)
     _advance(training, checkpoint, settings, console)
 
-    calibration = list(batches_of(task, task.train, examples, config.batch_size, CALIBRATION_BATCHES))
+    calibration = [
+        (inputs, labels)
+        for inputs, labels in batches_of(task, task.train, examples, config.batch_size, CALIBRATION_BATCHES)
+        if len(labels) > 1  # batch norm cannot normalize a single example over a 1x1 map
+    ]
     test = list(batches_of(task, task.train, held, SCORED_TOGETHER))
     measured = _measured(supernet, wanted.pairs, config.seed, calibration, test, console)
     supernet.set(supernet.space.largest())
@@ -112,6 +116,8 @@ def _check_keys(config: RunConfig) -> None:
     values, usual = config.to_dict(), RunConfig().to_dict()
     if wrong := [f"{key} = {values[key]!r}: {why}" for key, why in NOT_HERE.items() if values[key] != usual[key]]:
         raise SupernetError("; ".join(wrong))
+    if config.batch_size < 2:
+        raise SupernetError(f"batch-size = {config.batch_size}: batch norm cannot normalize one example; set 2 or more")
 
 
 def _check_output(output: Path) -> None:
@@ -171,10 +177,15 @@ def _pretrained(supernet: Supernet, file: Path, console: Console) -> None:
 
 
 def _parted(task: Task, held_out: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    if not 0 < held_out < 1:  # NaN too
+        raise SupernetError(f"--held-out {held_out}: give a share between 0 and 1, such as 0.1")
     order = torch.from_numpy(np.random.default_rng([seed, 0, 2]).permutation(len(task.train)))
     count = round(held_out * len(order))
-    if not 0 < count < len(order):
-        raise SupernetError(f"--held-out {held_out} leaves {count} of {len(order)} examples to be scored on")
+    if not 0 < count < len(order) - 1:
+        raise SupernetError(
+            f"--held-out {held_out} leaves {count} of {len(order)} examples to be scored on and {len(order) - count} "
+            "to learn from: it takes 1 and 2 at least"
+        )
     return order[count:], order[:count]
 
 
@@ -218,12 +229,15 @@ def _advance(training: SupernetTraining, checkpoint: Path, settings: dict[str, A
         while training.step < steps:
             try:
                 loss = training.advance()
+                saves = training.step % CHECKPOINT_STEPS == 0 or training.step == steps
+                if saves:
+                    training.check_finite()
             except FloatingPointError as error:
                 raise SupernetError(str(error)) from None
             bars.update(bar, completed=training.step, loss=f"{loss:.3f}")
             if not console.is_terminal and training.step % LINE_STEPS == 0:
                 console.print(f"step {training.step}/{steps}, loss {loss:.3f}", highlight=False)
-            if training.step % CHECKPOINT_STEPS == 0 or training.step == steps:
+            if saves:
                 with _told(checkpoint), written_whole(checkpoint) as folder:
                     state = {name: value.contiguous() for name, value in training.state().items()}
                     safetensors.torch.save_file(state, folder / "state.safetensors")

@@ -128,6 +128,16 @@ def test_newcomers_train_and_a_resumed_run_goes_on_with_the_same_devices(tmp_pat
     assert same_bits(whole.state().tensors, resumed.state().tensors)
 
 
+def test_who_trained_in_a_round_and_leaves_at_its_end_is_scored(tmp_path):
+    engine, scorer = started(sporadic(tmp_path, fleet_file(tmp_path, 0.4), evaluate_every=1))
+    grid = simulated_grid()
+    for number in (1, 2):
+        result = engine.run_round(grid, number, scorer)
+        trained = {line["device"] for line in result.devices if line["outcome"] == "trained"}
+        assert trained - set(engine.population.everyone(grid))
+        assert set(result.record["score_by_device"]) == trained
+
+
 HELD = {
     "flexifed": lambda method: method.begun,
     "local": lambda method: method.trained,

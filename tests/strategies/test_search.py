@@ -485,7 +485,7 @@ def test_what_a_method_prices_higher_is_searched_again_under_less():
         return Cost(own.parameters, own.download_bytes, own.upload_bytes, memory_bytes, own.training_flops)
 
     assert searcher.find(budget, rng) == space.largest()
-    found = find_priced(searcher, price, budget, budget, rng)
+    found = find_priced(lambda part: searcher.find(part, rng), price, budget, budget)
     assert found is not None
     assert fits(price(found), budget)
     # Little is given away.
@@ -495,6 +495,6 @@ def test_what_a_method_prices_higher_is_searched_again_under_less():
         """More than all of the memory, whatever the architecture."""
         return Cost(1, 1, 1, 10 * budget.memory_bytes, 1)
 
-    assert find_priced(searcher, never, budget, budget, rng) is None
-    nothing = find_priced(searcher, price, Budget(10), Budget(10), rng)
+    assert find_priced(lambda part: searcher.find(part, rng), never, budget, budget) is None
+    nothing = find_priced(lambda part: searcher.find(part, rng), price, Budget(10), Budget(10))
     assert nothing is None

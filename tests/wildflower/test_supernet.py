@@ -108,6 +108,30 @@ def test_pretrained_weights_of_another_width_are_refused_before_anything_changes
     assert all(torch.equal(value, before[name]) for name, value in supernet.whole.state_dict().items())
 
 
+def test_a_single_example_that_is_left_over_is_not_calibrated_on(experiment, tmp_path):
+    # 1,294 = 3 x 431 + 1 examples, and maps of 1x1 at the end, over which batch norm cannot normalize one.
+    settings = ["--set", "batch-size=431", "--set", f"family-arguments={TINY.replace('halvings = 3', 'halvings = 5')}"]
+    result = invoke(experiment, "--output", tmp_path / "one.safetensors", "--steps", 0, "--held-out", 0.1, *settings)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "one.safetensors").exists()
+
+
+def test_a_last_step_that_diverges_leaves_no_weights(experiment, tmp_path, monkeypatch):
+    advance = SupernetTraining.advance
+
+    def diverging(training):
+        value = advance(training)
+        next(training.supernet.parameters()).data.fill_(float("inf"))
+        return value
+
+    monkeypatch.setattr(SupernetTraining, "advance", diverging)
+    output = tmp_path / "far.safetensors"
+    result = invoke(experiment, "--output", output, "--steps", 1)
+    assert result.exit_code == 1
+    assert "diverged in step 1: lower learning-rate" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == [experiment.name]
+
+
 def test_no_steps_leave_the_weights_as_they_begin(experiment, tmp_path):
     written = [tmp_path / "first.safetensors", tmp_path / "again.safetensors"]
     assert invoke(experiment, "--output", written[0], "--steps", 0).exit_code == 0
@@ -197,7 +221,11 @@ def test_keys_that_this_training_lacks_are_refused(key, message, experiment, tmp
     [
         (["--output", "x.pt"], "must end with .safetensors"),
         (["--output", "x.safetensors", "--set", "family=resnet18", "--set", "family-arguments="], "no space of once"),
-        (["--output", "x.safetensors", "--held-out", "0"], "leaves 0 of"),
+        (["--output", "x.safetensors", "--held-out", "0"], "--held-out 0.0: give a share between 0 and 1"),
+        (["--output", "x.safetensors", "--held-out", "nan"], "--held-out nan: give a share between 0 and 1"),
+        (["--output", "x.safetensors", "--held-out", "0.0001"], "leaves 0 of 1438 examples to be scored on and 1438"),
+        (["--output", "x.safetensors", "--held-out", "0.9993"], "leaves 1437 of 1438 examples"),
+        (["--output", "x.safetensors", "--set", "batch-size=1"], "batch-size = 1: batch norm cannot normalize one"),
         (["--output", "x.safetensors", "--set", "family-arguments=depth = 3"], "no argument 'depth'"),
     ],
 )
