@@ -248,7 +248,8 @@ class Summary(ScoreRecord):
     worst_tier_score: float | None = None
     last_score: float | None = None  # of the last evaluation alone
     last_delivered_score: float | None = None
-    delivered_devices: Count | None = None  # these three of the last evaluation
+    delivered_devices: Count | None = None  # of the last evaluation
+    # The most in one of the evaluations that the final scores are means of; earlier versions have the last one's.
     devices_without_model: Count | None = None
     devices_beyond_budget: Count | None = None
     worst_device: Count | None = None  # these three of the last evaluation, where devices score
@@ -278,11 +279,11 @@ class Summary(ScoreRecord):
         if (self.final_evaluations or 0) > 1 and self.last_delivered_score is not None:
             last = text(self.last_delivered_score)
             parts.append(f"mean of the last {self.final_evaluations} evaluations, the last {last}")
-        devices = self.delivered_devices or 0
+        devices, most = self.delivered_devices or 0, "up to " if (self.final_evaluations or 0) > 1 else ""
         if self.devices_without_model:
-            parts.append(f"{self.devices_without_model} of {devices} devices get none")
+            parts.append(f"{most}{self.devices_without_model} of {devices} devices get none")
         if self.devices_beyond_budget:
-            parts.append(f"{self.devices_beyond_budget} of {devices} devices get more than they afford")
+            parts.append(f"{most}{self.devices_beyond_budget} of {devices} devices get more than they afford")
         return "; ".join(parts)
 
 
@@ -803,8 +804,8 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         last_score=last.score if last else None,
         last_delivered_score=last.delivered_score if last else None,
         delivered_devices=last.delivered_devices if last else None,
-        devices_without_model=last.devices_without_model if last else None,
-        devices_beyond_budget=last.devices_beyond_budget if last else None,
+        devices_without_model=_most(r.devices_without_model for r in final),
+        devices_beyond_budget=_most(r.devices_beyond_budget for r in final),
         worst_device=last.worst_device if last else None,
         worst_device_score=last.worst_score if last else None,
         scored_devices=last.scored_devices if last else None,
@@ -853,6 +854,11 @@ def in_fleet_order(tiers: Iterable[str], tier_of: Mapping[int, str]) -> list[str
     names = list(dict.fromkeys(tiers))
     known = [first[tier] for tier in names if tier in first]
     return names if known == sorted(known) else sorted(names, key=lambda tier: first.get(tier, float("inf")))
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    """The largest of what is there."""
+    return max((value for value in values if value is not None), default=None)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -409,15 +409,16 @@ class AnycostFL(HeteroFL):
                 f"{key}: batch norm's running statistics cannot be compressed, because a variance could fall below 0: "
                 "set anycostfl.beta = 1"
             )
-        for architecture in self.candidates:
-            code = code_of(self.family, architecture, beta)
-            if code.allowed_bytes < code.least_bytes:
-                least = math.ceil(1000 * code.least_bytes / code.layout.nbytes) / 1000
-                raise ValueError(
-                    f"{key} leaves {code.allowed_bytes} of the {code.layout.nbytes} bytes of an update of "
-                    f"{self.describe(architecture)}, and it takes {code.least_bytes} to say which kernels are kept and "
-                    f"to hold the largest one: set anycostfl.beta to {least:g} or more, or to 1"
-                )
+        codes = [(code_of(self.family, architecture, beta), architecture) for architecture in self.candidates]
+        short = [(code, architecture) for code, architecture in codes if code.allowed_bytes < code.least_bytes]
+        if short:
+            code, architecture = max(short, key=lambda one: one[0].least_bytes / one[0].layout.nbytes)
+            least = math.ceil(1000 * code.least_bytes / code.layout.nbytes) / 1000
+            raise ValueError(
+                f"{key} leaves {code.allowed_bytes} of the {code.layout.nbytes} bytes of an update of "
+                f"{self.describe(architecture)}, and it takes {code.least_bytes} to say which kernels are kept and to "
+                f"hold the largest one: set anycostfl.beta to {least:g} or more, or to 1"
+            )
 
     @classmethod
     def family_defaults(cls, params: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -31,7 +32,6 @@ from strategies.heterofl import HeteroFL, MaskedTraining
 from strategies.losses import Loss
 from strategies.method import (
     Bench,
-    Contribution,
     Local,
     Means,
     Order,
@@ -189,7 +189,6 @@ class ModelSearch(HeteroFL):
                 "sub-models of a step would mix their batch norm statistics"
             )
         self.chosen: list[Architecture] = []  # where there are few, largest first
-        self.owners = {name: torch.zeros(value.shape, dtype=torch.int32) for name, value in self.weights.items()}
 
     @classmethod
     def family_defaults(cls, params: ModelSearchParams) -> dict[str, Any]:
@@ -314,26 +313,32 @@ class ModelSearch(HeteroFL):
         """A random architecture of the space, for distillation, or of the few."""
         return self.chosen[int(rng.integers(len(self.chosen)))] if self.chosen else self.space.sample(rng)
 
-    def absorb(self, contribution: Contribution) -> None:
-        """HeteroFL's, and count who has which coordinate, rows of classes that a device lacks included."""
-        super().absorb(contribution)
-        contribution.group.placement.add_weight(self.owners, len(contribution.devices))
-
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
-        """HeteroFL's, and how many devices trained a coordinate.
+        """HeteroFL's, and how many devices trained a coordinate, rows of classes that a device lacks included.
 
         `effective_owners` is the harmonic mean over the coordinates that anybody had: a mean over n devices has a
         variance of 1 / n of theirs, and so the mean of 1 / n is that of the variances. `untouched_share` is the share
         of coordinates that nobody trained.
         """
         figures = dict(super().finish_round(trained))
-        counts = torch.cat([count.flatten() for count in self.owners.values()])
+        counts = torch.cat([count.flatten() for count in self._owners(trained).values()])
         owned = counts[counts > 0].to(torch.float64)
         figures["effective_owners"] = float(len(owned) / owned.reciprocal().sum()) if len(owned) else None
         figures["untouched_share"] = 1 - len(owned) / len(counts)
-        for count in self.owners.values():
-            count.zero_()
         return figures
+
+    def _owners(self, trained: Sequence[Trained]) -> dict[str, Tensor]:
+        """How many devices trained each coordinate of the global model.
+
+        One that trained two models counts by the larger, of which the other is a cut.
+        """
+        largest: dict[int, Architecture] = {}
+        for done in sorted(trained, key=lambda done: self.cost(done.order.architecture).parameters):
+            largest[done.device] = done.order.architecture
+        owners = {name: torch.zeros(value.shape, dtype=torch.int32) for name, value in self.weights.items()}
+        for architecture, devices in Counter(largest.values()).items():
+            self.family.place(architecture).add_weight(owners, devices)
+        return owners
 
     def state(self) -> State:
         """HeteroFL's, and what the search has seen."""

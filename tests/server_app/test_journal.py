@@ -299,6 +299,8 @@ def test_final_figures_are_means_of_the_last_fifth_of_the_evaluations(tmp_path):
         of_round = {"score": number / 100, "score_by_tier": {"a": number / 50}} | {
             "delivered_score": number / 200,
             "delivered_score_by_tier": {"a": number / 100, "b": 0.1 if number == 20 else 0.5},
+            "devices_without_model": 3 if number == 2 else 0,
+            "devices_beyond_budget": 1 if number == 18 else 0,
         }
         journal.write_round(a_round(number, **(nothing if number % 2 else of_round)), [])
     summary = journal.finish("finished")
@@ -308,8 +310,11 @@ def test_final_figures_are_means_of_the_last_fifth_of_the_evaluations(tmp_path):
     assert summary.score_by_tier == pytest.approx({"a": 0.38})
     assert summary.delivered_score_by_tier == pytest.approx({"a": 0.19, "b": 0.3})
     assert (summary.worst_tier, summary.worst_tier_score) == ("a", pytest.approx(0.19))
+    # A device that affords no model counts for a figure in any of the evaluations that it is the mean of.
+    assert (summary.devices_without_model, summary.devices_beyond_budget) == (0, 1)
     page = (tmp_path / "report.html").read_text()
-    for text in ("Delivered accuracy", "9.5 %", "mean of the last 2 evaluations, the last 10 %", "Worst tier"):
+    last = "mean of the last 2 evaluations, the last 10 %; up to 1 of 5 devices get more than they afford"
+    for text in ("Delivered accuracy", "9.5 %", last, "Worst tier"):
         assert text in page
 
 

@@ -1,6 +1,7 @@
 """AnycostFL: which channels devices train, how their updates are compressed, and how elements are averaged."""
 
 import math
+import re
 import struct
 from dataclasses import replace
 
@@ -445,6 +446,13 @@ def test_a_simulation_has_the_bits_of_real_nodes_and_counts_what_travels(tmp_pat
 def test_what_does_not_go_with_compressed_updates_is_refused_before_round_1(tmp_path, keys, words):
     with pytest.raises((ValueError, ConfigError, RehearsalError), match=words):
         started(small_config(tmp_path, **COMPRESSED | keys))
+
+
+def test_the_least_share_that_is_named_suffices_for_all_sub_models(tmp_path):
+    with pytest.raises((ValueError, ConfigError)) as refused:
+        started(small_config(tmp_path, **COMPRESSED | {"anycostfl.beta": 0.001}))
+    [least] = re.findall(r"set anycostfl.beta to ([0-9.]+) or more", str(refused.value))
+    started(small_config(tmp_path, **COMPRESSED | {"anycostfl.beta": float(least)}))
 
 
 def test_running_statistics_are_not_compressed(tmp_path):

@@ -14,7 +14,7 @@ from server_app.config import ConfigError
 from strategies import METHODS
 from strategies.aggregation import CoordinateMean
 from strategies.heterofl import HeteroFL, MaskedTraining
-from strategies.method import Means, Order, Training, fits
+from strategies.method import Means, Order, Trained, Training, fits
 from strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, layer_shares
 from tests.small_run import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import CLASSIFIER, CLASSIFIER_BIAS, FC, FC_BIAS, OneHidden, loss_of, setup
@@ -417,13 +417,22 @@ def test_smaller_cuts_learn_from_the_devices_own_answers_or_from_the_labels():
 
 
 def test_effective_owners_are_the_harmonic_mean_over_the_coordinates_that_anybody_trained(tmp_path):
-    """Of 12 coordinates two devices own 6, one owns 3, and nobody 3: 9 / (6 / 2 + 3 / 1) = 1.5."""
+    """Three devices have the s coordinates of the smallest, and one of them all n: n / (s / 3 + (n - s) / 1).
+
+    That device has trained the smallest beside the whole, which makes it no second owner.
+    """
     strategy = search(tmp_path)
-    strategy.owners = {"one": torch.tensor([2] * 6 + [1] * 3 + [0] * 3, dtype=torch.int32)}
-    figures = strategy.finish_round([])
-    assert figures["effective_owners"] == pytest.approx(1.5)
-    assert figures["untouched_share"] == pytest.approx(0.25)
-    assert not strategy.owners["one"].any()
+    smallest, whole = strategy.space.smallest(), strategy.space.largest()
+    orders = [Order(0, smallest), Order(1, smallest), Order(2, whole), Order(2, smallest)]
+    trained = [Trained(order, "a tier", 10, None, {}) for order in orders]
+    s, n = (
+        sum(v.numel() for v in strategy.family.place(a).gather(strategy.weights).values()) for a in (smallest, whole)
+    )
+    figures = strategy.finish_round(trained)
+    assert figures["effective_owners"] == pytest.approx(n / (s / 3 + (n - s)))
+    assert figures["untouched_share"] == 0
+    assert strategy.finish_round(trained[:2])["untouched_share"] == pytest.approx(1 - s / n)
+    assert strategy.finish_round([])["effective_owners"] is None
 
 
 def test_owners_are_counted_by_what_devices_return(tmp_path):
