@@ -25,6 +25,7 @@ from messages.frozen import read_part
 from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
 from messages.packing import Entry, Layout, MessageError, pick, unpack
 from messages.parcels import Parcel, Parcels, Weights, digest, frozen_layout
+from messages.sums import magnitude
 from models.architecture import Architecture
 from models.base import Family, trained_parameters, with_weights
 from models.layers import Network, mean_statistics
@@ -277,7 +278,7 @@ class DeviceBench:
     def _lost_before(self, parcel: str) -> dict[str, Tensor]:
         """What rounding has lost of a parcel until now; {} where that cannot be read.
 
-        It counts where it is of one of the last two rounds in which this device returned anything.
+        What is older than the last two rounds in which this device returned anything is not used.
         """
         key = self._key(f"{LOST_ON_THE_WIRE}-{parcel}", per_architecture=True)
         since = self._state.second_last_round(f"{LOST_ON_THE_WIRE}-", self._before)
@@ -321,9 +322,13 @@ class DeviceBench:
         """
         if not self.keeps:
             return False
-        for key, tensors in self._to_keep.items():
-            self._state.save(key, self._before, tensors)
-            self._state.forget(key, self._checkpoint)
+        try:
+            for key, tensors in self._to_keep.items():
+                self._state.save(key, self._before, tensors)
+        except Exception:
+            self.take_back()  # what is kept under several names is of one round
+            raise
+        self._state.forget(self._checkpoint, other_than=LOST_ON_THE_WIRE)
         try:
             for key, tensors in self._lost.items():
                 self._state.save(key, self._before, tensors)
@@ -341,14 +346,17 @@ class DeviceBench:
             self._state.take_back(key, self._before)
 
     def check_kept(self, parcels: Parcels) -> None:
-        """MessageError where the device would keep something of a training that diverged."""
+        """MessageError where the device would keep something of a training that diverged.
+
+        It takes no memory beside the tensors, because a device may have none left at this point.
+        """
         if not self._to_keep:
             return
         found = {f"parcel {name!r}": weights for name, weights in parcels.items()}
         found |= {f"what stays on the device ({key})": weights for key, weights in self._to_keep.items()}
         for what, weights in found.items():
             for name, value in weights.items():
-                if not bool(torch.isfinite(value).all()):
+                if value.is_floating_point() and not math.isfinite(magnitude(value.detach())):
                     raise MessageError(
                         f"training has diverged: {name!r} of {what} is not finite, so what the device kept before "
                         "stays; a smaller learning-rate or clip-norm helps"

@@ -16,6 +16,7 @@ from messages.frozen import Part, name_of
 from messages.packing import Layout, unpack
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
+_NAME = re.compile(r"(.+)\.(\d+)\.safetensors", re.ASCII)  # KEY.ROUND.safetensors
 
 
 class DeviceState:
@@ -48,12 +49,12 @@ class DeviceState:
 
     def is_empty(self, before_round: int) -> bool:
         """Whether this device keeps nothing of this run from before a round."""
-        return not any(number < before_round for number in self._rounds(""))
+        return not any(number < before_round for _, number, _ in self._files())
 
     def save(self, key: str, round_number: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors under `key`: written beside, then renamed, and on the disk when this returns.
 
-        Versions of earlier rounds stay until `forget`, because a run that resumes may do this round again.
+        Versions of earlier rounds stay until `forget`, because a run that is resumed may do this round again.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{key}.{round_number}.safetensors"
@@ -74,23 +75,29 @@ class DeviceState:
             if number == round_number:
                 path.unlink()
 
-    def forget(self, key: str, checkpoint: int) -> None:
-        """Delete the versions of `key` that no run needs which goes on from this checkpoint's round or a later one."""
-        old = [path for number, path in self._versions(key) if number <= checkpoint]
-        for path in old[:-1]:
-            path.unlink()
+    def forget(self, checkpoint: int, *, other_than: str) -> None:
+        """Delete versions that are too old for a run that goes on from the round of a checkpoint, or from a later one.
+
+        Of each key its newest version up to that round stays, and all later ones. Keys that begin with `other_than`
+        are left alone.
+        """
+        for key in {key for key, _, _ in self._files() if not key.startswith(other_than)}:
+            old = [path for number, path in self._versions(key) if number <= checkpoint]
+            for path in old[:-1]:
+                path.unlink()
 
     def second_last_round(self, prefix: str, before_round: int) -> int:
         """The second last of the rounds before one in which keys that begin with `prefix` were saved.
 
         The only such round where there is one, and 0 where there is none.
         """
-        return next(iter(sorted(n for n in self._rounds(prefix) if n < before_round)[-2:]), 0)
+        rounds = {number for key, number, _ in self._files() if key.startswith(prefix) and number < before_round}
+        return next(iter(sorted(rounds)[-2:]), 0)
 
     def forget_before(self, prefix: str, round_number: int) -> None:
         """Delete all versions from before a round of the keys that begin with `prefix`."""
-        for path in self.folder.glob(f"{prefix}*.safetensors"):
-            if _round_of(path) < round_number:
+        for key, number, path in self._files():
+            if key.startswith(prefix) and number < round_number:
                 path.unlink()
 
     def frozen(self, name: str, layout: Layout) -> dict[str, Tensor] | None:
@@ -141,15 +148,12 @@ class DeviceState:
         return self.folder.parent / "frozen" / f"{name}.packed"
 
     def _versions(self, key: str) -> list[tuple[int, Path]]:
-        return sorted((_round_of(path), path) for path in self.folder.glob(f"{key}.*.safetensors"))
+        return sorted((number, path) for found, number, path in self._files() if found == key)
 
-    def _rounds(self, prefix: str) -> set[int]:
-        return {_round_of(path) for path in self.folder.glob(f"{prefix}*.safetensors")}
-
-
-def _round_of(path: Path) -> int:
-    """The round in which a file was saved, whose name is KEY.ROUND.safetensors."""
-    return int(path.name.rsplit(".", 2)[1])
+    def _files(self) -> list[tuple[str, int, Path]]:
+        """Key, round and path of every file; what has another name is none of ours."""
+        found = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob("*.safetensors"))
+        return [(match[1], int(match[2]), path) for match, path in found if match]
 
 
 def _sync(path: Path) -> None:

@@ -130,8 +130,8 @@ class Engine:
         model_scores: the score of each of them.
         delivered_tiers: by that evaluation, the architecture that most devices of each tier would be given.
         own: what devices say of data that they alone hold; None where the server deals them out.
-        oldest_checkpoint: the round of the oldest checkpoint that the run may go on from, which devices keep what it
-            needs for; None: nobody goes on from an earlier one than that of the last round.
+        oldest_checkpoint: the round of the oldest checkpoint that the run may go on from. Devices keep what such a run
+            needs. None: nobody goes on from an earlier one than that of the last round.
     """
 
     def __init__(self, method: Method, population: Population, own: OwnData | None = None) -> None:

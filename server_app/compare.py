@@ -435,8 +435,10 @@ def _without_model(groups: Sequence[Group]) -> list[str]:
         none = [run.summary.devices_without_model or 0 for run in group.runs]
         if any(none):
             devices = max(run.summary.delivered_devices or 0 for run in group.runs)
-            most = "up to " if any((run.summary.final_evaluations or 0) > 1 for run in group.runs) else ""
-            told.append(f"Under {group.name} {most}{_number(fmean(none))} of {devices} devices get no model.")
+            several = len({*none}) > 1 or any((run.summary.final_evaluations or 0) > 1 for run in group.runs)
+            told.append(
+                f"Under {group.name} {'up to ' if several else ''}{max(none)} of {devices} devices get no model."
+            )
     return told
 
 

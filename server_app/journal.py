@@ -248,8 +248,9 @@ class Summary(ScoreRecord):
     worst_tier_score: float | None = None
     last_score: float | None = None  # of the last evaluation alone
     last_delivered_score: float | None = None
-    delivered_devices: Count | None = None  # of the last evaluation
-    # The most in one of the evaluations that the final scores are means of; earlier versions have the last one's.
+    # These three are the most in one of the evaluations that the final scores are means of; earlier versions have the
+    # last one's.
+    delivered_devices: Count | None = None
     devices_without_model: Count | None = None
     devices_beyond_budget: Count | None = None
     worst_device: Count | None = None  # these three of the last evaluation, where devices score
@@ -803,7 +804,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         worst_tier_score=worst_score,
         last_score=last.score if last else None,
         last_delivered_score=last.delivered_score if last else None,
-        delivered_devices=last.delivered_devices if last else None,
+        delivered_devices=_most(r.delivered_devices for r in final),
         devices_without_model=_most(r.devices_without_model for r in final),
         devices_beyond_budget=_most(r.devices_beyond_budget for r in final),
         worst_device=last.worst_device if last else None,

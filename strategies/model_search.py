@@ -294,7 +294,8 @@ class ModelSearch(HeteroFL):
         part = in_floats(budget, self.local(Order(0, smallest)), self.family, ends, self.settings)
 
         def price(found: Architecture) -> Cost:
-            return self.price(found, below(self.family, found, [smallest]))
+            beside = [] if self.params.sandwich == "none" else below(self.family, found, [smallest])
+            return self.price(found, beside)
 
         found = find_priced(lambda left: searcher.find(left, rng), price, budget, part)
         if found is not None:

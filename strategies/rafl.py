@@ -802,8 +802,8 @@ def _own_family(supernet: Family, params: RaFLParams) -> Family | None:
         known = {field.name for field in fields(family_class(params.knowledge_family))}
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    fixed = {"input_shape": list(supernet.input_shape), "classes": supernet.classes, "norm": "batch"}
-    fixed = {name: value for name, value in fixed.items() if name in known}  # not every family has norms to choose
+    norm = {"norm": "batch"} if "norm" in known else {}  # not every family has a kind of norm to choose
+    fixed = {"input_shape": list(supernet.input_shape), "classes": supernet.classes, **norm}
     if given := sorted(arguments.keys() & {*fixed, "name", "freeze"}):
         raise ValueError(
             f"{where}: {', '.join(given)} cannot be chosen, because the knowledge network reads and predicts what "

@@ -34,7 +34,7 @@ CHANGES, PRICED = 32, 6
 SURVEYED = 40
 """Devices of a fleet for whose budgets architectures are searched, at most, when few are chosen for all."""
 NARROWED = 12
-"""Searches under ever less memory, until an architecture fits with all that is trained beside it."""
+"""Searches under ever less memory, link and time, until an architecture fits at its method's own price."""
 
 
 class PoolSearch:
@@ -329,7 +329,8 @@ def find_priced(
         budget: what must fit.
         part: the same budget as the search counts, with payloads as 32-bit floats (`strategies.method.in_floats`).
     """
-    for number in range(NARROWED):
+    retries = {"download_bytes": 0, "upload_bytes": 0}
+    for _ in range(NARROWED):
         found = find(part)
         if found is None:
             return None
@@ -339,26 +340,24 @@ def find_priced(
         over_bytes = cost.peak_training_memory_bytes - budget.memory_bytes
         if over_bytes > 0:
             part = replace(part, memory_bytes=max(0, part.memory_bytes - over_bytes - part.memory_bytes // 100))
-        part = replace(
-            part,
-            download_bytes=_narrowed(part.download_bytes, cost.download_bytes, budget.download_bytes, number),
-            upload_bytes=_narrowed(part.upload_bytes, cost.upload_bytes, budget.upload_bytes, number),
-        )
+        for way in retries:
+            left_bytes, needed_bytes, limit_bytes = (getattr(one, way) for one in (part, cost, budget))
+            if left_bytes is not None and limit_bytes is not None and needed_bytes > limit_bytes:
+                part = replace(part, **{way: _narrowed(left_bytes, needed_bytes, limit_bytes, retries[way])})
+                retries[way] += 1
         in_time = budget.in_time(cost.download_bytes, cost.upload_bytes, cost.training_flops)
         if part.round_seconds is not None and not in_time:
             part = replace(part, round_seconds=part.round_seconds * 0.9)
     return None
 
 
-def _narrowed(part_bytes: int | None, needed_bytes: int, limit_bytes: int | None, number: int) -> int | None:
+def _narrowed(part_bytes: int, needed_bytes: int, limit_bytes: int, retries: int) -> int:
     """How much of a link the next search may use: less, in the ratio by which the last find was too large for it.
 
     And a little less than that: what was found may leave some of its budget unused, so that it would be found again.
-    This little doubles from one search to the next.
+    This little doubles with every retry for the same link.
     """
-    if part_bytes is None or limit_bytes is None or needed_bytes <= limit_bytes:
-        return part_bytes
-    return max(0, part_bytes * limit_bytes // needed_bytes - part_bytes * 2**number // 10_000)
+    return max(0, part_bytes * limit_bytes // needed_bytes - part_bytes * 2**retries // 10_000)
 
 
 def fleet_options(

@@ -94,6 +94,10 @@ def train(config: RunConfig, wanted: Wanted, console: Console) -> Path:
     _check_output(wanted.output)
     _take_up(training, checkpoint, settings, console)
     _advance(training, checkpoint, settings, console)
+    try:
+        training.check_finite()  # also what a training of an earlier version has left
+    except FloatingPointError as error:
+        raise SupernetError(str(error)) from None
 
     calibration = [
         (inputs, labels)

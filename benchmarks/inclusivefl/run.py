@@ -172,8 +172,9 @@ def saved_rounds(results: dict[str, Figures], task: str, split: str, method: str
 
 
 def overview(results: dict[str, Figures], task: str) -> str:
-    """Methods by splits: the mean over devices and the accuracy of six layers, for what has three seeds."""
-    splits = [split for split in SPLITS if any(name.startswith(f"{task} | {split} | ") for name in results)]
+    """Methods by splits: the mean over devices and the accuracy of six layers. What has fewer seeds is left out."""
+    own = [name.split(" | ") for name, runs in results.items() if len(runs) >= SEEDS_OF_A_CLAIM]
+    splits = [split for split in SPLITS if any(names[:2] == [task, split] for names in own)]
     rows = []
     for method in methods_of(task):
         cells = []

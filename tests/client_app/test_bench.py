@@ -483,6 +483,33 @@ def test_nothing_is_kept_of_an_order_that_was_not_done(tmp_path):
     assert state.is_empty(99)
 
 
+class KeepsTwo(Training):
+    """Keeps two things, which are of one round."""
+
+    def train(self, bench):
+        bench.keep("one", tensor(1))
+        bench.keep("two", tensor(2))
+        return super().train(bench)
+
+
+def test_a_disk_that_fills_up_between_two_files_leaves_both_as_they_were(tmp_path, monkeypatch):
+    state = DeviceState(str(tmp_path), "a run", 0)
+    order = work_order(local=KeepsTwo())
+    do(order, state=state)
+    before = sorted(path.name for path in state.folder.iterdir())
+    save = state.save
+
+    def full(key, number, tensors):
+        if key.startswith("two"):
+            raise OSError(28, "No space left on device")
+        save(key, number, tensors)
+
+    monkeypatch.setattr(state, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        do(order, state=state, round_number=2)
+    assert sorted(path.name for path in state.folder.iterdir()) == before
+
+
 @pytest.mark.parametrize("local", [TrainingAlone(), ControlledTraining()])
 def test_what_a_device_keeps_stays_as_it_was_where_training_diverges(local, tmp_path):
     state = DeviceState(str(tmp_path), "a run", 0)

@@ -42,14 +42,18 @@ def test_what_a_run_needs_that_goes_on_from_the_oldest_checkpoint_is_kept(tmp_pa
     for number in (1, 4, 6, 7):
         state.save("model", number, weights(float(number)))
         state.save("model-of-another-kind", number, weights(float(number)))
-    state.forget("model", 5)  # rounds 6 and 7 may be done again, before which the newest is that of round 4
-    assert [state.load("model", number)["w"].unique().item() for number in (6, 7, 8)] == [4, 6, 7]
-    assert state.load("model", 4) is None
-    assert state.load("model-of-another-kind", 4)["w"].unique().item() == 1
-    state.forget("model", 6)
+        state.save("lost-model", number, weights(float(number)))
+    (state.folder / "notes.safetensors").touch()  # none of ours
+    state.forget(5, other_than="lost-")  # rounds 6 and 7 may be done again, before which the newest is that of round 4
+    for key in ("model", "model-of-another-kind"):
+        assert [state.load(key, number)["w"].unique().item() for number in (6, 7, 8)] == [4, 6, 7]
+        assert state.load(key, 4) is None
+    assert state.load("lost-model", 4)["w"].unique().item() == 1
+    state.forget(6, other_than="lost-")
     assert state.load("model", 6) is None
-    state.forget("model", 99)
+    state.forget(99, other_than="lost-")
     assert state.load("model", 99)["w"].unique().item() == 7
+    assert (state.folder / "notes.safetensors").exists()
 
 
 def test_a_device_that_has_files_of_later_rounds_only_keeps_nothing_from_before(tmp_path):

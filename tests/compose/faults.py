@@ -189,6 +189,7 @@ def test_a_fleet_over_several_containers_has_the_bits_of_a_fleet_in_one(deployme
     # devices, most of which are drawn, leave out two in less than one of ten thousand deployments.
     node_of = {d["device"]: d["node"] for d in devices}
     assert all(d["node"] == node_of[d["device"]] for d in devices)
+    assert len(node_of) >= 16
     assert len(set(node_of.values())) >= 3
     file = "checkpoint/round-3/state.safetensors"
     over_nodes, in_one = (deployment.read(f"{name}/{file}") for name in ("fleet-over-nodes", "fleet-in-one"))
