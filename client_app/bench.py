@@ -25,7 +25,7 @@ from messages.frozen import read_part
 from messages.orders import EvaluationOrder, LocalTraining, WorkOrder
 from messages.packing import Entry, Layout, MessageError, pick, unpack
 from messages.parcels import Parcel, Parcels, Weights, digest, frozen_layout
-from messages.sums import magnitude
+from messages.sums import not_finite
 from models.architecture import Architecture
 from models.base import Family, trained_parameters, with_weights
 from models.layers import Network, mean_statistics
@@ -328,7 +328,8 @@ class DeviceBench:
         except Exception:
             self.take_back()  # what is kept under several names is of one round
             raise
-        self._state.forget(self._checkpoint, other_than=LOST_ON_THE_WIRE)
+        if self._to_keep:
+            self._state.forget(self._checkpoint, other_than=LOST_ON_THE_WIRE)
         try:
             for key, tensors in self._lost.items():
                 self._state.save(key, self._before, tensors)
@@ -346,21 +347,17 @@ class DeviceBench:
             self._state.take_back(key, self._before)
 
     def check_kept(self, parcels: Parcels) -> None:
-        """MessageError where the device would keep something of a training that diverged.
-
-        It takes no memory beside the tensors, because a device may have none left at this point.
-        """
+        """MessageError where the device would keep something of a training that diverged."""
         if not self._to_keep:
             return
         found = {f"parcel {name!r}": weights for name, weights in parcels.items()}
         found |= {f"what stays on the device ({key})": weights for key, weights in self._to_keep.items()}
         for what, weights in found.items():
-            for name, value in weights.items():
-                if value.is_floating_point() and not math.isfinite(magnitude(value.detach())):
-                    raise MessageError(
-                        f"training has diverged: {name!r} of {what} is not finite, so what the device kept before "
-                        "stays; a smaller learning-rate or clip-norm helps"
-                    )
+            if name := not_finite(weights):
+                raise MessageError(
+                    f"training has diverged: {name!r} of {what} is not finite, so what the device kept before stays; a "
+                    "smaller learning-rate or clip-norm helps"
+                )
 
     def _key(self, name: str, per_architecture: bool) -> str:
         if not per_architecture:

@@ -81,10 +81,15 @@ class DeviceState:
         Of each key its newest version up to that round stays, and all later ones. Keys that begin with `other_than`
         are left alone.
         """
-        for key in {key for key, _, _ in self._files() if not key.startswith(other_than)}:
-            old = [path for number, path in self._versions(key) if number <= checkpoint]
-            for path in old[:-1]:
-                path.unlink()
+        old: dict[str, dict[int, Path]] = {}
+        for key, number, path in self._files():
+            if number <= checkpoint and not key.startswith(other_than):
+                old.setdefault(key, {})[number] = path
+        for versions in old.values():
+            newest = max(versions)
+            for number, path in versions.items():
+                if number != newest:
+                    path.unlink()
 
     def second_last_round(self, prefix: str, before_round: int) -> int:
         """The second last of the rounds before one in which keys that begin with `prefix` were saved.

@@ -50,7 +50,7 @@ from messages.orders import (
 )
 from messages.packing import int64_bytes, pack
 from messages.parcels import Parcel, Weights
-from messages.sums import MASKED, WeightedSum, device_weight, joined, new_bound, vectors
+from messages.sums import MASKED, WeightedSum, device_weight, joined, new_bound, not_finite, vectors
 from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
 from models.family import Family, make_family
 from models.layers import Network
@@ -277,11 +277,11 @@ def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> 
 def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
     """MessageError where the server would refuse a parcel, when the device's others were in a sum already."""
     for name, contents in parcels.items():
-        for entry in bench.returned[name].layout.entries:
-            if not bool(torch.isfinite(contents[entry.name].float()).all()):
-                raise MessageError(
-                    f"device {bench.order.device}: tensor {entry.name!r} of {name!r} holds values that are not finite"
-                )
+        # As the server reads them: numbers of 64 bits that 32 cannot hold are none.
+        if found := not_finite({e.name: contents[e.name].float() for e in bench.returned[name].layout.entries}):
+            raise MessageError(
+                f"device {bench.order.device}: tensor {found!r} of {name!r} holds values that are not finite"
+            )
 
 
 def _add(

@@ -8,6 +8,7 @@ first and however many workers share a round, so that a resumed run ends with th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -137,6 +138,15 @@ def magnitude(values: Tensor) -> float:
     # PyTorch finds no extremes of floats of 8 bits.
     lowest, highest = torch.aminmax(values.float() if values.dtype.itemsize == 1 else values)
     return max(-float(lowest), float(highest))
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str:
+    """The name of the first tensor that holds a value that is not finite; "" where there is none.
+
+    It takes no memory beside the tensors, because a device may have none left after its training.
+    """
+    floats = ((name, value.detach()) for name, value in tensors.items() if value.is_floating_point())
+    return next((name for name, value in floats if not math.isfinite(magnitude(value))), "")
 
 
 def _parts(values: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:

@@ -10,7 +10,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -18,10 +17,9 @@ from typing import Any
 
 import safetensors.torch
 from flwr.common import log
-from torch import Tensor
 
 from devices.validation import one_line
-from messages.sums import magnitude
+from messages.sums import not_finite
 from server_app.folders import newest_whole, written_whole
 from strategies.method import State
 
@@ -48,7 +46,7 @@ def save(run_dir: Path, checkpoint: Checkpoint, keep: int = 1) -> None:
 
     A state that holds a value that is not finite is told and not written: a run goes on from the one before.
     """
-    if found := _not_finite(checkpoint.state.tensors):
+    if found := not_finite(checkpoint.state.tensors):
         text = "Round %s: the state holds values that are not finite (%s), so it is not kept as a checkpoint"
         log(WARNING, text, checkpoint.round, found)
         return
@@ -151,7 +149,7 @@ def _read(folder: Path, with_sums: bool = True) -> Checkpoint:
         now_seconds = float(meta["now_seconds"])
         if not (type(meta["round"]) is int and meta["round"] >= 1 and math.isfinite(now_seconds) and now_seconds >= 0):
             raise ValueError("its round or its clock is none")
-        if found := _not_finite(tensors):
+        if found := not_finite(tensors):
             raise ValueError(f"values that are not finite: {found}")
         return Checkpoint(meta["round"], now_seconds, State(tensors, dict(meta["values"])))
     except (OSError, KeyError, TypeError, ValueError, RecursionError, safetensors.SafetensorError) as error:
@@ -169,9 +167,3 @@ def _check_sums(folder: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """The first tensor that holds a value that is not finite; "" where there is none."""
-    floats = ((name, value) for name, value in tensors.items() if value.is_floating_point())
-    return next((name for name, value in floats if not math.isfinite(magnitude(value))), "")

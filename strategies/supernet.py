@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from messages.orders import LocalTraining
+from messages.sums import not_finite
 from models.architecture import Architecture
 from models.layers import Network
 from models.supernet import Supernet
@@ -109,7 +110,7 @@ class SupernetTraining:
 
     def check_finite(self) -> None:
         """FloatingPointError where a weight is not finite: the loss of a step says nothing of what it leads to."""
-        if not all(bool(torch.isfinite(value).all()) for value in self.supernet.whole.state_dict().values()):
+        if not_finite(self.supernet.whole.state_dict()):
             raise self._diverged(self.step)
 
     def _diverged(self, step: int) -> FloatingPointError:

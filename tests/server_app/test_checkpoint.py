@@ -153,7 +153,7 @@ def test_a_state_that_is_not_finite_is_neither_kept_nor_taken(tmp_path, value, c
     assert "Round 2: the state holds values that are not finite (w)" in caplog.text
     assert round_in(tmp_path) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_not_finite", lambda tensors: "")
+        patch.setattr(checkpoint, "not_finite", lambda tensors: "")
         save(tmp_path, wrong, keep=2)
     assert checkpoint.rounds(tmp_path) == [2, 1]
     assert round_in(tmp_path) == 1
