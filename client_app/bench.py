@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -370,18 +370,31 @@ class DeviceBench:
         self, *models: nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0), most: int = 0
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """See `strategies.method.Bench`."""
-        self._hold_to_limits(*models)
+        training = self.training
+        if training.accumulates and not once:
+            raise MessageError(
+                f"{self.order.local.name} trains in a loop of its own, over whole batches: set micro-batch-size = 0"
+            )
         shard = self._shard
         if share != (0.0, 1.0):
             order = torch.randperm(len(shard), generator=torch.Generator().manual_seed(self.order.device))
             shard = shard[order[int(share[0] * len(shard)) : int(share[1] * len(shard))]]
             if not len(shard):
                 raise Refusal(f"{self.examples} training examples are too few to be divided: at least 2")
+        picks = picks_of(shard, training, self._generator, once)
+        augment = None if once else self._generator
+        for picked in self._within_limits(picks, *models, counted=not once, most=most):
+            yield batch_of(self.task, picked, training, self.device, augment)
+
+    def _within_limits(
+        self, picks: Iterator[Tensor], *models: nn.Module, counted: bool = True, most: int = 0
+    ) -> Iterator[Tensor]:
+        """The batches' examples, each checked for the memory that it took; `counted` as optimizer steps."""
+        self._hold_to_limits(*models)
         beside_bytes = sum(touched_bytes(model) for model in models) if self.limits else 0
-        batches = batches_of(self.task, shard, self.training, self._generator, self.device, once)
-        for number, (inputs, labels) in enumerate(batches, 1):
-            yield inputs, labels
-            self.steps_taken += not once
+        for number, picked in enumerate(picks, 1):
+            yield picked
+            self.steps_taken += counted
             # Not what is held now: the activations, most of it, are gone by the end of a step.
             peak = self.meter.peak_bytes() if self.meter else 0
             for what, limit_bytes in self.limits.items():
@@ -416,32 +429,58 @@ class DeviceBench:
         rate: float = 1.0,
     ) -> float | None:
         """See `strategies.method.Bench`."""
-        if self.place.board is not None and not self.training.learning_rates and not self.family.freeze:
+        training = self.training
+        on_board = not (training.learning_rates or training.accumulates or self.family.freeze)
+        if self.place.board is not None and on_board:
             try:
                 return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics, rate)
             except board_gpu.Untraceable as error:
                 name = self.order.local.name
                 log.warning("Device %s: the board's GPU cannot train %s (%s)", self.order.device, name, error)
                 log.warning("Device %s: %s is trained on the CPU", self.order.device, name)
-        if regularizer is not None:
-            loss = regularized(loss, model, regularizer)
+        regularize = None if regularizer is None else regularizing(model, regularizer)
         optimizer = self.optimizer(model, rate)
         model.train()
         # Running statistics begin as the mean over the first batches, and not with 0 and 1, from which a few batches
         # would not lead away.
         seen, total = 0, torch.zeros((), dtype=torch.float64)
         with mean_statistics(model, least=0.1) if new_statistics else nullcontext():
-            for inputs, labels in self.batches(model):
+            for picked in self._within_limits(picks_of(self._shard, training, self._generator), model):
                 optimizer.zero_grad(set_to_none=True)
-                value = loss(inputs, labels)
-                value.backward()
-                if self.training.clip_norm:
-                    nn.utils.clip_grad_norm_(model.parameters(), self.training.clip_norm)
+                beside = None if regularize is None else regularize()
+                parts = micro_batches(picked, training.examples_at_once)
+                value = self._add_mean_gradient(model, loss, parts)
+                if beside is not None:
+                    value = value + beside
+                if training.clip_norm:
+                    nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
                 optimizer.step()
-                seen += len(labels)
-                total += value.detach().to("cpu", torch.float64) * len(labels)
+                examples = sum(map(len, parts))
+                seen += examples
+                total += value.to("cpu", torch.float64) * examples
         model.zero_grad(set_to_none=True)  # they would be held for nothing where the model is scored or teaches
         return float(total) / max(1, seen)
+
+    def _add_mean_gradient(self, model: nn.Module, loss: Loss, parts: Sequence[Tensor]) -> Tensor:
+        """Add the gradient of the mean loss of a batch to `.grad`, and return that loss.
+
+        What `.grad` holds is scaled so that the gradient of each micro-batch, which is of a mean over fewer examples,
+        can be added to it as it is.
+        """
+        if len(parts) == 1:
+            value = loss(*batch_of(self.task, parts[0], self.training, self.device, self._generator))
+            value.backward()
+            return value.detach()
+        examples = before = sum(map(len, parts))
+        total = torch.zeros((), device=self.device)
+        for part in parts:
+            scale_gradients(model, before / len(part))
+            value = loss(*batch_of(self.task, part, self.training, self.device, self._generator))
+            value.backward()
+            total += value.detach() * len(part)
+            before = len(part)
+        scale_gradients(model, before / examples)
+        return total / examples
 
     def _fit_on_board(
         self,
@@ -590,8 +629,8 @@ def out_of_memory_refused(
         raise Refusal(f"out of memory{held}{words}: {said}", overrun=True) from error
 
 
-def regularized(loss: Loss, model: Network, regularizer: Regularizer) -> Loss:
-    """The loss, with the regularizer's gradient set before it is computed."""
+def regularizing(model: Network, regularizer: Regularizer) -> Callable[[], Tensor | None]:
+    """What sets the regularizer's gradient as `.grad`, and returns its value where that is reported."""
     received: Mapping[str, Tensor] = {}
     if regularizer.strength:
         received = regularizer.toward or {name: p.detach().clone() for name, p in trained_parameters(model).items()}
@@ -601,7 +640,7 @@ def regularized(loss: Loss, model: Network, regularizer: Regularizer) -> Loss:
         if name in regularizer.correction
     }
 
-    def added(inputs: Tensor, labels: Tensor) -> Tensor:
+    def regularize() -> Tensor | None:
         # In `.grad`, and not as terms of the loss: those would hold a copy of all parameters more.
         distances = []
         for name, parameter in trained_parameters(model).items():
@@ -614,19 +653,56 @@ def regularized(loss: Loss, model: Network, regularizer: Regularizer) -> Loss:
                     parameter.grad -= correction[name]
             elif name in correction:
                 parameter.grad = correction[name].neg()
-        value = loss(inputs, labels)
-        return value + regularizer.strength / 2 * torch.stack(distances).sum() if distances else value
+        return regularizer.strength / 2 * torch.stack(distances).sum() if distances else None
 
-    return added
+    return regularize
+
+
+def scale_gradients(model: nn.Module, factor: float) -> None:
+    """Multiply all gradients of a model, in place."""
+    if factor != 1:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
 
 def batches_of(
     task: Task, shard: Tensor, training: LocalTraining, generator: torch.Generator, device: torch.device, once: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffled batches: whole epochs (the last batch may be short), or exactly `steps` batches; `once`: one pass."""
-    size, done = training.batch_size, 0
+    """The batches of `picks_of`, augmented where `training` says so; not in a single pass."""
+    augment = None if once else generator
+    for picked in picks_of(shard, training, generator, once):
+        yield batch_of(task, picked, training, device, augment)
+
+
+def batch_of(
+    task: Task, picked: Tensor, training: LocalTraining, device: torch.device, augment: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of some training examples, as a model takes them."""
+    inputs, labels = task.batch(
+        task.train.inputs[picked].to(device),
+        task.train.labels[picked].to(device),
+        augment=augment if training.augment else None,
+    )
+    return channels_last(inputs) if training.layout == "channels-last" else inputs, labels
+
+
+def micro_batches(picked: Tensor, most: int) -> list[Tensor]:
+    """A batch's examples in as few parts of `most` at most as there can be, about equally large."""
+    parts = list(torch.tensor_split(picked, -(-len(picked) // most)))
+    # Batch norm cannot normalize a single example over a 1x1 map.
+    return parts if most == 1 or len(picked) == 1 else [part for part in parts if len(part) > 1]
+
+
+def picks_of(
+    shard: Tensor, training: LocalTraining, generator: torch.Generator, once: bool = False
+) -> Iterator[Tensor]:
+    """The examples of shuffled batches: whole epochs (the last batch may be short), or exactly `steps` batches.
+
+    once: a single pass, in parts of as many examples as the device computes with at once.
+    """
+    size, done = training.examples_at_once if once else training.batch_size, 0
     epochs = 1 if once else training.epochs
-    augment = generator if training.augment and not once else None
     epoch = 0
     while True:
         order = shard[torch.randperm(len(shard), generator=generator)]
@@ -634,10 +710,7 @@ def batches_of(
             picked = order[start : start + size]
             if len(picked) == 1 < min(size, len(order)):
                 continue  # batch norm cannot normalize a single example over a 1x1 map
-            inputs, labels = task.batch(
-                task.train.inputs[picked].to(device), task.train.labels[picked].to(device), augment=augment
-            )
-            yield channels_last(inputs) if training.layout == "channels-last" else inputs, labels
+            yield picked
             done += 1
             if training.steps and not once and done == training.steps:
                 return

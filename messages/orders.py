@@ -77,11 +77,13 @@ class LocalTraining(_Model):
     learning_rates: parts of the model that have another learning rate, and how many times the usual one that is.
     layout: how images lie in memory while a model trains; channels-last is faster on some networks, with other bits.
     fused: adam and adamw take a step in one kernel, which is faster, with other bits.
+    micro_batch_size: examples of a batch that a device computes with at once, adding up their gradients; 0: all.
     """
 
     epochs: NonNegative = 1
     steps: NonNegative = 0
     batch_size: Positive = 32
+    micro_batch_size: NonNegative = 0
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(0.1, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1)
@@ -92,6 +94,16 @@ class LocalTraining(_Model):
     learning_rates: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     layout: Literal["contiguous", "channels-last"] = "contiguous"
     fused: bool = False
+
+    @property
+    def examples_at_once(self) -> int:
+        """How many examples a device computes with at once: a whole batch, or a micro-batch."""
+        return min(self.micro_batch_size or self.batch_size, self.batch_size)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients of several micro-batches are added up before a step."""
+        return self.examples_at_once < self.batch_size
 
     def rate_of(self, name: str) -> float:
         """How many times the learning rate a parameter has: as the longest part says that its name begins with."""

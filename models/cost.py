@@ -106,6 +106,10 @@ OPTIMIZERS = {
     "adam": Optimizer(state=2, temporary=3),  # the gradient with weight decay, the denominator and its root
     "adamw": Optimizer(state=2, temporary=2),  # the denominator and its root
 }
+ACCUMULATED = ", accumulated"
+"""Behind an optimizer's name: gradients of several micro-batches are added up, and held while the next is computed."""
+# The gradients of a micro-batch are counted beside the sum, although each goes into it at once: on the safe side.
+OPTIMIZERS |= {name + ACCUMULATED: Optimizer(kept.state + 1, kept.temporary) for name, kept in OPTIMIZERS.items()}
 
 
 def cost(family: Family, arch: Architecture, *, batch_size: int, optimizer: str) -> Cost:

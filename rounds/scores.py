@@ -175,7 +175,7 @@ def score_on_devices(
             round=orders.round,
             task=settings.task,
             family=orders.family.spec(),
-            batch_size=settings.training.batch_size,  # for which the device's memory is known to be enough
+            batch_size=settings.training.examples_at_once,  # for which the device's memory is known to be enough
             training=training,
             shared_process=population.simulated,
             state_dir=settings.state_dir,

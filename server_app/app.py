@@ -365,6 +365,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
             epochs=config.local_epochs,
             steps=config.local_steps,
             batch_size=config.batch_size,
+            micro_batch_size=config.micro_batch_size,
             optimizer=config.optimizer,
             learning_rate=config.learning_rate,
             momentum=config.momentum if config.optimizer == "sgd" else 0.0,

@@ -270,6 +270,11 @@ class RunConfig(Params):
     local_epochs: Count = Field(1, description="Passes of a device over its examples in a round")
     local_steps: CountOrZero = Field(0, description="Optimizer steps of a device in a round, in place of epochs")
     batch_size: Count = Field(16, description="Batch size of local training")
+    micro_batch_size: CountOrZero = Field(
+        0,
+        description="Examples of a batch with which a device computes at once, adding up their gradients, so that it "
+        "can train a larger model in its memory; 0: the whole batch (docs/plan.md)",
+    )
     optimizer: Literal["sgd", "adam", "adamw"] = Field(
         "sgd", description="Optimizer of local training: sgd, adam, adamw"
     )
@@ -639,6 +644,16 @@ class RunConfig(Params):
         )
         if self.public_task and not self._reads_public():
             need(False, "public-task", self._why_not_public())
+        need(
+            self.micro_batch_size < self.batch_size,
+            "micro-batch-size",
+            f"it is a part of batch-size = {self.batch_size}: fewer than that, or 0",
+        )
+        need(
+            not self.micro_batch_size or self.method.takes_micro_batches,
+            "micro-batch-size",
+            f"strategy = {self.strategy!r} trains in a loop of its own, over whole batches: leave it at 0",
+        )
         need(
             not self.initial_weights or self.method.takes_initial_weights,
             "initial-weights",

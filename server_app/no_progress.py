@@ -91,8 +91,10 @@ def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> l
         remedies.append(f"a smaller width in widths = {config.to_dict()['widths']!r}")
     else:
         remedies.append("a smaller family or smaller family-arguments")
-    if poor and config.batch_size > 1:  # at small widths most of the memory is a batch's
+    if poor and (config.micro_batch_size or config.batch_size) > 1:  # at small widths most of the memory is a batch's
         remedies.append(f"a smaller batch-size than {config.batch_size}")
+        if method.takes_micro_batches:
+            remedies.append(f"micro-batch-size = {(config.micro_batch_size or config.batch_size) // 2}")
     if config.below_smallest == "skip" and method.helps_below_smallest:
         remedies.append("below-smallest = 'smallest'")
     return remedies

@@ -83,6 +83,7 @@ class FedNAS(OneModel):
     """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k, over the family `darts`."""
 
     params_type: ClassVar[type[Params]] = FedNASParams
+    takes_micro_batches: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, params: FedNASParams) -> None:
         super().__init__(setup, params)

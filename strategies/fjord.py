@@ -117,7 +117,7 @@ class FjORD(HeteroFL):
 
     def training_cost(self, architecture: Architecture) -> Cost:
         """More than training the architecture alone: see the function `training_cost`."""
-        batch_size, distillation = self.settings.training.batch_size, self.params.distillation
+        batch_size, distillation = self.settings.training.examples_at_once, self.params.distillation
         return training_cost(self.family, architecture, self.widths, distillation, batch_size, self.settings.optimizer)
 
 

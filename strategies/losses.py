@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # (inputs, labels) -> mean loss of the batch, still to be differentiated; what it differentiated itself is in `.grad`.
-# It is called once per step, between the zeroing of the gradients and their use.
+# It is called once per step, or once for each micro-batch of it, between the zeroing of the gradients and their use.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -243,6 +243,7 @@ class LotteryFL(OneModel):
     """
 
     params_type: ClassVar[type[Params]] = LotteryFLParams
+    takes_micro_batches: ClassVar[bool] = False
     returns_changes: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: LotteryFLParams) -> None:

@@ -489,6 +489,8 @@ class Method(ABC):
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
         takes_initial_weights: whether its global model begins with `Setup.initial`, as by
             `strategies.submodel.first_weights`.
+        takes_micro_batches: whether its device half trains by `Bench.fit` alone, which adds up the gradients of
+            micro-batches. A loop of its own over `Bench.batches` gets whole batches.
         public_when: the values that its settings have where it learns from `Setup.public`, by their fields' names: {}
             where it always does, None where it never does. A run whose public data nothing would read is refused.
         first_question: what a device is asked before it trains for the first time; its facts go to `introduce`. Who
@@ -501,6 +503,7 @@ class Method(ABC):
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
     family_options: ClassVar[Mapping[str, Any]] = {}
     takes_initial_weights: ClassVar[bool] = False
+    takes_micro_batches: ClassVar[bool] = True
     public_when: ClassVar[Mapping[str, Any] | None] = None
     first_question: Local | None = None
 
@@ -688,7 +691,7 @@ class Method(ABC):
 
     def training_cost(self, architecture: Architecture) -> Cost:
         """What training an architecture costs a device; by default by its plain loss."""
-        batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
+        batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
         return cost(self.family, architecture, batch_size=batch_size, optimizer=optimizer)
 
     def cost(self, architecture: Architecture) -> Cost:

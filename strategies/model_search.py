@@ -205,7 +205,7 @@ class ModelSearch(HeteroFL):
         p, settings = self.params, self.settings
         if p.searcher == "pool":
             return PoolSearch(self.space, self.cost, epsilon=p.epsilon, max_draws=p.max_draws)
-        batch_size, optimizer = settings.training.batch_size, settings.optimizer
+        batch_size, optimizer = settings.training.examples_at_once, settings.optimizer
         if p.criterion != "parameters":
             return AscentSearch(self.space, batch_size, optimizer, p.criterion)
         return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=p.tolerance)
@@ -275,7 +275,7 @@ class ModelSearch(HeteroFL):
         return replace(training, download_bytes=alone.download_bytes, upload_bytes=alone.upload_bytes)
 
     def _training_cost(self, architecture: Architecture, lower: tuple[Architecture, ...]) -> Cost:
-        batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
+        batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
         return training_cost(self.family, architecture, lower, batch_size, optimizer)
 
     def assign(self, device: int, budget: Budget) -> Architecture | None:

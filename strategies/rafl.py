@@ -302,6 +302,7 @@ class RaFL(CandidateMethod):
     """
 
     params_type: ClassVar[type[Params]] = RaFLParams
+    takes_micro_batches: ClassVar[bool] = False
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
     takes_initial_weights: ClassVar[bool] = True
@@ -428,7 +429,7 @@ class RaFL(CandidateMethod):
         """Finds a personal model under what the knowledge network leaves of a budget; made when it is first asked."""
         if self.params.searcher == "pool":
             return PoolSearch(self.space, lambda architecture: self._plain(self.family, architecture))
-        batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
+        batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
         if self.params.searcher == "exact":
             # Eq. 2 is an argmax.
             return ExactSearch(self.space, batch_size=batch_size, optimizer=optimizer, tolerance=0.0)
@@ -706,7 +707,7 @@ class RaFL(CandidateMethod):
     def _plain(self, family: Family, architecture: Architecture) -> Cost:
         """What training one network by itself costs."""
         training = self.settings.training
-        return cost(family, architecture, batch_size=training.batch_size, optimizer=self.settings.optimizer)
+        return cost(family, architecture, batch_size=training.examples_at_once, optimizer=self.settings.optimizer)
 
     @property
     def remedy(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from messages.encoding import Wire
 from messages.orders import LocalTraining
+from models.cost import ACCUMULATED
 from strategies.aggregation import MEAN, Aggregation
 from strategies.privacy import Privacy
 from tasks.metrics import ACCURACY, Metric
@@ -102,9 +103,10 @@ class RoundSettings:
 
     @property
     def optimizer(self) -> str:
-        """The optimizer as the cost model names it: momentum keeps a state per parameter."""
+        """The optimizer as the cost model names it: momentum keeps a state per parameter, and so do micro-batches."""
         training = self.training
-        return "sgd-momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer
+        name = "sgd-momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer
+        return name + ACCUMULATED if training.accumulates else name
 
     def rng(self, round_number: int, purpose: int, *more: int) -> np.random.Generator:
         """A generator that depends on the seed, the round and the given numbers only."""

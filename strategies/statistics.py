@@ -45,7 +45,7 @@ class TakeStatistics(Local):
         """Take them."""
         model = self.model(bench)
         pool_by_slices(model)
-        most = math.ceil(self.examples / bench.training.batch_size)
+        most = math.ceil(self.examples / bench.training.examples_at_once)
         take_statistics(model, bench.batches(model, once=True, most=most))
         return Answer(model, {"statistics": dict(model.state_dict())})
 

@@ -220,7 +220,9 @@ class Wildflower(HeteroFL):
             return []
         rng, smallest = self.rng(6), self.space.smallest()
         try:
-            searcher = ExactSearch(self.space, self.settings.training.batch_size, self.settings.optimizer, TOLERANCE)
+            searcher = ExactSearch(
+                self.space, self.settings.training.examples_at_once, self.settings.optimizer, TOLERANCE
+            )
         except ValueError as error:
             log.warning("Wildflower: levels are not searched layer by layer; give fewer wildflower.shares: %s", error)
             return []
@@ -250,7 +252,7 @@ class Wildflower(HeteroFL):
         return replace(training, download_bytes=alone.download_bytes, upload_bytes=alone.upload_bytes)
 
     def _training_cost(self, architecture: Architecture, lower: tuple[Architecture, ...]) -> Cost:
-        batch_size, optimizer = self.settings.training.batch_size, self.settings.optimizer
+        batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
         return level_cost(self.family, architecture, lower, batch_size, optimizer)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:

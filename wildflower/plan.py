@@ -324,8 +324,10 @@ def _smaller(engine: Engine, config: RunConfig, limits: Sequence[str]) -> str:
     if "link" in limits and config.transfer_seconds:
         remedies.append(f"a larger transfer-seconds than {config.transfer_seconds:g}")
     remedies.append(engine.method.remedy or f"a width below {min(config.widths):g} in widths, or a smaller family")
-    if "memory" in limits and config.batch_size > 1:
+    if "memory" in limits and (config.micro_batch_size or config.batch_size) > 1:
         remedies.append(f"a smaller batch-size than {config.batch_size}")
+        if engine.method.takes_micro_batches:
+            remedies.append(f"micro-batch-size = {(config.micro_batch_size or config.batch_size) // 2}")
     return ", or ".join(remedies)
 
 

@@ -33,7 +33,7 @@ from torch import nn
 from models.allocator import return_freed_memory
 from models.architecture import Architecture
 from models.base import BlockFamily
-from models.cost import cost
+from models.cost import ACCUMULATED, cost
 from models.family import Family, make_family
 from plugins.reference import is_reference
 
@@ -59,6 +59,10 @@ PLAN: list[tuple[dict[str, Any], str, tuple[int, int]]] = [
     ({"name": "encoder", "input_shape": [64], "depths": [2, 4, 6]}, "adamw", (8, 32)),
     ({"name": "encoder", "kind": "roberta", "pad_id": 1, "hidden": 192, "depth": 4, "mlp": 768}, "sgd", (8, 32)),
     ({"name": "benchmarks.memory.plain:Plain", "input_shape": [3, 32, 32], "levels": LEVELS}, "adam", (16, 64)),
+    # Micro-batches: the sizes are theirs, and their gradients are added up.
+    ({"name": "vgg"}, "sgd-momentum" + ACCUMULATED, (16, 64)),
+    ({"name": "resnet18", "norm": "static", "scaler": True}, "sgd" + ACCUMULATED, (8, 16)),
+    ({"name": "vit-tiny"}, "adamw" + ACCUMULATED, (8, 32)),
 ]
 
 
@@ -80,7 +84,8 @@ def train(
     family: Family, arch: Architecture, batch_size: int, optimizer: str, steps: int, device: torch.device = CPU
 ) -> None:
     model = family.build(arch).to(device).train()
-    optim = make_optimizer(optimizer, model)
+    optim = make_optimizer(optimizer.removesuffix(ACCUMULATED), model)
+    micro_batches = 3 if optimizer.endswith(ACCUMULATED) else 1
     if family.input_dtype == torch.int64:
         # No padding token among them, which is 0 or 1.
         inputs = torch.randint(2, family.classes, (batch_size, *family.input_shape), device=device)
@@ -89,8 +94,9 @@ def train(
     labels = torch.randint(family.classes, (batch_size,), device=device)
     for _ in range(steps):
         optim.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(model(inputs), labels)
-        loss.backward()
+        for _ in range(micro_batches):
+            loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
         optim.step()
 
 

@@ -66,6 +66,28 @@ RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,),
 # The small BERT is not done learning after the 40 rounds of its experiment file. These are three times as many, and the
 # rate falls after the same shares of them.
 LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
+# Devices compute with 8 of 32 examples at once, so that a larger model fits their memory. Every method has the rate at
+# which it delivers most with whole batches.
+MICRO_BATCHES = {
+    "resnet6": {
+        "heterofl": 0.2,
+        "fjord": 0.2,
+        "search-four-nested": 0.1,
+        "wildflower": 0.2,
+        "wildflower-momentum": 0.2,
+        "all-small": 0.2,
+        "all-large": 0.2,
+    },
+    "hapt": {
+        "heterofl": 0.05,
+        "fjord": 0.1,
+        "search-four-nested": 0.05,
+        "wildflower": 0.1,
+        "wildflower-momentum": 0.1,
+        "all-small": 0.1,
+        "all-large": 0.05,
+    },
+}
 # Of five exact widths: as many levels as there are budgets, and each width by itself, trained by all devices whatever
 # their budgets, which says what a device of that width could hold at best.
 FIVE_WIDTHS = {
@@ -108,7 +130,11 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for length, settings in LONGER.get(twin, {}).items()
         for name in RATED
     }
-    rows = METHODS | own | rated | longer
+    micro = {
+        f"{name}-rate-{rate}-micro-8": [*METHODS[name], f"learning-rate={rate}", "micro-batch-size=8"]
+        for name, rate in MICRO_BATCHES.get(twin, {}).items()
+    }
+    rows = METHODS | own | rated | longer | micro
     if twin == "five-widths":
         rows = {name: [*s, *(SAME_MEMORY if s[0] in NEED_MORE else [])] for name, s in rows.items()}
     return {name: [*fleet, *settings] for name, settings in rows.items()}

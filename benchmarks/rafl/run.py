@@ -53,6 +53,10 @@ METHODS = {
     "fedavg, MobileNetV3": ["strategy=fedavg", *MOBILENET],
     "fedprox, MobileNetV3": ["strategy=fedprox", "fedprox.mu=0.01", *MOBILENET],
     "fednova, MobileNetV3": ["strategy=fednova", *MOBILENET],
+    "scaffold, MobileNetV3": ["strategy=scaffold", *MOBILENET],
+    "feddf, MobileNetV3": ["strategy=feddf", *PUBLIC, *MOBILENET],
+    "spatl, MobileNetV3": ["strategy=spatl", *MOBILENET],
+    "rafl b, MobileNetV3": ["strategy=rafl", "rafl.fusion=ensemble", *PUBLIC, *MOBILENET],
 }
 
 

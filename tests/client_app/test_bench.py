@@ -11,13 +11,14 @@ from safetensors import SafetensorError
 from torch import nn
 
 from client_app import bench
-from client_app.bench import LOST_ON_THE_WIRE, Chance, Refusal, regularized
+from client_app.bench import LOST_ON_THE_WIRE, Chance, Refusal, micro_batches, regularizing
 from client_app.board_gpu import Untraceable
 from client_app.state import DeviceState
 from messages.orders import LocalTraining
 from messages.packing import MessageError, pack
 from messages.parcels import Parcel, digest
 from models.lenet import LeNet5
+from models.mlp import Mlp
 from strategies.fedprox import ProximalTraining
 from strategies.fjord import OrderedDropout
 from strategies.heterofl import MaskedTraining
@@ -107,6 +108,47 @@ def test_a_last_batch_of_one_example_is_left_out():
     )
     seen = [len(labels) for _, labels in counted]
     assert seen == [7, 7, 7, 7, 7]
+
+
+PLAIN = Mlp(input_shape=(1, 8, 8))  # no batch norm, for which the examples of a batch are not independent
+
+
+@pytest.mark.parametrize("most", [1, 3, 4, 9])
+def test_micro_batches_train_as_whole_batches_do(most):
+    """Batches of 10, 10, 10 and 6 in parts that are not all alike, with a regularizer beside the loss, and clipped."""
+    how = {"batch_size": 10, "learning_rate": 0.05, "momentum": 0.5, "clip_norm": 0.3, "augment": False}
+    order = work_order(2, PLAIN, local=ProximalTraining(mu=0.5))
+    whole, parts = (do(order, LocalTraining(**how, micro_batch_size=size), family=PLAIN) for size in (0, most))
+    assert parts.answer.loss == pytest.approx(whole.answer.loss, abs=1e-6)
+    for name, value in weights(whole).items():
+        assert torch.allclose(weights(parts)[name], value, atol=1e-6), name
+
+
+def test_a_device_computes_with_no_more_examples_at_once_than_a_micro_batch():
+    order, training = work_order(2), LocalTraining(batch_size=10, micro_batch_size=4, epochs=2)
+    made, seen = bench_of(order, training), []
+    model = made.build(made.received["weights"])
+    made.fit(model, lambda inputs, labels: seen.append(len(labels)) or F.cross_entropy(model(inputs), labels))
+    assert seen == 2 * [*(3 * [4, 3, 3]), 3, 3]
+    assert made.steps_taken == 8
+    assert {len(labels) for _, labels in made.batches(once=True)} == {4}
+
+
+def test_parts_of_a_batch():
+    def parts(examples, most):
+        return [len(part) for part in micro_batches(torch.arange(examples), most)]
+
+    assert parts(9, 8) == [5, 4]
+    assert parts(32, 8) == [8, 8, 8, 8]
+    assert parts(5, 2) == [2, 2]  # batch norm cannot normalize the fifth over a 1x1 map
+    assert parts(2, 1) == [1, 1]
+    assert parts(1, 4) == [1]
+
+
+def test_a_loop_of_its_own_is_not_given_micro_batches():
+    made = bench_of(work_order(2), LocalTraining(batch_size=10, micro_batch_size=4))
+    with pytest.raises(MessageError, match="over whole batches: set micro-batch-size = 0"):
+        next(made.batches())
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
@@ -416,13 +458,14 @@ def linear(value):
 def test_a_regularized_loss_by_hand(regularizer, gradient, value):
     """Received 2, now 3, loss w x with x = 4: the gradient is 4 + strength (3 - 2) - correction."""
     model = linear(2.0)
-    loss = regularized(lambda inputs, labels: model(inputs).sum(), model, regularizer)
+    regularize = regularizing(model, regularizer)
     model.weight.data.fill_(3.0)
     for _ in range(2):  # the second step starts from nothing too
         model.zero_grad()
-        found = loss(torch.tensor([[4.0]]), torch.tensor([0]))
+        beside = regularize()
+        found = model(torch.tensor([[4.0]])).sum()
         found.backward()
-        assert found.item() == pytest.approx(value)
+        assert found.item() + (0 if beside is None else beside.item()) == pytest.approx(value)
         assert model.weight.grad.item() == pytest.approx(gradient)
 
 

@@ -532,7 +532,7 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
             r"12 skipped; the smallest model of heterofl over lenet5 needs [\d.]+ kB of memory and [\d.]+ kB of "
             r"weights down and [\d.]+ kB up, the largest budget seen was 8\.5 kB of memory and weights without "
             r"limit; try more memory in the fleet '.*poor\.toml', or a smaller width in widths = '1, 0\.5, 0\.25', or "
-            r"a smaller batch-size than 16, or below-smallest = 'smallest'$",
+            r"a smaller batch-size than 16, or micro-batch-size = 8, or below-smallest = 'smallest'$",
         ),
         ("local", 'memory = "10 kB"', {}, r"try more memory .*, or a smaller width in widths = '1, 0\.5, 0\.25'"),
         (
@@ -546,7 +546,7 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
             "exclusive",
             'memory = "10 kB"',
             {},
-            r"or a smaller family or smaller family-arguments, or a smaller batch-size than 16$",
+            r"or a smaller family or smaller family-arguments, or a smaller batch-size than 16, or micro-batch-size = 8",
         ),
         (
             "depthfl",

@@ -488,6 +488,14 @@ def test_all_wrong_values_are_told_at_once():
             "partition = 'strong-and-weak': deals out all examples, and the test set too",
         ),
         (
+            {"batch-size": 16, "micro-batch-size": 16},
+            "micro-batch-size = 16: it is a part of batch-size = 16: fewer than that, or 0",
+        ),
+        (
+            {"batch-size": 16, "micro-batch-size": 4, "strategy": "rafl"},
+            "micro-batch-size = 4: strategy = 'rafl' trains in a loop of its own, over whole batches: leave it at 0",
+        ),
+        (
             {"strategy": "recipfl", "recipfl.hidden": 10},
             "recipfl.hidden = 10: a multiple of 8",
         ),
@@ -515,6 +523,7 @@ def distilling():
         {"fleet": "", "over-selection": 0.5, "deadline-seconds": 60.0},
         {"partition": "dirichlet", "examples-per-device": 50},
         {"devices-per-round": 20},
+        {"batch-size": 16, "micro-batch-size": 4, "strategy": "wildflower"},
         {"widths": 1},
         {"widths": 0.5, "decay-rounds": 7},
         {"strategy": "federated-dropout", "statistics-devices": 3, "statistics-examples": 0},

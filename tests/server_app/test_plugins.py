@@ -20,6 +20,7 @@ from server_app import checkpoint
 from server_app.app import build, run, start
 from server_app.config import ConfigError, RunConfig, all_settings, defaults, descriptions, unread
 from server_app.journal import Journal, JournalError, check_resumable, read_config, read_rounds, read_summary
+from server_app.rehearsal import rehearse_step
 from strategies.fedprox import FedProx
 from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
@@ -332,6 +333,17 @@ def test_a_rehearsal_leaves_every_method_and_all_chance_as_they_were(method, tmp
     assert before.values == after.values
     assert torch.equal(chance[0], torch.get_rng_state())
     assert chance[1:] == (random.getstate(), str(np.random.get_state()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_with_micro_batches_or_says_that_it_does_not(method, tmp_path):
+    keys = METHODS[method] | {"micro-batch-size": 3}
+    if small_config(tmp_path, **METHODS[method]).method.takes_micro_batches:
+        engine, _ = started(small_config(tmp_path, **keys))
+        rehearse_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))
+    else:
+        with pytest.raises(ConfigError, match="trains in a loop of its own"):
+            small_config(tmp_path, **keys)
 
 
 DRAWS = """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client_app.bench import regularized
+from client_app.bench import regularizing
 from messages.orders import LocalTraining
 from messages.sums import WeightedSum, device_weight, flatten
 from models.lenet import LeNet5
@@ -105,14 +105,17 @@ class HandBench:
         new_statistics: bool = False,
         rate: float = 1.0,
     ) -> float:
-        loss = loss if regularizer is None else regularized(loss, model, regularizer)
+        regularize = None if regularizer is None else regularizing(model, regularizer)
         lr = rate * self.training.learning_rate
         parts = [{"params": [p], "lr": lr * self.training.rate_of(name)} for name, p in model.named_parameters()]
         sgd = torch.optim.SGD(parts, lr=lr, momentum=self.training.momentum)
         value = torch.zeros(())
         for inputs, labels in self.batches(model):
             sgd.zero_grad()
+            beside = None if regularize is None else regularize()
             value = loss(inputs, labels)
             value.backward()
+            if beside is not None:
+                value = value + beside
             sgd.step()
         return float(value.detach())

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from client_app.bench import regularized
+from client_app.bench import regularizing
 from strategies.fedprox import FedProx, FedProxParams, ProximalTraining
 from strategies.losses import Regularizer
-from strategies.method import Training, local_half
+from strategies.method import local_half
 from tests.strategies.by_hand import Devices, Logits, OneHidden, engine_of, loss_of, no_scores, setup
 from tests.strategies.halves import HandBench
 
@@ -37,21 +37,20 @@ def test_the_proximal_term_pulls_towards_the_weights_that_were_received():
     # loss = ln(5/2) + 3/2 (ln 2)^2, gradient = p - onehot + 3 (w' - w) = (-3/5, 1/5, 2/5 + 3 ln 2).
     model = Logits(math.log(2), 0.0, 0.0)
     pull = Regularizer(strength=3.0, reported=True)
-    loss = regularized(loss_of(ProximalTraining(mu=3.0), model), model, pull)
+    regularize = regularizing(model, pull)
     with torch.no_grad():
         model.values[2] += math.log(2)
-    value = loss(torch.zeros(1, 1), torch.tensor([0]))
-    assert float(value.detach()) == pytest.approx(math.log(5 / 2) + 1.5 * math.log(2) ** 2)
+    beside = regularize()
+    value = loss_of(ProximalTraining(mu=3.0), model)(torch.zeros(1, 1), torch.tensor([0]))
     value.backward()
+    assert float(value.detach() + beside) == pytest.approx(math.log(5 / 2) + 1.5 * math.log(2) ** 2)
     assert model.values.grad.tolist() == pytest.approx([-0.6, 0.2, 0.4 + 3 * math.log(2)])
 
 
 def test_before_the_first_step_the_proximal_term_is_nothing():
     model = Logits(0.5, -0.5, 0.0)
-    plain = loss_of(Training(), model)
-    proximal = regularized(loss_of(ProximalTraining(mu=9.0), model), model, Regularizer(strength=9.0, reported=True))
-    batch = (torch.zeros(3, 1), torch.tensor([0, 1, 2]))
-    assert torch.equal(plain(*batch), proximal(*batch))
+    assert regularizing(model, Regularizer(strength=9.0, reported=True))() == 0
+    assert torch.equal(model.values.grad, torch.zeros(3))
 
 
 def test_a_device_pays_for_what_it_received(tmp_path):
