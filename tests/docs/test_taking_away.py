@@ -53,8 +53,11 @@ def test_the_plan(here):
     said = [line.split() for line in shown[0].splitlines() if line.strip()]
     assert [line.split() for line in printed.splitlines() if line.strip()] == said[: len(said)]
     assert json.loads(shown[1])["method"] == "fedavg"
-    assert "A round waits for tier speed-1/20" in shown[2]
-    assert "A round waits" not in shown[3]
+    whole, parts = (" ".join(text.split()) for text in shown[2:4])
+    assert "50 board 672 to" in whole
+    assert "50 board 7,842 to" in parts
+    assert "A round waits for tier speed-1/20" in shown[4]
+    assert "A round waits" not in shown[5]
 
 
 def test_the_model(here):

@@ -546,7 +546,8 @@ SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
             "exclusive",
             'memory = "10 kB"',
             {},
-            r"or a smaller family or smaller family-arguments, or a smaller batch-size than 16, or micro-batch-size = 8",
+            r"or a smaller family or smaller family-arguments, or a smaller batch-size than 16, or micro-batch-size = 8"
+            r"$",
         ),
         (
             "depthfl",
