@@ -207,6 +207,10 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     for name, parcel in bench.returned.items():
         if name in merged:
             continue
+        if parcel.merge is not None and not (batch.norm_bound or batch.clip):
+            # The server would refuse it when it adds it up, and the device has kept what goes with it.
+            values = vectors(done.answer.parcels[name], parcel.layout)
+            WeightedSum(torch.zeros(0)).check(values, device_weight(parcel.merge, done.examples))
         payloads[name] = len(out)
         if done.encoded:
             out.append(done.encoded[name])

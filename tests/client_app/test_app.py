@@ -248,9 +248,11 @@ class KeepsAndGrows(Training):
         return Answer(None, {"weights": {name: value + 1e30 for name, value in bench.received["weights"].items()}})
 
 
-def test_of_an_update_that_no_sum_takes_nothing_is_kept(tmp_path):
+@pytest.mark.parametrize("simulated", [True, False])
+def test_of_an_update_that_no_sum_takes_nothing_is_kept(simulated, tmp_path):
     order = work_order(0, local=KeepsAndGrows())
-    [update] = answers(batch(order, state_dir=str(tmp_path)))[0].updates
+    content = batch(order, state_dir=str(tmp_path) if simulated else "", shared_process=simulated)
+    [update] = answers(content, partition_id=0, state_dir=str(tmp_path))[0].updates
     assert update.outcome.startswith("refused: weights must be finite and small enough to add exactly")
     assert list(tmp_path.rglob("*.safetensors")) == []
 
