@@ -31,6 +31,7 @@ MOBILENET = [
     f"fleet={HERE / 'mobilenet-fleet.toml'}",
     "transfer-seconds=10",
 ]
+SMALL_CNN = ["rafl.knowledge-family=cnn3", "rafl.knowledge-width=0.125"]
 # Methods with one uniform model train it on every device, whatever its budget.
 METHODS = {
     "rafl a": ["strategy=rafl"],
@@ -45,6 +46,17 @@ METHODS = {
     "scaffold": ["strategy=scaffold"],
     "feddf": ["strategy=feddf", *PUBLIC],
     "spatl": ["strategy=spatl"],
+    # The knowledge network is a CNN of three convolutions with an eighth of their channels (3,010 parameters), which is no
+    # part of the supernet. The last row is this network by itself, trained by FedAvg.
+    "rafl a, small CNN": ["strategy=rafl", *SMALL_CNN],
+    "rafl a, drawn, small CNN": ["strategy=rafl", "rafl.first=drawn", *SMALL_CNN],
+    "fedavg, the small CNN alone": [
+        "strategy=fedavg",
+        "fedavg.use=all-small",
+        "family=cnn3",
+        "family-arguments=norm = 'batch'",
+        "widths=0.125",
+    ],
     # Ours: values travel as int8, which every method can.
     "rafl a, drawn, int8": ["strategy=rafl", "rafl.first=drawn", "wire=int8"],
     "fedavg, int8": ["strategy=fedavg", "wire=int8"],
