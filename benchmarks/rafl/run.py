@@ -46,8 +46,8 @@ METHODS = {
     "scaffold": ["strategy=scaffold"],
     "feddf": ["strategy=feddf", *PUBLIC],
     "spatl": ["strategy=spatl"],
-    # Ours: the knowledge network is a CNN of three convolutions with an eighth of their channels (3,010 parameters), and
-    # no part of the supernet. The last row is this network by itself, trained by FedAvg.
+    # Ours: the knowledge network is a CNN of three convolutions of an eighth of their width (3,010 parameters), no
+    # part of the supernet. The last row is this network by itself, trained by FedAvg.
     "rafl a, small CNN": ["strategy=rafl", *SMALL_CNN],
     "rafl a, drawn, small CNN": ["strategy=rafl", "rafl.first=drawn", *SMALL_CNN],
     "fedavg, the small CNN alone": [
