@@ -66,27 +66,17 @@ RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,),
 # The small BERT is not done learning after the 40 rounds of its experiment file. These are three times as many, and the
 # rate falls after the same shares of them.
 LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
-# Devices compute with 8 of 32 examples at once, so that a larger model fits their memory. Every method has the rate at
-# which it delivers most with whole batches.
-MICRO_BATCHES = {
+# Devices compute with 8 of 32 examples at once, so that a larger model fits their memory. On `resnet6` every method has the
+# rate at which it delivers most with whole batches.
+MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
     "resnet6": {
-        "heterofl": 0.2,
-        "fjord": 0.2,
-        "search-four-nested": 0.1,
-        "wildflower": 0.2,
-        "wildflower-momentum": 0.2,
-        "all-small": 0.2,
-        "all-large": 0.2,
+        **dict.fromkeys(("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.2,)),
+        "search-four-nested": (0.1,),
     },
-    "hapt": {
-        "heterofl": 0.05,
-        "fjord": 0.1,
-        "search-four-nested": 0.05,
-        "wildflower": 0.1,
-        "wildflower-momentum": 0.1,
-        "all-small": 0.1,
-        "all-large": 0.05,
-    },
+    "hapt": dict.fromkeys(
+        ("heterofl", "fjord", "search-four-nested", "wildflower", "wildflower-momentum", "all-small", "all-large"),
+        (0.05, 0.1),
+    ),
 }
 # Of five exact widths: as many levels as there are budgets, and each width by itself, trained by all devices whatever
 # their budgets, which says what a device of that width could hold at best.
@@ -132,7 +122,8 @@ def methods_of(twin: str) -> dict[str, list[str]]:
     }
     micro = {
         f"{name}-rate-{rate}-micro-8": [*METHODS[name], f"learning-rate={rate}", "micro-batch-size=8"]
-        for name, rate in MICRO_BATCHES.get(twin, {}).items()
+        for name, rates in MICRO_BATCHES.get(twin, {}).items()
+        for rate in rates
     }
     rows = METHODS | own | rated | longer | micro
     if twin == "five-widths":
