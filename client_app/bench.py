@@ -389,7 +389,10 @@ class DeviceBench:
     def _within_limits(
         self, picks: Iterator[Tensor], *models: nn.Module, counted: bool = True, most: int = 0
     ) -> Iterator[Tensor]:
-        """The batches' examples, each checked for the memory that it took; `counted` as optimizer steps."""
+        """The examples of one batch after another; after each, the memory of its step is checked.
+
+        counted: whether each is an optimizer step.
+        """
         self._hold_to_limits(*models)
         beside_bytes = sum(touched_bytes(model) for model in models) if self.limits else 0
         for number, picked in enumerate(picks, 1):
@@ -430,9 +433,9 @@ class DeviceBench:
     ) -> float | None:
         """See `strategies.method.Bench`."""
         training = self.training
-        on_board = not (training.learning_rates or training.accumulates or self.family.freeze)
-        if self.place.board is not None and on_board:
+        if self.place.board is not None:
             try:
+                self._check_for_board()
                 return self._fit_on_board(self.place.board, model, loss, regularizer, new_statistics, rate)
             except board_gpu.Untraceable as error:
                 name = self.order.local.name
@@ -481,6 +484,16 @@ class DeviceBench:
             before = len(part)
         scale_gradients(model, before / examples)
         return total / examples
+
+    def _check_for_board(self) -> None:
+        """Raise board_gpu.Untraceable where the board's trainer does not have what the order asks for."""
+        asked = {
+            "micro-batch-size": self.training.accumulates,
+            "learning-rates": bool(self.training.learning_rates),
+            "freeze": bool(self.family.freeze),
+        }
+        if missing := [key for key, is_asked in asked.items() if is_asked]:
+            raise board_gpu.Untraceable(f"its trainer has no {missing[0]}")
 
     def _fit_on_board(
         self,

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -198,6 +198,8 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
         far = far or moved
     if merged:
         _check_finite(bench, {name: done.answer.parcels[name] for name in bench.returned.keys() - merged})
+    if not (batch.norm_bound or batch.clip):  # else the server shrinks what is too large
+        _check_addable(bench, done, {name for name, parcel in bench.returned.items() if parcel.merge} - merged)
     payloads: dict[str, int] = {}
     if order.masked_with:
         payloads[MASKED] = len(out)
@@ -207,10 +209,6 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     for name, parcel in bench.returned.items():
         if name in merged:
             continue
-        if parcel.merge is not None and not (batch.norm_bound or batch.clip):
-            # The server would refuse it when it adds it up, and the device has kept what goes with it.
-            values = vectors(done.answer.parcels[name], parcel.layout)
-            WeightedSum(torch.zeros(0)).check(values, device_weight(parcel.merge, done.examples))
         payloads[name] = len(out)
         if done.encoded:
             out.append(done.encoded[name])
@@ -286,6 +284,15 @@ def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
             raise MessageError(
                 f"device {bench.order.device}: tensor {found!r} of {name!r} holds values that are not finite"
             )
+
+
+def _check_addable(bench: DeviceBench, done: Done, names: Collection[str]) -> None:
+    """MessageError where the server would refuse to add a parcel up, when the device has kept what goes with it."""
+    for name in names:
+        parcel = bench.returned[name]
+        assert parcel.merge is not None
+        weight = device_weight(parcel.merge, done.examples)
+        WeightedSum(torch.zeros(0)).check(vectors(done.answer.parcels[name], parcel.layout), weight)
 
 
 def _add(

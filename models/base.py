@@ -625,9 +625,11 @@ def fill_buffers(model: Network, family: Family, architecture: Architecture) -> 
 
 def _traced(family: BlockFamily, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
     """The cost by a step on fake tensors: what layers need whose input or weight has no gradient is not described."""
+    from models.cost import OPTIMIZERS
     from models.trace import follow
 
-    step = follow(lambda: family.build(arch), batch_size, family.input_shape, family.input_dtype, family.classes)
+    shape, dtype, accumulates = family.input_shape, family.input_dtype, OPTIMIZERS[optimizer].accumulates
+    step = follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)
     return step.cost(batch_size, optimizer)
 
 

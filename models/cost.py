@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from models.architecture import Architecture
@@ -94,10 +94,20 @@ class Cost:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer keeps and uses, in multiples: `state` of all parameters, `temporary` of the largest one."""
+    """What an optimizer keeps and uses, in multiples: `state` of all parameters, `temporary` of the largest one.
+
+    accumulates: it steps by the gradients of several micro-batches. Their sum is held while the next one is computed,
+        whose gradients go into it layer by layer; without it, gradients pile up in the backward pass alone.
+    """
 
     state: int
     temporary: int
+    accumulates: bool = False
+
+    @property
+    def copies(self) -> int:
+        """How many times all parameters are held during the whole step, the weights themselves included."""
+        return 1 + self.state + self.accumulates
 
 
 OPTIMIZERS = {
@@ -107,9 +117,8 @@ OPTIMIZERS = {
     "adamw": Optimizer(state=2, temporary=2),  # the denominator and its root
 }
 ACCUMULATED = ", accumulated"
-"""Behind an optimizer's name: gradients of several micro-batches are added up, and held while the next is computed."""
-# The gradients of a micro-batch are counted beside the sum, although each goes into it at once: on the safe side.
-OPTIMIZERS |= {name + ACCUMULATED: Optimizer(kept.state + 1, kept.temporary) for name, kept in OPTIMIZERS.items()}
+"""Behind an optimizer's name: it accumulates the gradients of micro-batches."""
+OPTIMIZERS |= {name + ACCUMULATED: replace(kept, accumulates=True) for name, kept in OPTIMIZERS.items()}
 
 
 def cost(family: Family, arch: Architecture, *, batch_size: int, optimizer: str) -> Cost:
@@ -131,12 +140,12 @@ def _cost(family: Family, arch: Architecture, batch_size: int, optimizer: str) -
 
 def price_of_blocks(family: BlockFamily, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
     """The cost of an architecture of described layers."""
-    step = _follow(family, arch, batch_size)
-    state, temporary = OPTIMIZERS[optimizer].state, OPTIMIZERS[optimizer].temporary
+    kept = OPTIMIZERS[optimizer]
+    step = _follow(family, arch, batch_size, piling=not kept.accumulates)
     parameter_bytes = FLOAT_BYTES * step.parameters
     kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(step.convolutions)
-    fixed_bytes = parameter_bytes * (1 + state) + FLOAT_BYTES * step.buffers + kernel_bytes
-    update_bytes = parameter_bytes + FLOAT_BYTES * temporary * step.largest_parameter
+    fixed_bytes = parameter_bytes * kept.copies + FLOAT_BYTES * step.buffers + kernel_bytes
+    update_bytes = parameter_bytes * step.piling + FLOAT_BYTES * kept.temporary * step.largest_parameter
     network_bytes = FLOAT_BYTES * (step.parameters + step.buffers)
     return Cost(
         parameters=step.parameters,
@@ -147,10 +156,10 @@ def price_of_blocks(family: BlockFamily, arch: Architecture, batch_size: int, op
     )
 
 
-def _follow(family: BlockFamily, arch: Architecture, batch_size: int) -> _Step:
+def _follow(family: BlockFamily, arch: Architecture, batch_size: int, *, piling: bool = True) -> _Step:
     """A whole training step of an architecture."""
     family.validate(arch)
-    step = _Step(batch_size)
+    step = _Step(batch_size, piling=piling)
     step.run(family.blocks(arch), family.input_shape, family.classes, family.input_dtype.itemsize)
     return step
 
@@ -489,8 +498,9 @@ _BlockTrail = tuple[_Trail, _Trail | None, _Trail | None]
 class _Step:
     """One training step: the bytes that are live, and the most there were, apart from weights and optimizer state."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, *, piling: bool = True) -> None:
         self.batch_size = batch_size
+        self.piling = piling  # whether gradients pile up, and do not go into a sum that is there already
         self.live_bytes = 0
         self.peak_bytes = 0
         self.batch_bytes = 0
@@ -592,7 +602,9 @@ class _Step:
         """Run layers backward; `gradient` is used up, the result is the caller's."""
         for footprint, x, y in reversed(trail):
             self._touch(footprint.backward_peak)
-            self._grow(FLOAT_BYTES * footprint.parameters)
+            self._touch(FLOAT_BYTES * footprint.parameters)
+            if self.piling:
+                self._grow(FLOAT_BYTES * footprint.parameters)
             if footprint.gradient:
                 passed = self._allocate(footprint.gradient)
                 self._release(gradient)

@@ -132,7 +132,10 @@ class Prices:
         self.chain = Chain(space)
         self.frame = Frame.of(space.family, batch_size, optimizer)
         self.profiles = [
-            {picks: None if piece is None else profile(piece, batch_size) for picks, piece in link.pieces.items()}
+            {
+                picks: None if piece is None else profile(piece, batch_size, piling=bool(self.frame.piling))
+                for picks, piece in link.pieces.items()
+            }
             for link in self.chain.links
         ]
 
@@ -376,7 +379,9 @@ class Frontier:
         if block is None:
             return found
         # The recurrence of `models.profile.total`.
-        later = FLOAT_BYTES * labels[PARAMETERS] + (self.frame.loss_kept_bytes + block.backward_peak_bytes)
+        later = FLOAT_BYTES * self.frame.piling * labels[PARAMETERS] + (
+            self.frame.loss_kept_bytes + block.backward_peak_bytes
+        )
         peak = np.maximum(labels[PEAK] + block.added_bytes, later)
         found[PEAK] = np.maximum(peak, block.forward_peak_bytes)
         found[PARAMETERS] += block.parameters
@@ -386,7 +391,7 @@ class Frontier:
         return found
 
     def _fixed_bytes(self, labels: Whole) -> Whole:
-        entries = labels[PARAMETERS] * (1 + self.frame.state) + labels[BUFFERS]
+        entries = labels[PARAMETERS] * self.frame.copies + labels[BUFFERS]
         return FLOAT_BYTES * entries + CONVOLUTION_KERNEL_BYTES * labels[KERNELS]
 
     def _prune(self, labels: Whole) -> Whole:
@@ -436,7 +441,7 @@ class Frontier:
         return [state[:, kept[end - size : end]] for state, size, end in zip(states, sizes, ends, strict=True)]
 
     def _finish(self, labels: Whole) -> None:
-        update = FLOAT_BYTES * (labels[PARAMETERS] + self.frame.temporary * labels[LARGEST])
+        update = FLOAT_BYTES * (self.frame.piling * labels[PARAMETERS] + self.frame.temporary * labels[LARGEST])
         self.parameters = labels[PARAMETERS]
         self.payload_bytes = FLOAT_BYTES * (labels[PARAMETERS] + labels[BUFFERS])
         self.memory_bytes = self._fixed_bytes(labels) + self.frame.batch_bytes + np.maximum(labels[PEAK], update)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.architecture import Architecture
 from models.base import Family
-from models.cost import Convolution, Cost
+from models.cost import OPTIMIZERS, Convolution, Cost
 from models.layers import Network, TensorSpec
 from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
 from plugins.reference import PluginError
@@ -125,7 +125,8 @@ class ModuleFamily(Family):
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """See `Family.price`: one training step is followed on fake tensors."""
-        return _step(self, arch, batch_size).cost(batch_size, optimizer)
+        step = _step(self, arch, batch_size, accumulates=OPTIMIZERS[optimizer].accumulates)
+        return step.cost(batch_size, optimizer)
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Those that a step computes."""
@@ -137,10 +138,11 @@ class ModuleFamily(Family):
 
 
 @lru_cache(maxsize=256)
-def _step(family: ModuleFamily, arch: Architecture, batch_size: int) -> Step:
+def _step(family: ModuleFamily, arch: Architecture, batch_size: int, *, accumulates: bool = False) -> Step:
     from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
 
-    return follow(lambda: family.build(arch), batch_size, family.input_shape, family.input_dtype, family.classes)
+    shape, dtype = family.input_shape, family.input_dtype
+    return follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)
 
 
 @lru_cache(maxsize=256)

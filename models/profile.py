@@ -6,11 +6,12 @@ block before it still needs that input in its own backward pass. A `Piece` is a 
 is what the same accounting says of the block alone. With
 
     base_k   what is live when block k starts (its input included): base_1 = batch, base_k+1 = base_k + added_k
-    G_k      the gradients of the parameters of all blocks behind block k
+    G_k      the gradients of the parameters of all blocks behind block k; 0 where they go into a sum that is held
     L        what the loss keeps until the end: logits and log-softmax
 
-the peak of a step, apart from weights and optimizer state, is the largest of base_k + forward_peak_k, base_k + G_k + L
-+ backward_peak_k, the loss base_K+1 + 3 logits, and the update. It equals the peak that `models.cost` finds.
+the peak of a step, apart from weights, optimizer state and such a sum, is the largest of base_k + forward_peak_k,
+base_k + G_k + L + backward_peak_k, the loss base_K+1 + 3 logits, and the update. It equals the peak that `models.cost`
+finds.
 """
 
 from __future__ import annotations
@@ -73,9 +74,12 @@ class Profile:
 
 
 @lru_cache(maxsize=65536)
-def profile(piece: Piece, batch_size: int) -> Profile:
-    """Return what a block costs; ValueError for one that hands on its input instead of a result of its own."""
-    step = _Step(batch_size)
+def profile(piece: Piece, batch_size: int, *, piling: bool = True) -> Profile:
+    """Return what a block costs; ValueError for one that hands on its input instead of a result of its own.
+
+    piling: whether its gradients pile up, and do not go into the sum of those of earlier micro-batches.
+    """
+    step = _Step(batch_size, piling=piling)
     before = step.parameters = 0 if piece.first else 1
     x = step._allocate(FLOAT_BYTES * batch_size * math.prod(piece.shape))
     x.holders += piece.held
@@ -126,23 +130,27 @@ class Frame:
     Attributes:
         batch_bytes: Inputs and labels.
         logits_bytes: Of the whole batch.
-        state: Multiple of the parameters that the optimizer keeps.
-        temporary: Multiple of the largest parameter that its step needs.
+        copies: Multiple of the parameters that is held during the whole step, the weights themselves included.
+        piling: Multiple of the parameters whose gradients pile up in the backward pass: 0 where they go into a sum.
+        temporary: Multiple of the largest parameter that the optimizer's step needs.
     """
 
     batch_bytes: int
     logits_bytes: int
-    state: int
+    copies: int
+    piling: int
     temporary: int
 
     @classmethod
     def of(cls, family: Family, batch_size: int, optimizer: str) -> Frame:
         """Return the frame of a family, as `models.cost` has it."""
+        kept = OPTIMIZERS[optimizer]
         return cls(
             batch_bytes=batch_size * (family.input_dtype.itemsize * math.prod(family.input_shape) + INDEX_BYTES),
             logits_bytes=FLOAT_BYTES * batch_size * family.classes,
-            state=OPTIMIZERS[optimizer].state,
-            temporary=OPTIMIZERS[optimizer].temporary,
+            copies=kept.copies,
+            piling=int(not kept.accumulates),
+            temporary=kept.temporary,
         )
 
     @property
@@ -179,14 +187,14 @@ def total(profiles: Iterable[Profile], frame: Frame) -> Total:
         peak = max(
             block.forward_peak_bytes,
             block.added_bytes + peak,
-            FLOAT_BYTES * parameters + frame.loss_kept_bytes + block.backward_peak_bytes,
+            FLOAT_BYTES * parameters * frame.piling + frame.loss_kept_bytes + block.backward_peak_bytes,
         )
         parameters += block.parameters
         buffers += block.buffers
         largest = max(largest, block.largest_parameter)
         flops += block.training_flops
         convolutions |= block.convolutions
-    fixed = FLOAT_BYTES * (parameters * (1 + frame.state) + buffers) + CONVOLUTION_KERNEL_BYTES * len(convolutions)
-    update = FLOAT_BYTES * (parameters + frame.temporary * largest)
+    fixed = FLOAT_BYTES * (parameters * frame.copies + buffers) + CONVOLUTION_KERNEL_BYTES * len(convolutions)
+    update = FLOAT_BYTES * (parameters * frame.piling + frame.temporary * largest)
     memory_bytes = fixed + frame.batch_bytes + max(peak, update)
     return Total(parameters, FLOAT_BYTES * (parameters + buffers), memory_bytes, flops)

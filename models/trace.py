@@ -87,13 +87,20 @@ class Step:
 
 
 def follow(
-    build: Callable[[], nn.Module], batch_size: int, input_shape: tuple[int, ...], dtype: torch.dtype, outputs: int
+    build: Callable[[], nn.Module],
+    batch_size: int,
+    input_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    outputs: int,
+    *,
+    accumulates: bool = False,
 ) -> Step:
     """Follow one training step with cross-entropy of a module on a batch.
 
     Args:
         build: makes the module, in training mode; called while tensors are fake.
         outputs: size of the second dimension of what the module returns.
+        accumulates: a second pass is followed, in which the gradients of the first are there, as with micro-batches.
 
     Raises:
         ValueError: the module does not take such a batch, or returns something else.
@@ -132,6 +139,11 @@ def follow(
             batch_bytes = inputs.nbytes + labels.nbytes
             torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
             del results, result
+            flops = counter.get_total_flops()
+            if accumulates:
+                results = model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
+                torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
+                del results
         trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
         buffers = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         return Step(
@@ -142,7 +154,7 @@ def follow(
             parameters=sum(parameter.numel() for parameter in model.parameters()),
             state_bytes=sum(tensor.nbytes for tensor in model.state_dict().values()),
             held_bytes=sum(tensor.nbytes for tensor in buffers.values()),
-            flops=counter.get_total_flops() * batch_size // examples,
+            flops=flops * batch_size // examples,
             answer=tuple(size[1:]),
             convolutions=storages.convolutions,
         )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from models.cost import cost
 from rounds.engine import NOTHING_FITS
 from server_app.config import RunConfig
 from server_app.journal import read_devices
 from server_app.units import bytes_text
 from strategies.method import Method
+from strategies.settings import RoundSettings
 
 NO_PROGRESS_ROUNDS = 3  # in a row, after which something is wrong
 
@@ -69,6 +72,28 @@ def _ways(payload: Mapping[str, int | None]) -> str:
     return f"{down} of weights down and {up} up"
 
 
+def smaller_batches(config: RunConfig, method: Method) -> list[str]:
+    """What makes the smallest model need less memory in training: a smaller batch, or smaller parts of it."""
+    training, found = method.settings.training, []
+    if not training.accumulates and config.batch_size > 1:  # at small widths most of the memory is a batch's
+        found.append(f"a smaller batch-size than {config.batch_size}")
+    part = training.examples_at_once // 2
+    if method.takes_micro_batches and part > 1:  # batch norm cannot normalize a single example over a 1x1 map
+
+        def needed_bytes(settings: RoundSettings) -> int:
+            return cost(
+                method.family,
+                method.smallest_architecture,
+                batch_size=settings.training.examples_at_once,
+                optimizer=settings.optimizer,
+            ).peak_training_memory_bytes
+
+        smaller = replace(method.settings, training=training.model_copy(update={"micro_batch_size": part}))
+        if needed_bytes(smaller) < needed_bytes(method.settings):
+            found.append(f"micro-batch-size = {part}")
+    return found
+
+
 def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> list[str]:
     """What lets devices train that cannot afford the smallest model. Neither: no device had both at the same time."""
     remedies = []
@@ -91,10 +116,8 @@ def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> l
         remedies.append(f"a smaller width in widths = {config.to_dict()['widths']!r}")
     else:
         remedies.append("a smaller family or smaller family-arguments")
-    if poor and (config.micro_batch_size or config.batch_size) > 1:  # at small widths most of the memory is a batch's
-        remedies.append(f"a smaller batch-size than {config.batch_size}")
-        if method.takes_micro_batches:
-            remedies.append(f"micro-batch-size = {(config.micro_batch_size or config.batch_size) // 2}")
+    if poor:
+        remedies += smaller_batches(config, method)
     if config.below_smallest == "skip" and method.helps_below_smallest:
         remedies.append("below-smallest = 'smallest'")
     return remedies

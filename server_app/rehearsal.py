@@ -133,7 +133,7 @@ def _do(method: Method, order: Order, local: Local, task: Task, folder: str) -> 
     )
     batch, arrays = work.content(method.settings, work.assignments)
     size = min(BATCH_SIZE, batch.training.batch_size)
-    micro = min(batch.training.micro_batch_size, size // 2)
+    micro = min(batch.training.micro_batch_size, size - 1)
     training = batch.training.model_copy(update={"steps": 1, "batch_size": size, "micro_batch_size": micro})
     state = DeviceState(folder, batch.run, order.device)
     place = Workplace(torch.device("cpu"))

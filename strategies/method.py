@@ -112,14 +112,15 @@ class Bench(Protocol):
         """Shuffled batches of prepared inputs and labels on `device`, for a loop of one's own over some models.
 
         They are as many as `training` says, and each is counted as one optimizer step; with `once` they are a single
-        pass without augmentation. The memory that the loop holds is bounded and metered.
+        pass without augmentation, over parts of as many examples as the device computes with at once. The memory that
+        the loop holds is bounded and metered. MessageError without `once` where `training` has micro-batches.
 
         Args:
             models: what the loop trains or reads.
             once: a single pass.
             share: of the device's examples, from one share to another of a fixed order that chance has made, so that
                 (0, 0.5) and (0.5, 1) are the same two halves in every round.
-            most: batches at most; 0: all.
+            most: batches, or parts, at most; 0: all.
         """
 
     def optimizer(self, model: torch.nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:

@@ -150,10 +150,11 @@ def step_bytes(
     own = cost(family, cut, batch_size=batch_size, optimizer=optimizer)
     parameters = cost(family, whole, batch_size=batch_size, optimizer=optimizer).parameters
     largest = max(prod(spec.shape) for spec in family.tensors(whole).values())
-    copies = 1 + OPTIMIZERS[optimizer].state  # of all parameters: the weights themselves, and what the optimizer keeps
-    extra = (copies + 1) * (parameters - own.parameters) + 2 * largest
+    kept = OPTIMIZERS[optimizer]
+    gradients = 0 if kept.accumulates else 1  # those of micro-batches go into a sum, which is one of the copies
+    extra = (kept.copies + gradients) * (parameters - own.parameters) + 2 * largest
     if gradients_held:
-        extra += own.parameters
+        extra += gradients * own.parameters
     kernels = len(convolutions(family, cut))
     return own.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * kernels + FLOAT_BYTES * extra
 

@@ -29,8 +29,8 @@ LEAST_DEVICES = 30
 class TakeStatistics(Local):
     """One pass over the device's examples in training mode, without gradients; the statistics are averaged.
 
-    examples: the most that a device passes, drawn anew each time and rounded up to whole batches; 0: all. How much the
-        device counts in the average does not depend on it.
+    examples: the most that a device passes, drawn anew each time and rounded up to whole batches or micro-batches; 0:
+        all. How much the device counts in the average does not depend on it.
     """
 
     trains: ClassVar[bool] = False

@@ -22,6 +22,7 @@ from rounds.population import ConnectedDevices, NodeState
 from server_app.app import build, task_spec
 from server_app.config import RunConfig
 from server_app.journal import read_devices
+from server_app.no_progress import smaller_batches
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
 from server_app.units import bytes_text, range_text, seconds_text
@@ -324,10 +325,8 @@ def _smaller(engine: Engine, config: RunConfig, limits: Sequence[str]) -> str:
     if "link" in limits and config.transfer_seconds:
         remedies.append(f"a larger transfer-seconds than {config.transfer_seconds:g}")
     remedies.append(engine.method.remedy or f"a width below {min(config.widths):g} in widths, or a smaller family")
-    if "memory" in limits and (config.micro_batch_size or config.batch_size) > 1:
-        remedies.append(f"a smaller batch-size than {config.batch_size}")
-        if engine.method.takes_micro_batches:
-            remedies.append(f"micro-batch-size = {(config.micro_batch_size or config.batch_size) // 2}")
+    if "memory" in limits:
+        remedies += smaller_batches(config, engine.method)
     return ", or ".join(remedies)
 
 

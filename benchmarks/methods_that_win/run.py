@@ -125,6 +125,11 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for name, rates in MICRO_BATCHES.get(twin, {}).items()
         for rate in rates
     }
+    if twin in MICRO_BATCHES:
+        # As large models fit with a small batch. A round then sees as many examples in more steps, or fewer in as many.
+        small = [*METHODS["wildflower-momentum"], f"learning-rate={RATES[twin][-1]}", "batch-size=8"]
+        micro["wildflower-momentum-batch-8"] = small
+        micro["wildflower-momentum-batch-8-20-steps"] = [*small, "local-steps=20"]
     rows = METHODS | own | rated | longer | micro
     if twin == "five-widths":
         rows = {name: [*s, *(SAME_MEMORY if s[0] in NEED_MORE else [])] for name, s in rows.items()}

@@ -18,13 +18,13 @@ import numpy as np
 from flwr.app import Message
 
 import server_app.app
-from client_app import work, worker
+from client_app import bench, work, worker
 from client_app.app import app as client
-from client_app.bench import DeviceBench
 from messages.orders import Batch
 from messages.wire import from_records
 from server_app.config import RunConfig
 from server_app.journal import read_rounds
+from tasks.task import Task
 from tests.grid import InProcessGrid
 from tests.small_run import changed_reply
 
@@ -80,13 +80,13 @@ def hostile_grid(attack: str, folder: Path) -> InProcessGrid:
 
 def flipped_labels() -> Any:
     """For a `with` block every label y is taught as classes - 1 - y."""
-    batches = DeviceBench.batches
+    honest = bench.batch_of
 
-    def wrong(bench: DeviceBench, *models: Any, **options: Any) -> Any:
-        for inputs, labels in batches(bench, *models, **options):
-            yield inputs, bench.family.classes - 1 - labels
+    def wrong(task: Task, *arguments: Any) -> Any:
+        inputs, labels = honest(task, *arguments)
+        return inputs, task.classes - 1 - labels
 
-    return patch.object(DeviceBench, "batches", wrong)
+    return patch.object(bench, "batch_of", wrong)
 
 
 def run_one(task: str, attack: str, aggregation: str, seed: int) -> dict[str, Any]:

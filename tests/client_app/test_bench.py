@@ -113,7 +113,7 @@ def test_a_last_batch_of_one_example_is_left_out():
 PLAIN = Mlp(input_shape=(1, 8, 8))  # no batch norm, for which the examples of a batch are not independent
 
 
-@pytest.mark.parametrize("most", [1, 3, 4, 9])
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 9])
 def test_micro_batches_train_as_whole_batches_do(most):
     """Batches of 10, 10, 10 and 6 in parts that are not all alike, with a regularizer beside the loss, and clipped."""
     how = {"batch_size": 10, "learning_rate": 0.05, "momentum": 0.5, "clip_norm": 0.3, "augment": False}
@@ -143,6 +143,22 @@ def test_parts_of_a_batch():
     assert parts(5, 2) == [2, 2]  # batch norm cannot normalize the fifth over a 1x1 map
     assert parts(2, 1) == [1, 1]
     assert parts(1, 4) == [1]
+
+
+@pytest.mark.parametrize(
+    ("key", "training"),
+    [
+        ("micro-batch-size", LocalTraining(batch_size=10, micro_batch_size=4)),
+        ("learning-rates", LocalTraining(batch_size=10, learning_rates={"head": 2.0})),
+    ],
+)
+def test_what_a_boards_trainer_does_not_have_is_trained_on_the_cpu(key, training, tmp_path, caplog):
+    """Nobody listens at the socket: to ask the trainer would be an error."""
+    order = work_order(2)
+    on_cpu = do(order, training)
+    found = do(order, training, board=tmp_path / "no.sock")
+    assert all(torch.equal(value, weights(on_cpu)[name]) for name, value in weights(found).items())
+    assert f"its trainer has no {key}" in caplog.text
 
 
 def test_a_loop_of_its_own_is_not_given_micro_batches():
@@ -259,13 +275,21 @@ def test_masked_training_leaves_the_rows_of_absent_classes_alone():
     assert not torch.equal(weights(found)[row][~absent], start[row][~absent])
 
 
+@pytest.mark.parametrize(
+    "training",
+    [
+        LocalTraining(batch_size=10, epochs=5),
+        LocalTraining(batch_size=32, micro_batch_size=10, epochs=5),
+    ],
+    ids=["batches", "micro-batches"],
+)
 @pytest.mark.parametrize(("examples", "batches"), [(0, 4), (11, 2), (20, 2), (1000, 4)])
-def test_statistics_are_the_mean_over_the_batches_of_one_pass(examples, batches):
+def test_statistics_are_the_mean_over_the_batches_of_one_pass(examples, batches, training):
     """First layer, by hand: the convolution's mean and unbiased variance per channel in each batch, then their mean.
 
-    The most that a device passes is rounded up to whole batches.
+    The most that a device passes is rounded up to whole batches, or micro-batches.
     """
-    found = do(work_order(1, local=TakeStatistics(examples=examples)), LocalTraining(batch_size=10, epochs=5))
+    found = do(work_order(1, local=TakeStatistics(examples=examples)), training)
     statistics = found.answer.parcels["statistics"]
     parcel = TakeStatistics().returned(LENET, LENET.width(0.5))["statistics"]
     assert [entry.name for entry in parcel.layout.entries] == [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from models import frontier as module
 from models.cnn import Cnn3
-from models.cost import cost
+from models.cost import ACCUMULATED, cost
 from models.family import make_family
 from models.frontier import Chain, Frontier
 from models.layers import Block
@@ -153,11 +153,13 @@ def test_the_first_minimum_of_every_segment():
     assert far[:, module._order(far)].tolist() == [[0, 0, 2**40, 2**40], [7, 2**40, 0, 0]]
 
 
-def test_every_label_knows_its_operations():
+@pytest.mark.parametrize("optimizer", ["sgd", "sgd" + ACCUMULATED])
+def test_every_label_knows_its_operations_and_its_memory(optimizer):
     space = Space.of(make_family({"name": "cnn3"}), (0.1, 0.25, 0.5, 1))
-    frontier = Frontier(space, batch_size=4, optimizer="sgd")
+    frontier = Frontier(space, batch_size=4, optimizer=optimizer)
     rng = np.random.default_rng(0)
     for label in rng.choice(len(frontier.parameters), size=20):
         picks = frontier.picks(label)
-        price = cost(space.family, space.architecture(picks), batch_size=4, optimizer="sgd")
+        price = cost(space.family, space.architecture(picks), batch_size=4, optimizer=optimizer)
+        assert frontier.memory_bytes[label] == price.peak_training_memory_bytes
         assert frontier.training_flops[label] == price.training_flops == frontier.total(picks).training_flops

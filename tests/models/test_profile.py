@@ -21,8 +21,9 @@ SPECS = [
 
 
 def composed(family, arch, batch_size, optimizer):
-    profiles = [profile(piece, batch_size) for piece in pieces(family, arch)]
-    return total(profiles, Frame.of(family, batch_size, optimizer))
+    frame = Frame.of(family, batch_size, optimizer)
+    profiles = [profile(piece, batch_size, piling=bool(frame.piling)) for piece in pieces(family, arch)]
+    return total(profiles, frame)
 
 
 def asked(family, arch, batch_size, optimizer):

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from models.cost import cost
+from models.cost import OPTIMIZERS, cost
 from models.family import make_family
 from models.trace import follow
 from tests.models.test_cost import allocated_peak_bytes
@@ -19,12 +19,13 @@ DESCRIBED = [
 
 
 @pytest.mark.parametrize("spec", DESCRIBED, ids=str)
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "sgd-momentum, accumulated"])
 def test_a_traced_step_costs_what_the_described_layers_do(spec, optimizer):
     family = make_family(spec)
     arch = family.width(0.5)
     known = cost(family, arch, batch_size=6, optimizer=optimizer)
-    step = follow(lambda: family.build(arch), 6, family.input_shape, family.input_dtype, family.classes)
+    shape, dtype, accumulates = family.input_shape, family.input_dtype, OPTIMIZERS[optimizer].accumulates
+    step = follow(lambda: family.build(arch), 6, shape, dtype, family.classes, accumulates=accumulates)
     traced = step.cost(6, optimizer)
     assert (traced.parameters, traced.payload_bytes) == (known.parameters, known.payload_bytes)
     assert traced.training_flops == known.training_flops

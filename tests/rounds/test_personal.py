@@ -181,10 +181,11 @@ def test_devices_keep_nothing_of_it(tmp_path):
     assert all(not m.content.array_records for m in grid.sent)
 
 
+@pytest.mark.parametrize("batches", [{"batch-size": 5}, {"batch-size": 16, "micro-batch-size": 5}], ids=str)
 @pytest.mark.parametrize("method", ["heterofl", "local", "recipfl"])
-def test_devices_score_as_many_examples_at_a_time_as_they_train(method, tmp_path):
+def test_devices_score_as_many_examples_at_a_time_as_they_train(method, batches, tmp_path):
     """So that the memory which training needs is enough."""
-    _, grid, _ = a_round(tmp_path, method, **{"batch-size": 5, "evaluate-every": 1})
+    _, grid, _ = a_round(tmp_path, method, **batches, **{"evaluate-every": 1})
     assert {batch.batch_size for batch, _ in asked(grid)} == {5}
     assert all(order.predicted_memory_bytes > 0 for batch, _ in asked(grid) for order in batch.orders)
 
