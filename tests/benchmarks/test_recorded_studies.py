@@ -119,6 +119,8 @@ def test_every_method_of_a_table_can_be_run(study):
 
 
 README_ROWS = {
+    "wildflower, momentum 0.5, micro-batches of 8": "wildflower-momentum",
+    "heterofl, micro-batches of 8": "heterofl",
     "wildflower, momentum 0.5": "wildflower-momentum",
     "wildflower": "wildflower",
     "model search, four nested architectures": "search-four-nested",
@@ -134,10 +136,12 @@ def test_the_first_table_of_the_readme_has_the_best_recorded_rate_of_each_method
     lines = text.partition("| delivered accuracy, mean of three seeds |")[2].partition("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [row[0].partition(":")[0].partition(", beyond")[0] for row in cells] == list(README_ROWS)
-    for row, name in zip(cells, README_ROWS.values(), strict=True):
+    for row, (label, name) in zip(cells, README_ROWS.items(), strict=True):
+        in_parts = "micro-batches" in label
         for twin, figure in zip(("cnn3", "resnet6", "vit", "bert", "hapt"), row[1:], strict=True):
             rates = [f"{name}-120-rounds"] if twin == "bert" else [name]
             rates += [method for method in study[twin] if method.startswith(f"{name}-rate-")]
+            rates = [method for method in rates if method.endswith("-micro-8") == in_parts]
             recorded = [study[twin][method] for method in rates if len(study[twin].get(method, {})) >= 3]
             means = [100 * statistics.mean(run["delivered_score"] for run in seeds.values()) for seeds in recorded]
-            assert figure == f"{max(means):.1f}", (name, twin)
+            assert figure == (f"{max(means):.1f}" if means else "not run"), (label, twin)
