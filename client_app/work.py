@@ -288,6 +288,7 @@ def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
 
 def _check_addable(bench: DeviceBench, done: Done, names: Collection[str]) -> None:
     """MessageError where the server would refuse to add a parcel up, when the device has kept what goes with it."""
+    _check_finite(bench, {name: done.answer.parcels[name] for name in names})
     for name in names:
         parcel = bench.returned[name]
         assert parcel.merge is not None

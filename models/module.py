@@ -130,15 +130,15 @@ class ModuleFamily(Family):
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Those that a step computes."""
-        return _step(self, arch, 2).convolutions
+        return _step(self, arch, 2, accumulates=False).convolutions
 
     def answer(self, arch: Architecture, batch_size: int) -> tuple[int, ...]:
         """The shape of what the sub-model returns for each example: (outputs,) or (outputs, positions)."""
-        return _step(self, arch, batch_size).answer
+        return _step(self, arch, batch_size, accumulates=False).answer
 
 
 @lru_cache(maxsize=256)
-def _step(family: ModuleFamily, arch: Architecture, batch_size: int, *, accumulates: bool = False) -> Step:
+def _step(family: ModuleFamily, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
     from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
 
     shape, dtype = family.input_shape, family.input_dtype

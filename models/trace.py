@@ -55,6 +55,7 @@ class Step:
         flops: of the whole batch.
         answer: the shape of what it returns for one example: (outputs,) or (outputs, positions).
         convolutions: distinct ones.
+        accumulates: whether gradients of an earlier micro-batch were there; the optimizer of `cost` must say the same.
     """
 
     peak_bytes: int
@@ -67,9 +68,14 @@ class Step:
     flops: int
     answer: tuple[int, ...]
     convolutions: set[Convolution] = field(default_factory=set)
+    accumulates: bool = False
 
     def cost(self, batch_size: int, optimizer: str) -> Cost:
         """The cost of the step, with the optimizer's state and step counted as `models.cost` does."""
+        if OPTIMIZERS[optimizer].accumulates != self.accumulates:
+            raise ValueError(
+                f"a step that was followed with accumulates = {self.accumulates} is not one of {optimizer!r}"
+            )
         state, temporary = OPTIMIZERS[optimizer].state, OPTIMIZERS[optimizer].temporary
         item = torch.float32.itemsize
         update_bytes = self.batch_bytes + item * (self.trained + temporary * self.largest)
@@ -157,6 +163,7 @@ def follow(
             flops=flops * batch_size // examples,
             answer=tuple(size[1:]),
             convolutions=storages.convolutions,
+            accumulates=accumulates,
         )
 
 

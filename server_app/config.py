@@ -231,7 +231,7 @@ class RunConfig(Params):
         0.0, description="Share of devices sampled beyond that; the first devices-per-round that answer count"
     )
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.85, description="Share of the reported available memory that training may use: the cost may be 10 % off"
+        0.85, description="Share of the reported available memory that training may use: the cost may be 12 % off"
     )
     transfer_seconds: Rate = Field(
         0.0, description="Longest time that parcels may travel one way, which bounds the payload; 0 is no limit"

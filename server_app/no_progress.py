@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from models.cost import cost
 from rounds.engine import NOTHING_FITS
 from server_app.config import RunConfig
 from server_app.journal import read_devices
 from server_app.units import bytes_text
 from strategies.method import Method
-from strategies.settings import RoundSettings
 
 NO_PROGRESS_ROUNDS = 3  # in a row, after which something is wrong
 
@@ -79,17 +78,10 @@ def smaller_batches(config: RunConfig, method: Method) -> list[str]:
         found.append(f"a smaller batch-size than {config.batch_size}")
     part = training.examples_at_once // 2
     if method.takes_micro_batches and part > 1:  # batch norm cannot normalize a single example over a 1x1 map
-
-        def needed_bytes(settings: RoundSettings) -> int:
-            return cost(
-                method.family,
-                method.smallest_architecture,
-                batch_size=settings.training.examples_at_once,
-                optimizer=settings.optimizer,
-            ).peak_training_memory_bytes
-
-        smaller = replace(method.settings, training=training.model_copy(update={"micro_batch_size": part}))
-        if needed_bytes(smaller) < needed_bytes(method.settings):
+        changed = copy(method)
+        changed.settings = replace(method.settings, training=training.model_copy(update={"micro_batch_size": part}))
+        now, then = (each.training_cost(method.smallest_architecture) for each in (method, changed))
+        if then.peak_training_memory_bytes < now.peak_training_memory_bytes:
             found.append(f"micro-batch-size = {part}")
     return found
 
