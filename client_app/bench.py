@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +36,7 @@ from tasks.own import UnfitError
 from tasks.task import Task, channels_last
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
+T = TypeVar("T")
 LOST_ON_THE_WIRE = "lost-on-the-wire"  # under which name, and a parcel's, a device keeps what rounding has lost
 
 
@@ -381,22 +383,20 @@ class DeviceBench:
             shard = shard[order[int(share[0] * len(shard)) : int(share[1] * len(shard))]]
             if not len(shard):
                 raise Refusal(f"{self.examples} training examples are too few to be divided: at least 2")
-        picks = picks_of(shard, training, self._generator, once)
-        augment = None if once else self._generator
-        for picked in self._within_limits(picks, *models, counted=not once, most=most):
-            yield batch_of(self.task, picked, training, self.device, augment)
+        batches = batches_of(self.task, shard, training, self._generator, self.device, once)
+        yield from self._within_limits(batches, *models, counted=not once, most=most)
 
     def _within_limits(
-        self, picks: Iterator[Tensor], *models: nn.Module, counted: bool = True, most: int = 0
-    ) -> Iterator[Tensor]:
-        """The examples of one batch after another; after each, the memory of its step is checked.
+        self, batches: Iterator[T], *models: nn.Module, counted: bool = True, most: int = 0
+    ) -> Iterator[T]:
+        """One batch after another; after each, the memory of its step is checked.
 
         counted: whether each is an optimizer step.
         """
         self._hold_to_limits(*models)
         beside_bytes = sum(touched_bytes(model) for model in models) if self.limits else 0
-        for number, picked in enumerate(picks, 1):
-            yield picked
+        for number, batch in enumerate(batches, 1):
+            yield batch
             self.steps_taken += counted
             # Not what is held now: the activations, most of it, are gone by the end of a step.
             peak = self.meter.peak_bytes() if self.meter else 0
@@ -643,7 +643,7 @@ def out_of_memory_refused(
 
 
 def regularizing(model: Network, regularizer: Regularizer) -> Callable[[], Tensor | None]:
-    """What sets the regularizer's gradient as `.grad`, and returns its value where that is reported."""
+    """A function that sets `.grad` to the regularizer's gradient, and returns its value where that is reported."""
     received: Mapping[str, Tensor] = {}
     if regularizer.strength:
         received = regularizer.toward or {name: p.detach().clone() for name, p in trained_parameters(model).items()}
@@ -701,7 +701,7 @@ def batch_of(
 
 
 def micro_batches(picked: Tensor, most: int) -> list[Tensor]:
-    """A batch's examples in as few parts of `most` at most as there can be, about equally large."""
+    """Split a batch's examples into parts of about equal size, as few as there can be with `most` examples each."""
     parts = list(torch.tensor_split(picked, -(-len(picked) // most)))
     # Batch norm cannot normalize a single example over a 1x1 map.
     return parts if most == 1 or len(picked) == 1 else [part for part in parts if len(part) > 1]

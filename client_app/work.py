@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -198,8 +198,8 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
         far = far or moved
     if merged:
         _check_finite(bench, {name: done.answer.parcels[name] for name in bench.returned.keys() - merged})
-    if not (batch.norm_bound or batch.clip):  # else the server shrinks what is too large
-        _check_addable(bench, done, {name for name, parcel in bench.returned.items() if parcel.merge} - merged)
+    elif not (batch.norm_bound or batch.clip):  # else the server shrinks what is too large
+        _check_addable(bench, done)
     payloads: dict[str, int] = {}
     if order.masked_with:
         payloads[MASKED] = len(out)
@@ -286,12 +286,12 @@ def _check_finite(bench: DeviceBench, parcels: Mapping[str, Weights]) -> None:
             )
 
 
-def _check_addable(bench: DeviceBench, done: Done, names: Collection[str]) -> None:
+def _check_addable(bench: DeviceBench, done: Done) -> None:
     """MessageError where the server would refuse to add a parcel up, when the device has kept what goes with it."""
-    _check_finite(bench, {name: done.answer.parcels[name] for name in names})
-    for name in names:
-        parcel = bench.returned[name]
-        assert parcel.merge is not None
+    for name, parcel in bench.returned.items():
+        if parcel.merge is None:
+            continue
+        _check_finite(bench, {name: done.answer.parcels[name]})
         weight = device_weight(parcel.merge, done.examples)
         WeightedSum(torch.zeros(0)).check(vectors(done.answer.parcels[name], parcel.layout), weight)
 

@@ -602,9 +602,10 @@ class _Step:
         """Run layers backward; `gradient` is used up, the result is the caller's."""
         for footprint, x, y in reversed(trail):
             self._touch(footprint.backward_peak)
-            self._touch(FLOAT_BYTES * footprint.parameters)
             if self.piling:
                 self._grow(FLOAT_BYTES * footprint.parameters)
+            else:
+                self._touch(FLOAT_BYTES * footprint.parameters)
             if footprint.gradient:
                 passed = self._allocate(footprint.gradient)
                 self._release(gradient)

@@ -133,7 +133,7 @@ class Prices:
         self.frame = Frame.of(space.family, batch_size, optimizer)
         self.profiles = [
             {
-                picks: None if piece is None else profile(piece, batch_size, piling=bool(self.frame.piling))
+                picks: None if piece is None else profile(piece, batch_size, piling=self.frame.piling)
                 for picks, piece in link.pieces.items()
             }
             for link in self.chain.links

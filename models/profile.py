@@ -131,14 +131,14 @@ class Frame:
         batch_bytes: Inputs and labels.
         logits_bytes: Of the whole batch.
         copies: Multiple of the parameters that is held during the whole step, the weights themselves included.
-        piling: Multiple of the parameters whose gradients pile up in the backward pass: 0 where they go into a sum.
+        piling: Whether gradients pile up in the backward pass; else they go into a sum that is one of the copies.
         temporary: Multiple of the largest parameter that the optimizer's step needs.
     """
 
     batch_bytes: int
     logits_bytes: int
     copies: int
-    piling: int
+    piling: bool
     temporary: int
 
     @classmethod
@@ -149,7 +149,7 @@ class Frame:
             batch_bytes=batch_size * (family.input_dtype.itemsize * math.prod(family.input_shape) + INDEX_BYTES),
             logits_bytes=FLOAT_BYTES * batch_size * family.classes,
             copies=kept.copies,
-            piling=int(not kept.accumulates),
+            piling=not kept.accumulates,
             temporary=kept.temporary,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -121,7 +121,7 @@ def follow(
         with storages, FlopCounterMode(display=False, custom_mapping=dict(_ATTENTION_ON_CPUS)) as counter:
             storages.hold(inputs)
             try:
-                results = model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
+                results = outputs_of(model, inputs)
             except DataDependentOutputException as error:
                 raise ValueError(
                     f"the forward pass of its network depends on the values of a tensor ({error.func}), such as 'if "
@@ -143,13 +143,11 @@ def follow(
             size = results[-1].shape  # (batch, classes), or (batch, classes, positions)
             labels = torch.zeros((size[0], *size[2:]), dtype=torch.int64)
             batch_bytes = inputs.nbytes + labels.nbytes
-            torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
+            learn(results, labels)
             del results, result
             flops = counter.get_total_flops()
             if accumulates:
-                results = model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
-                torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
-                del results
+                learn(outputs_of(model, inputs), labels)
         trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
         buffers = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         return Step(
@@ -165,6 +163,16 @@ def follow(
             convolutions=storages.convolutions,
             accumulates=accumulates,
         )
+
+
+def outputs_of(model: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
+    """What a model returns, by exit where it has exits."""
+    return model.exits(inputs) if isinstance(model, Network) else [model(inputs)]
+
+
+def learn(results: Sequence[Tensor], labels: Tensor) -> None:
+    """The backward pass of cross-entropy over all exits."""
+    torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
 
 
 def _built(build: Callable[[], nn.Module]) -> nn.Module:

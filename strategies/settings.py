@@ -103,7 +103,7 @@ class RoundSettings:
 
     @property
     def optimizer(self) -> str:
-        """The optimizer as the cost model names it: momentum keeps a state per parameter, and so do micro-batches."""
+        """The optimizer as the cost model names it: momentum keeps a state, micro-batches a sum of gradients."""
         training = self.training
         name = "sgd-momentum" if training.optimizer == "sgd" and training.momentum else training.optimizer
         return name + ACCUMULATED if training.accumulates else name

@@ -59,7 +59,7 @@ PLAN: list[tuple[dict[str, Any], str, tuple[int, int]]] = [
     ({"name": "encoder", "input_shape": [64], "depths": [2, 4, 6]}, "adamw", (8, 32)),
     ({"name": "encoder", "kind": "roberta", "pad_id": 1, "hidden": 192, "depth": 4, "mlp": 768}, "sgd", (8, 32)),
     ({"name": "benchmarks.memory.plain:Plain", "input_shape": [3, 32, 32], "levels": LEVELS}, "adam", (16, 64)),
-    # Micro-batches: the sizes are theirs, and their gradients are added up.
+    # Micro-batches, whose gradients are added up: the sizes are those of a micro-batch.
     ({"name": "mlp", "hidden": [2000, 2000, 2000]}, "sgd" + ACCUMULATED, (8, 32)),
     ({"name": "vgg"}, "sgd-momentum" + ACCUMULATED, (8, 32)),
     ({"name": "resnet18", "norm": "static", "scaler": True}, "sgd" + ACCUMULATED, (2, 8)),

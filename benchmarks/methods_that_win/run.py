@@ -126,7 +126,8 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for rate in rates
     }
     if twin in MICRO_BATCHES:
-        # As large models fit with a small batch. A round then sees as many examples in more steps, or fewer in as many.
+        # Models of about the same size fit with a small batch. A round then has as many steps of fewer examples, or
+        # more steps and as many examples.
         small = [*METHODS["wildflower-momentum"], f"learning-rate={RATES[twin][-1]}", "batch-size=8"]
         micro["wildflower-momentum-batch-8"] = small
         micro["wildflower-momentum-batch-8-20-steps"] = [*small, "local-steps=20"]

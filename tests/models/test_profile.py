@@ -22,7 +22,7 @@ SPECS = [
 
 def composed(family, arch, batch_size, optimizer):
     frame = Frame.of(family, batch_size, optimizer)
-    profiles = [profile(piece, batch_size, piling=bool(frame.piling)) for piece in pieces(family, arch)]
+    profiles = [profile(piece, batch_size, piling=frame.piling) for piece in pieces(family, arch)]
     return total(profiles, frame)
 
 
