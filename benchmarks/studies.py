@@ -3,7 +3,7 @@
 results.json, beside the experiment file, holds what the table in README.md needs of every finished run. What it has is
 not run again unless the settings of its row changed, so that a study goes on on another machine. Settings are those of
 the experiment and of its methods: whoever changes a default, or what a method does, takes its figures out of
-results.json.
+results.json. `--layout` is none of them: it changes how fast a run is and how its sums are rounded. The figures say it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.runs import devices_of, digest_of, rounds_of, summary_of
+from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
 from server_app.folders import file_written_whole
 from server_app.journal import JournalError, todays_names
@@ -281,6 +281,7 @@ def main(studies: Sequence[Study], description: str) -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="of rows; * stands for any letters")
+    parser.add_argument("--layout", choices=("contiguous", "channels-last"), help="of images in training")
     arguments = parser.parse_args()
     study = by_name[arguments.study] if len(studies) > 1 else studies[0]
     methods: list[str] = []
@@ -295,6 +296,8 @@ def main(studies: Sequence[Study], description: str) -> None:
     finished: list[Planned] = []
     if rows := study.lacking(methods, arguments.seeds):
         sets = ["workers=1"]  # as the experiment files say, and not as many as the machine has cores for
+        if arguments.layout:
+            sets.append(f"layout={arguments.layout}")
         try:
             with stop_signals_interrupt():
                 outcome = sweep(
@@ -313,7 +316,8 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
     results = study.known()
     for run in finished:
         method, _, digest = run.row.rpartition(".")
-        results[method][str(run.seed)] = study.figures(run.run_dir) | {"settings": digest}
+        layout = config_of(run.run_dir).layout
+        results[method][str(run.seed)] = study.figures(run.run_dir) | {"layout": layout, "settings": digest}
     results = {method: dict(sorted(seeds.items())) for method, seeds in results.items() if seeds}
     content = {"machine": f"{platform.machine()}, one torch thread per run", "results": results}
     with file_written_whole(study.results) as file:  # on a full disk the earlier figures stay

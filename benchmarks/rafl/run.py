@@ -5,6 +5,7 @@ python -m benchmarks.rafl.run [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]   
 
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from benchmarks.rafl.public import pretrained, scores_on_digits, write_digits
 from benchmarks.runs import config_of, rounds_of
@@ -19,15 +20,18 @@ DIGITS = "<digits>"
 PUBLIC = ["public-task=npz", f"public-data-dir={DIGITS}", "ensemble.steps=100", "ensemble.batch-size=32"]
 # A supernet that was trained on the digits, with their labels; its classifier is drawn anew.
 SUPERNET = "<supernet of the digits>"
-PRETRAINED = [f"initial-weights={SUPERNET}", "initial-names='head.classifier' = false"]
+NEW_CLASSIFIER = "initial-names='head.classifier' = false"
+PRETRAINED = [f"initial-weights={SUPERNET}", NEW_CLASSIFIER]
 # As RaFL makes it: its supernet and the network of the others have the same tensors.
 SUPERNETS_FAMILY = {"name": "resnet18", "first_channels": 8, "norm": "batch", "scaler": False}
+MOBILE_SUPERNET = "<MobileNetV3 of the digits>"
 # MobileNetV3 with the shortest of its stages and kernels of 3x3, of 2,498,202 parameters. It halves the image five
 # times, as the networks do whose multiplications the paper counts. Parcels are about fifteen times as large, and may
 # travel ten times as long.
+MOBILENET_ARGUMENTS: dict[str, Any] = {"kernel_sizes": [3], "depths": [2], "expand_ratios": [3, 4], "halvings": 5}
 MOBILENET = [
     "family=mobilenet-v3",
-    "family-arguments=kernel_sizes = [3], depths = [2], expand_ratios = [3, 4], halvings = 5",
+    f"family-arguments={', '.join(f'{key} = {value}' for key, value in MOBILENET_ARGUMENTS.items())}",
     f"fleet={HERE / 'mobilenet-fleet.toml'}",
     "transfer-seconds=10",
 ]
@@ -69,6 +73,7 @@ METHODS = {
     "feddf, MobileNetV3": ["strategy=feddf", *PUBLIC, *MOBILENET],
     "spatl, MobileNetV3": ["strategy=spatl", *MOBILENET],
     "rafl b, MobileNetV3": ["strategy=rafl", "rafl.fusion=ensemble", *PUBLIC, *MOBILENET],
+    "rafl c, MobileNetV3": ["strategy=rafl", f"initial-weights={MOBILE_SUPERNET}", NEW_CLASSIFIER, *MOBILENET],
 }
 
 
@@ -127,6 +132,9 @@ STUDY = Study(
         DIGITS: lambda _: str(write_digits(STUDY.runs / "digits")),
         # One for each seed.
         SUPERNET: lambda seed: str(pretrained(STUDY.runs, SUPERNETS_FAMILY, seed)),
+        MOBILE_SUPERNET: lambda seed: str(
+            pretrained(STUDY.runs / "mobilenet-v3", {"name": "mobilenet-v3"} | MOBILENET_ARGUMENTS, seed)
+        ),
     },
     figures=figures,
     table=table,

@@ -101,8 +101,20 @@ def test_a_study_may_keep_other_figures_and_show_them_in_another_table(tmp_path,
     )
     done(study, monkeypatch, "--seeds 1")
     found = written(study)
-    assert found["a"]["1"] == {"folder": f"a.{study.digest('a')},seed=1", "settings": study.digest("a")}
+    folder = f"a.{study.digest('a')},seed=1"
+    assert found["a"]["1"] == {"folder": folder, "layout": "contiguous", "settings": study.digest("a")}
     assert "\n\nsome: a, b\n\n" in (study.experiment.parent / "README.md").read_text()
+
+
+def test_the_layout_of_images_is_for_all_rows_and_said_beside_the_figures(tmp_path, runs, monkeypatch):
+    study = study_in(tmp_path, TWO)
+    before = study.digest("a")
+    done(study, monkeypatch, "--seeds 1 --layout channels-last")
+    assert [call["layout"] for call in runs.asked] == ["channels-last"] * 2
+    found = written(study)["a"]["1"]
+    assert (found["layout"], found["settings"]) == ("channels-last", before)
+    done(study, monkeypatch, "--seeds 1")  # what was run in another layout is not run again
+    assert len(runs.asked) == 2
 
 
 def test_names_of_methods_may_have_stars(tmp_path, runs, monkeypatch):
