@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.rafl.public import pretrained, scores_on_digits, write_digits
+from benchmarks.rafl.public import once_for_all, pretrained, scores_on_digits, write_digits
 from benchmarks.runs import config_of, rounds_of
 from benchmarks.studies import Figures, Study, main
 from benchmarks.tables import markdown
@@ -25,6 +25,7 @@ PRETRAINED = [f"initial-weights={SUPERNET}", NEW_CLASSIFIER]
 # As RaFL makes it: its supernet and the network of the others have the same tensors.
 SUPERNETS_FAMILY = {"name": "resnet18", "first_channels": 8, "norm": "batch", "scaler": False}
 MOBILE_SUPERNET = "<MobileNetV3 of the digits>"
+ONCE_FOR_ALL_SUPERNET = "<once-for-all supernet of the digits>"
 # MobileNetV3 with the shortest of its stages and kernels of 3x3, of 2,498,202 parameters. It halves the image five
 # times, as the networks do whose multiplications the paper counts. Parcels are about fifteen times as large, and may
 # travel ten times as long.
@@ -34,6 +35,17 @@ MOBILENET = [
     f"family-arguments={', '.join(f'{key} = {value}' for key, value in MOBILENET_ARGUMENTS.items())}",
     f"fleet={HERE / 'mobilenet-fleet.toml'}",
     "transfer-seconds=10",
+]
+# The paper's space: depth, expand ratio and kernel of every block are searched. The smallest network, which travels,
+# has 2.1 million parameters, the largest 6.4 million. The predictor learns from accuracies of sub-networks on digits.
+ONCE_FOR_ALL = {"name": "mobilenet-v3", "halvings": 5}
+IN_ONCE_FOR_ALL = [
+    "family=mobilenet-v3",
+    "family-arguments=halvings = 5",
+    f"fleet={HERE / 'mobilenet-fleet.toml'}",
+    "transfer-seconds=120",
+    f"initial-weights={ONCE_FOR_ALL_SUPERNET}",
+    NEW_CLASSIFIER,
 ]
 SMALL_CNN = ["rafl.knowledge-family=cnn3", "rafl.knowledge-width=0.125"]
 # Methods with one uniform model train it on every device, whatever its budget.
@@ -73,6 +85,13 @@ METHODS = {
     "feddf, MobileNetV3": ["strategy=feddf", *PUBLIC, *MOBILENET],
     "spatl, MobileNetV3": ["strategy=spatl", *MOBILENET],
     "rafl b, MobileNetV3": ["strategy=rafl", "rafl.fusion=ensemble", *PUBLIC, *MOBILENET],
+    "rafl c, once-for-all": [
+        "strategy=rafl",
+        "rafl.space=once-for-all",
+        "rafl.searcher=evolution",
+        *IN_ONCE_FOR_ALL,
+    ],
+    "fedavg, once-for-all": ["strategy=fedavg", *IN_ONCE_FOR_ALL],
     "rafl c, MobileNetV3": ["strategy=rafl", f"initial-weights={MOBILE_SUPERNET}", NEW_CLASSIFIER, *MOBILENET],
 }
 
@@ -135,6 +154,7 @@ STUDY = Study(
         MOBILE_SUPERNET: lambda seed: str(
             pretrained(STUDY.runs / "mobilenet-v3", {"name": "mobilenet-v3"} | MOBILENET_ARGUMENTS, seed)
         ),
+        ONCE_FOR_ALL_SUPERNET: lambda seed: str(once_for_all(STUDY.runs / "once-for-all", ONCE_FOR_ALL, seed)),
     },
     figures=figures,
     table=table,

@@ -4,9 +4,11 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from benchmarks.rafl.public import pretrained, resized, scores_on_digits, write_digits
+from benchmarks.rafl.public import once_for_all, pretrained, resized, scores_on_digits, write_digits
 from benchmarks.rafl.run import STUDY, table
+from models.elastic import ElasticSpace
 from models.family import make_family
+from strategies.predictor import load_pairs
 from tasks.public import load_public
 from tasks.task import TaskSpec, load_task
 
@@ -39,6 +41,16 @@ def test_a_pretrained_supernet_is_made_once_and_is_the_familys(tmp_path):
     shapes = {name: spec.shape for name, spec in whole.tensors(whole.full()).items()}
     found = {name: tuple(value.shape) for name, value in safetensors.torch.load_file(file).items()}
     assert {name: shape for name, shape in found.items() if not name.endswith("num_batches_tracked")} == shapes
+
+
+def test_a_supernet_of_once_for_all_comes_with_accuracies_for_the_predictor(tmp_path):
+    family = {"name": "mobilenet-v3", "halvings": 5, "stage_channels": [8] * 6, "depths": [2]}
+    family |= {"kernel_sizes": [3], "expand_ratios": [3, 4]}
+    file = once_for_all(tmp_path, family, 1, steps=1, pairs=1)
+    space = ElasticSpace.of(make_family(family | {"input_shape": [1, 28, 28], "classes": 10}))
+    _, accuracies = load_pairs(file.with_suffix(".json"), space)
+    assert len(accuracies) == 3  # the largest, the smallest, and one more
+    assert scores_on_digits(file) == {"lowest": min(accuracies), "highest": max(accuracies)}
 
 
 def test_a_row_has_the_mean_over_its_seeds_and_bytes_only_where_all_reach_the_target():
