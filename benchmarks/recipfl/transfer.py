@@ -26,8 +26,8 @@ METHODS = {
     "recipfl-no-transfer": [*PUBLISHED, "recipfl.transfer=both"],
 }
 
-# With the published code's rate of 0.01 plain averaging is slow, and the teacher is 3 points above its student. With this
-# one it is more than 5 above.
+# With the published code's rate of 0.01 plain averaging is slow, and the teacher is 3 points above its student. With
+# this one it is more than 5 above.
 RATE = 0.05
 RATED = {f"{method}-rate-{RATE}": [*sets, f"learning-rate={RATE}"] for method, sets in METHODS.items()}
 
