@@ -63,6 +63,8 @@ RATED = (
 )
 # Beside the experiment file's own rate, which is 0.05, and 0.001 of the ViT.
 RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,), "five-widths": (0.1,)}
+# The sandwich adds up the gradients of up to four architectures, so that its steps are larger at the same rate.
+OF_SUMS = {"hapt": (0.02, 0.01)}
 # The small BERT is not done learning after the 40 rounds of its experiment file. These are three times as many, and the
 # rate falls after the same shares of them.
 LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
@@ -73,11 +75,17 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
         **dict.fromkeys(("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.2,)),
         "search-four-nested": (0.1,),
     },
-    "hapt": dict.fromkeys(
-        ("heterofl", "fjord", "search-four-nested", "wildflower", "wildflower-momentum", "all-small", "all-large"),
-        (0.05, 0.1),
-    ),
+    "hapt": {
+        **dict.fromkeys(
+            ("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.05, 0.1)
+        ),
+        "search-four-nested": (0.01, 0.02, 0.05, 0.1),
+    },
+    "five-widths": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum"), (0.05,)),
 }
+# Models of about the same size fit with a batch of 8 as with micro-batches, at these rates. A round then has as many steps
+# of fewer examples, or more steps and as many examples.
+SMALL_BATCHES = {"resnet6": 0.2, "hapt": 0.1}
 # Of five exact widths: as many levels as there are budgets, and each width by itself, trained by all devices whatever
 # their budgets, which says what a device of that width could hold at best.
 FIVE_WIDTHS = {
@@ -115,6 +123,10 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for rate in RATES.get(twin, ())
         for name in RATED
     }
+    rated |= {
+        f"search-four-nested-rate-{rate}": [*METHODS["search-four-nested"], f"learning-rate={rate}"]
+        for rate in OF_SUMS.get(twin, ())
+    }
     longer = {
         f"{name}-{length}": [*METHODS[name], *settings]
         for length, settings in LONGER.get(twin, {}).items()
@@ -125,15 +137,14 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for name, rates in MICRO_BATCHES.get(twin, {}).items()
         for rate in rates
     }
-    if twin in MICRO_BATCHES:
-        # Models of about the same size fit with a small batch. A round then has as many steps of fewer examples, or
-        # more steps and as many examples.
-        small = [*METHODS["wildflower-momentum"], f"learning-rate={RATES[twin][-1]}", "batch-size=8"]
+    if twin in SMALL_BATCHES:
+        small = [*METHODS["wildflower-momentum"], f"learning-rate={SMALL_BATCHES[twin]}", "batch-size=8"]
         micro["wildflower-momentum-batch-8"] = small
         micro["wildflower-momentum-batch-8-20-steps"] = [*small, "local-steps=20"]
     rows = METHODS | own | rated | longer | micro
     if twin == "five-widths":
-        rows = {name: [*s, *(SAME_MEMORY if s[0] in NEED_MORE else [])] for name, s in rows.items()}
+        # With micro-batches every width needs less than the fleet of exact budgets gives for it with whole batches.
+        rows = {name: [*s, *(SAME_MEMORY if s[0] in NEED_MORE or "micro" in name else [])] for name, s in rows.items()}
     return {name: [*fleet, *settings] for name, settings in rows.items()}
 
 
