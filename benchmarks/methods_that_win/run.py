@@ -83,8 +83,8 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
     },
     "five-widths": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum"), (0.05,)),
 }
-# Models of about the same size fit with a batch of 8 as with micro-batches, at these rates. A round then has as many steps
-# of fewer examples, or more steps and as many examples.
+# Models of about the same size fit with a batch of 8 as with micro-batches; rates of such rows. Rounds have as many
+# steps of fewer examples, or more steps and as many examples.
 SMALL_BATCHES = {"resnet6": 0.2, "hapt": 0.1}
 # Of five exact widths: as many levels as there are budgets, and each width by itself, trained by all devices whatever
 # their budgets, which says what a device of that width could hold at best.
