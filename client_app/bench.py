@@ -368,23 +368,30 @@ class DeviceBench:
 
     # Training
 
-    def batches(
-        self, *models: nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0), most: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def steps(
+        self, *models: nn.Module, share: tuple[float, float] = (0.0, 1.0)
+    ) -> Iterator[Iterator[tuple[Tensor, Tensor, float]]]:
         """See `strategies.method.Bench`."""
-        training = self.training
-        if training.accumulates and not once:
-            raise MessageError(
-                f"{self.order.local.name} trains in a loop of its own, over whole batches: set micro-batch-size = 0"
-            )
         shard = self._shard
         if share != (0.0, 1.0):
             order = torch.randperm(len(shard), generator=torch.Generator().manual_seed(self.order.device))
             shard = shard[order[int(share[0] * len(shard)) : int(share[1] * len(shard))]]
             if not len(shard):
                 raise Refusal(f"{self.examples} training examples are too few to be divided: at least 2")
-        batches = batches_of(self.task, shard, training, self._generator, self.device, once)
-        yield from self._within_limits(batches, *models, counted=not once, most=most)
+        for picked in self._within_limits(picks_of(shard, self.training, self._generator), *models):
+            yield self._parts(picked)
+
+    def _parts(self, picked: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
+        parts = micro_batches(picked, self.training.examples_at_once)
+        examples = sum(map(len, parts))
+        for part in parts:
+            inputs, labels = batch_of(self.task, part, self.training, self.device, self._generator)
+            yield inputs, labels, len(part) / examples
+
+    def batches(self, *models: nn.Module, most: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `strategies.method.Bench`."""
+        batches = batches_of(self.task, self._shard, self.training, self._generator, self.device, once=True)
+        yield from self._within_limits(batches, *models, counted=False, most=most)
 
     def _within_limits(
         self, batches: Iterator[T], *models: nn.Module, counted: bool = True, most: int = 0

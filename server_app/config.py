@@ -650,11 +650,6 @@ class RunConfig(Params):
             f"it is a part of batch-size = {self.batch_size}: fewer than that, or 0",
         )
         need(
-            not self.micro_batch_size or self.method.takes_micro_batches,
-            "micro-batch-size",
-            f"strategy = {self.strategy!r} trains in a loop of its own, over whole batches: leave it at 0",
-        )
-        need(
             not self.initial_weights or self.method.takes_initial_weights,
             "initial-weights",
             f"strategy = {self.strategy!r} has no global model that could begin with given weights",

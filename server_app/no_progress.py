@@ -77,7 +77,7 @@ def smaller_batches(config: RunConfig, method: Method) -> list[str]:
     if not training.accumulates and config.batch_size > 1:  # at small widths most of the memory is a batch's
         found.append(f"a smaller batch-size than {config.batch_size}")
     part = training.examples_at_once // 2
-    if method.takes_micro_batches and part > 1:  # batch norm cannot normalize a single example over a 1x1 map
+    if part > 1:  # batch norm cannot normalize a single example over a 1x1 map
         changed = copy(method)
         changed.settings = replace(method.settings, training=training.model_copy(update={"micro_batch_size": part}))
         now, then = (each.training_cost(method.smallest_architecture) for each in (method, changed))

@@ -48,20 +48,24 @@ class Searching(Training):
         learned = [p for group in weights.param_groups for p in group["params"]]
         mixing = torch.optim.Adam(alphas, lr=self.alpha_rate, betas=BETAS, weight_decay=self.alpha_decay)
         loss, seen, total = bench.task.loss, 0, 0.0
-        train, held_out = bench.batches(model, share=(0.0, 0.5)), bench.batches(model, share=(0.5, 1.0))
-        for (x, y), (held_x, held_y) in zip(train, held_out, strict=False):
+        train, held_out = bench.steps(model, share=(0.0, 0.5)), bench.steps(model, share=(0.5, 1.0))
+        for batch, held_batch in zip(train, held_out, strict=False):
+            parts = list(batch)  # of which both steps take the gradients
             model.zero_grad(set_to_none=True)
-            value = loss(model(x), y)
-            value.backward()
+            for x, y, share in parts:
+                value = loss(model(x), y)
+                (share * value).backward()
+                seen, total = seen + len(y), total + float(value.detach()) * len(y)
             if bench.training.clip_norm:
                 torch.nn.utils.clip_grad_norm_(learned, bench.training.clip_norm)
             weights.step()
             model.zero_grad(set_to_none=True)
             # One after the other, so that one graph is held at a time.
-            loss(model(x), y).backward()
-            (self.validation_weight * loss(model(held_x), held_y)).backward()
+            for x, y, share in parts:
+                (share * loss(model(x), y)).backward()
+            for x, y, share in held_batch:
+                (share * self.validation_weight * loss(model(x), y)).backward()
             mixing.step()
-            seen, total = seen + len(y), total + float(value.detach()) * len(y)
         model.zero_grad(set_to_none=True)
         return Answer(model, {"weights": dict(model.state_dict())}, total / max(1, seen))
 
@@ -83,7 +87,6 @@ class FedNAS(OneModel):
     """w <- sum_k (n_k / n) w_k and alpha <- sum_k (n_k / n) alpha_k, over the family `darts`."""
 
     params_type: ClassVar[type[Params]] = FedNASParams
-    takes_micro_batches: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, params: FedNASParams) -> None:
         super().__init__(setup, params)

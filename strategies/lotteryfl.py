@@ -154,18 +154,19 @@ class TicketTraining(Local):
         optimizer = bench.optimizer(model)
         model.train()
         seen, total = 0, 0.0
-        for inputs, labels in bench.batches(model):
+        for batch in bench.steps(model):
             optimizer.zero_grad(set_to_none=True)
-            loss = bench.task.loss(model(inputs), labels)
-            loss.backward()
+            for inputs, labels, share in batch:
+                loss = bench.task.loss(model(inputs), labels)
+                (share * loss).backward()
+                seen += len(labels)
+                total += float(loss.detach()) * len(labels)
             for name, parameter in model.named_parameters():
                 if name in masks and parameter.grad is not None:
                     parameter.grad.mul_(masks[name])
             if bench.training.clip_norm:
                 nn.utils.clip_grad_norm_(model.parameters(), bench.training.clip_norm)
             optimizer.step()
-            seen += len(labels)
-            total += float(loss.detach()) * len(labels)
         return total / max(1, seen)
 
 
@@ -199,7 +200,7 @@ def accuracy(bench: Bench, model: Network) -> float:
     model.eval()
     right = seen = 0
     with torch.no_grad():
-        for inputs, labels in bench.batches(model, once=True):
+        for inputs, labels in bench.batches(model):
             right += int((bench.task.answers(model(inputs)).argmax(dim=1) == labels).sum())
             seen += len(labels)
     return right / max(1, seen)
@@ -243,7 +244,6 @@ class LotteryFL(OneModel):
     """
 
     params_type: ClassVar[type[Params]] = LotteryFLParams
-    takes_micro_batches: ClassVar[bool] = False
     returns_changes: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: LotteryFLParams) -> None:

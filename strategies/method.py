@@ -106,21 +106,30 @@ class Bench(Protocol):
     def keep(self, name: str, tensors: Mapping[str, Tensor], *, per_architecture: bool = True) -> None:
         """Keep tensors on the device, for later rounds and across restarts, once the order is done."""
 
-    def batches(
-        self, *models: torch.nn.Module, once: bool = False, share: tuple[float, float] = (0.0, 1.0), most: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled batches of prepared inputs and labels on `device`, for a loop of one's own over some models.
+    def steps(
+        self, *models: torch.nn.Module, share: tuple[float, float] = (0.0, 1.0)
+    ) -> Iterator[Iterator[tuple[Tensor, Tensor, float]]]:
+        """The batch of every optimizer step that `training` asks for, for a loop of one's own over some models.
 
-        They are as many as `training` says, and each is counted as one optimizer step; with `once` they are a single
-        pass without augmentation, over parts of as many examples as the device computes with at once. The memory that
-        the loop holds is bounded and metered. MessageError without `once` where `training` has micro-batches.
+        A batch comes in the parts that the device computes with at once, without micro-batches in a single one: inputs
+        and labels on `device`, and how large a share of the batch's examples the part has, 1.0 in a single one. A loop
+        adds up the gradients of `share * loss` over the parts and then takes its step. A part is made when it is asked
+        for, so that one is held at a time. The memory that the loop holds is bounded and metered.
 
         Args:
             models: what the loop trains or reads.
-            once: a single pass.
             share: of the device's examples, from one share to another of a fixed order that chance has made, so that
                 (0, 0.5) and (0.5, 1) are the same two halves in every round.
-            most: batches, or parts, at most; 0: all.
+        """
+
+    def batches(self, *models: torch.nn.Module, most: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Prepared inputs and labels on `device`, in one shuffled pass without augmentation and without training.
+
+        They are as many at a time as the device computes with at once. Memory is bounded and metered.
+
+        Args:
+            models: what the pass reads.
+            most: of them at most; 0: all.
         """
 
     def optimizer(self, model: torch.nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:
@@ -490,8 +499,6 @@ class Method(ABC):
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
         takes_initial_weights: whether its global model begins with `Setup.initial`, as by
             `strategies.submodel.first_weights`.
-        takes_micro_batches: whether its device half trains by `Bench.fit` alone, which adds up the gradients of
-            micro-batches. A loop of its own over `Bench.batches` gets whole batches.
         public_when: the values that its settings have where it learns from `Setup.public`, by their fields' names: {}
             where it always does, None where it never does. A run whose public data nothing would read is refused.
         first_question: what a device is asked before it trains for the first time; its facts go to `introduce`. Who
@@ -504,7 +511,6 @@ class Method(ABC):
     shared_params: ClassVar[Mapping[str, type[Params]]] = {}
     family_options: ClassVar[Mapping[str, Any]] = {}
     takes_initial_weights: ClassVar[bool] = False
-    takes_micro_batches: ClassVar[bool] = True
     public_when: ClassVar[Mapping[str, Any] | None] = None
     first_question: Local | None = None
 

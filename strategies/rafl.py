@@ -141,7 +141,7 @@ class MutualLearning(Local):
         if weights is None:
             raise MessageError(f"this device keeps no personal model of {bench.architecture}")
         personal = bench.build(weights)
-        return calibrated(personal, bench.batches(personal, once=True)) if cut else personal
+        return calibrated(personal, bench.batches(personal)) if cut else personal
 
     def train(self, bench: Bench) -> Answer:
         """Train both networks in one loop; where the personal model is lost, the knowledge network alone."""
@@ -149,14 +149,14 @@ class MutualLearning(Local):
         weights, cut = self._personal(bench)
         if weights is None:
             if self.calibrates_knowledge:
-                calibrated(knowledge, bench.batches(knowledge, once=True))
+                calibrated(knowledge, bench.batches(knowledge))
             loss = bench.fit(knowledge, lambda inputs, labels: bench.task.loss(knowledge(inputs), labels))
             return Answer(None, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [0.0]})
         personal = bench.build(weights)
         if cut:
-            calibrated(personal, bench.batches(personal, knowledge, once=True))
+            calibrated(personal, bench.batches(personal, knowledge))
         if self.calibrates_knowledge:
-            calibrated(knowledge, bench.batches(personal, knowledge, once=True))
+            calibrated(knowledge, bench.batches(personal, knowledge))
         loss = learn_mutually(bench, personal, knowledge)
         bench.keep("personal", personal.state_dict())
         return Answer(personal, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [1.0]})
@@ -170,7 +170,7 @@ class MutualLearning(Local):
         """The knowledge network as the device has trained it, or as it was sent."""
         knowledge = self._knowledge(bench, (bench.received if answer is None else answer.parcels)["weights"])
         if answer is None and self.calibrates_knowledge:
-            calibrated(knowledge, bench.batches(knowledge, once=True))
+            calibrated(knowledge, bench.batches(knowledge))
         return [knowledge]
 
 
@@ -199,20 +199,23 @@ def learn_mutually(bench: Bench, personal: nn.Module, knowledge: nn.Module) -> f
     seen, total = 0, torch.zeros((), dtype=torch.float64)
     for network in networks:
         network.train()
-    for inputs, labels in bench.batches(*networks):
-        logits = [network(inputs) for network in networks]
-        losses = mutual_losses(
-            logits[0], logits[1], (bench.task.loss(logits[0], labels), bench.task.loss(logits[1], labels))
-        )
-        for network, optimizer, loss in zip(networks, optimizers, losses, strict=True):
+    for batch in bench.steps(*networks):
+        for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if bench.training.clip_norm:
+        for inputs, labels, share in batch:
+            logits = [network(inputs) for network in networks]
+            losses = mutual_losses(
+                logits[0], logits[1], (bench.task.loss(logits[0], labels), bench.task.loss(logits[1], labels))
+            )
+            for loss in losses:
+                (share * loss).backward()
+            seen += len(labels)
+            total += losses[1].detach().to("cpu", torch.float64) * len(labels)
+        if bench.training.clip_norm:
+            for network in networks:
                 nn.utils.clip_grad_norm_(network.parameters(), bench.training.clip_norm)
         for optimizer in optimizers:
             optimizer.step()
-        seen += len(labels)
-        total += losses[1].detach().to("cpu", torch.float64) * len(labels)
     for network in networks:
         network.zero_grad(set_to_none=True)
     return float(total) / max(1, seen)
@@ -302,7 +305,6 @@ class RaFL(CandidateMethod):
     """
 
     params_type: ClassVar[type[Params]] = RaFLParams
-    takes_micro_batches: ClassVar[bool] = False
     shared_params: ClassVar[Mapping[str, type[Params]]] = {"ensemble": Ensemble}
     family_options: ClassVar[Mapping[str, Any]] = {"norm": "batch"}
     takes_initial_weights: ClassVar[bool] = True

@@ -60,17 +60,18 @@ CASES: list[tuple[dict[str, Any], Named, Named, int]] = [
 
 
 class StepsBench:
-    """Random batches, and SGD with momentum."""
+    """Random batches in one part each, and SGD with momentum."""
 
     def __init__(self, family: Family, batch_size: int, steps: int) -> None:
         self.family, self._size, self._steps = family, batch_size, steps
         self.training = LocalTraining(steps=steps, learning_rate=0.01)
         self.task = SimpleNamespace(loss=F.cross_entropy)
 
-    def batches(self, *models: torch.nn.Module, once: bool = False) -> Any:
-        """As many as there are steps."""
+    def steps(self, *models: torch.nn.Module) -> Any:
+        """A batch for each step."""
         for _ in range(self._steps):
-            yield torch.rand(self._size, *self.family.input_shape), torch.randint(self.family.classes, (self._size,))
+            inputs = torch.rand(self._size, *self.family.input_shape)
+            yield [(inputs, torch.randint(self.family.classes, (self._size,)), 1.0)]
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """As the runs have it."""
@@ -95,7 +96,7 @@ def train(family: Family, architectures: list[Architecture], batch_size: int, st
     else:
         [model] = models
         optimizer = bench.optimizer(model.train())
-        for inputs, labels in bench.batches(model):
+        for [(inputs, labels, _)] in bench.steps(model):
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()

@@ -85,7 +85,8 @@ def test_two_halves_of_a_device_share_nothing_and_stay_what_they_are():
 
     def half(seed, share):
         chosen = bench_of(work_order(2, seed=seed), LocalTraining(batch_size=5, epochs=2))
-        seen = [tuple(x.flatten().tolist()) for inputs, _ in chosen.batches(share=share) for x in inputs]
+        parts = [inputs for [(inputs, _, _)] in chosen.steps(share=share)]
+        seen = [tuple(x.flatten().tolist()) for inputs in parts for x in inputs]
         assert chosen.steps_taken == 8
         return seen
 
@@ -131,7 +132,7 @@ def test_a_device_computes_with_no_more_examples_at_once_than_a_micro_batch():
     made.fit(model, lambda inputs, labels: seen.append(len(labels)) or F.cross_entropy(model(inputs), labels))
     assert seen == 2 * [*(3 * [4, 3, 3]), 3, 3]
     assert made.steps_taken == 8
-    assert {len(labels) for _, labels in made.batches(once=True)} == {4}
+    assert {len(labels) for _, labels in made.batches()} == {4}
 
 
 def test_parts_of_a_batch():
@@ -161,10 +162,14 @@ def test_what_a_boards_trainer_does_not_have_is_trained_on_the_cpu(key, training
     assert f"its trainer has no {key}" in caplog.text
 
 
-def test_a_loop_of_its_own_is_not_given_micro_batches():
+def test_a_loop_of_its_own_gets_every_batch_in_parts_and_what_share_of_it_each_is():
+    """36 examples in batches of 10 in parts of at most 4: three of 4, 3 and 3, and one of 3 and 3."""
     made = bench_of(work_order(2), LocalTraining(batch_size=10, micro_batch_size=4))
-    with pytest.raises(MessageError, match="over whole batches: set micro-batch-size = 0"):
-        next(made.batches())
+    batches = [[(len(inputs), len(labels), share) for inputs, labels, share in batch] for batch in made.steps()]
+    assert batches == 3 * [[(4, 4, 0.4), (3, 3, 0.3), (3, 3, 0.3)]] + [[(3, 3, 0.5), (3, 3, 0.5)]]
+    assert made.steps_taken == 4
+    made = bench_of(work_order(2), LocalTraining(batch_size=10))
+    assert [[share for _, _, share in batch] for batch in made.steps()] == 4 * [[1.0]]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
@@ -197,7 +202,7 @@ def test_a_fused_optimizer_is_one_and_takes_the_same_steps_but_for_rounding(opti
 
 def test_channels_last_training_is_the_same_but_for_rounding_and_sends_the_same_shapes():
     last = LocalTraining(batch_size=10, learning_rate=0.05, layout="channels-last")
-    for inputs, _ in bench_of(work_order(2), last).batches():
+    for inputs, _ in bench_of(work_order(2), last).batches():  # and so are those of steps, which are made alike
         channels, height, width = inputs.shape[1:]
         assert inputs.stride() == (channels * height * width, 1, width * channels, channels)
     found, expected = (

@@ -196,7 +196,7 @@ class Looks(Training):
 
     def model(self, bench):
         model = super().model(bench)
-        for _ in bench.batches(model, once=True):
+        for _ in bench.batches(model):
             pass
         return model
 

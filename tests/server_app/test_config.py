@@ -492,10 +492,6 @@ def test_all_wrong_values_are_told_at_once():
             "micro-batch-size = 16: it is a part of batch-size = 16: fewer than that, or 0",
         ),
         (
-            {"batch-size": 16, "micro-batch-size": 4, "strategy": "rafl"},
-            "micro-batch-size = 4: strategy = 'rafl' trains in a loop of its own, over whole batches: leave it at 0",
-        ),
-        (
             {"strategy": "recipfl", "recipfl.hidden": 10},
             "recipfl.hidden = 10: a multiple of 8",
         ),

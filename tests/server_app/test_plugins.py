@@ -338,21 +338,16 @@ def test_a_rehearsal_leaves_every_method_and_all_chance_as_they_were(method, tmp
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains_with_micro_batches_or_says_that_it_does_not(method, tmp_path, monkeypatch):
+def test_every_method_trains_with_micro_batches(method, tmp_path, monkeypatch):
     """It is priced like one that trains with batches of the parts' size, and adds up gradients."""
-    keys = METHODS[method] | {"micro-batch-size": 3}
-    if small_config(tmp_path, **METHODS[method]).method.takes_micro_batches:
-        engine, _ = started(small_config(tmp_path, **keys))
-        rehearse_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))
-        name = engine.settings.optimizer
-        assert name.endswith(ACCUMULATED)
-        monkeypatch.setattr(RoundSettings, "optimizer", name)
-        other, _ = started(small_config(tmp_path, **METHODS[method] | {"batch-size": 3}))
-        for architecture in {engine.method.scored_architecture, engine.method.smallest_architecture}:
-            assert engine.method.cost(architecture) == other.method.cost(architecture)
-    else:
-        with pytest.raises(ConfigError, match="trains in a loop of its own"):
-            small_config(tmp_path, **keys)
+    engine, _ = started(small_config(tmp_path, **METHODS[method] | {"micro-batch-size": 3}))
+    rehearse_step(engine, load_task(TaskSpec.from_json(engine.settings.task)))
+    name = engine.settings.optimizer
+    assert name.endswith(ACCUMULATED)
+    monkeypatch.setattr(RoundSettings, "optimizer", name)
+    other, _ = started(small_config(tmp_path, **METHODS[method] | {"batch-size": 3}))
+    for architecture in {engine.method.scored_architecture, engine.method.smallest_architecture}:
+        assert engine.method.cost(architecture) == other.method.cost(architecture)
 
 
 DRAWS = """

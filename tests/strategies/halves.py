@@ -91,10 +91,8 @@ class HandBench:
     def keep(self, name: str, tensors: Any) -> None:
         self.kept_tensors[name] = tensors
 
-    def batches(self, *models: nn.Module, once: bool = False):
-        for _ in range(1 if once else self.training.steps):
-            yield torch.ones(1, dtype=torch.float64), torch.tensor([self._label], dtype=torch.float64)
-            self.steps_taken += not once
+    def batches(self, *models: nn.Module):
+        yield torch.ones(1, dtype=torch.float64), torch.tensor([self._label], dtype=torch.float64)
 
     def fit(
         self,
@@ -110,7 +108,8 @@ class HandBench:
         parts = [{"params": [p], "lr": lr * self.training.rate_of(name)} for name, p in model.named_parameters()]
         sgd = torch.optim.SGD(parts, lr=lr, momentum=self.training.momentum)
         value = torch.zeros(())
-        for inputs, labels in self.batches(model):
+        for _ in range(self.training.steps):
+            [(inputs, labels)] = self.batches(model)
             sgd.zero_grad()
             beside = None if regularize is None else regularize()
             value = loss(inputs, labels)
@@ -118,4 +117,5 @@ class HandBench:
             if beside is not None:
                 value = value + beside
             sgd.step()
+            self.steps_taken += 1
         return float(value.detach())

@@ -27,10 +27,14 @@ class Line(nn.Module):
 
 
 class Bench:
-    """One example in each half: f(1) = 0 is trained on, f(2) = 5 is held out; the loss is half the squared error."""
+    """f(1) = 0 is trained on, f(2) = 5 is held out; the loss is half the squared error.
 
-    def __init__(self, steps):
-        self.steps, self.training, self.received = steps, LocalTraining(learning_rate=0.1), {"weights": None}
+    trained: where f should be 0; each is a part of a batch.
+    """
+
+    def __init__(self, steps, trained=(1.0,)):
+        self._steps, self.training, self.received = steps, LocalTraining(learning_rate=0.1), {"weights": None}
+        self._halves = {(0.0, 0.5): [(x, 0.0) for x in trained], (0.5, 1.0): [(2.0, 5.0)]}
         self.task = SimpleNamespace(loss=lambda outputs, labels: (outputs - labels).square().mean() / 2)
 
     def build(self, weights):
@@ -42,10 +46,10 @@ class Bench:
         assert len(learned) == 1  # w, and not a
         return torch.optim.SGD(learned, lr=0.1)
 
-    def batches(self, model, share):
-        x, y = {(0.0, 0.5): (1.0, 0.0), (0.5, 1.0): (2.0, 5.0)}[share]
-        one = torch.ones(1, dtype=torch.float64)
-        return iter([(x * one, y * one)] * self.steps)
+    def steps(self, model, share):
+        one, half = torch.ones(1, dtype=torch.float64), self._halves[share]
+        for _ in range(self._steps):
+            yield ((x * one, y * one, 1 / len(half)) for x, y in half)
 
 
 @pytest.mark.parametrize(("validation_weight", "a"), [(0.5, 0.01), (0.2, -0.01)])
@@ -59,6 +63,14 @@ def test_a_pair_of_steps_by_hand(validation_weight, a):
     assert float(answer.parcels["weights"]["w"]) == pytest.approx(0.9)
     assert float(answer.parcels["weights"]["alphas.a"]) == pytest.approx(a, rel=1e-5)
     assert answer.loss == pytest.approx(0.5)
+
+
+def test_the_gradients_of_a_batch_in_parts_are_added_up():
+    """f(1) = 0 and f(3) = 0: (1 + 9) / 2 = 5 in w, which becomes 0.5. In a: (0.5 + 1.5) / 2 + 0.35 (1 - 5) < 0."""
+    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=0.35).train(Bench(1, trained=(1.0, 3.0)))
+    assert float(answer.parcels["weights"]["w"]) == pytest.approx(0.5)
+    assert float(answer.parcels["weights"]["alphas.a"]) == pytest.approx(0.01, rel=1e-5)
+    assert answer.loss == pytest.approx((0.5 + 4.5) / 2)
 
 
 def test_the_next_step_of_the_weights_knows_the_new_alpha():

@@ -59,8 +59,11 @@ SPECS = {
 LAYER = SimpleNamespace(tensors=lambda architecture: SPECS)
 
 
-def bench(received, kept=None, keeps=True):
-    """One example (1, 1), whose one class is right by necessity; L = (f - 4)^2 / 2, one step of 0.1."""
+def bench(received, kept=None, keeps=True, xs=(1,)):
+    """One example (1, 1), whose one class is right by necessity; L = (f - 4)^2 / 2, one step of 0.1.
+
+    xs: of the examples (x, x) of the step, each of which is a part of the batch.
+    """
     tensors = dict(kept or {})
 
     def build(weights):
@@ -83,7 +86,8 @@ def bench(received, kept=None, keeps=True):
         keep=tensors.__setitem__,
         tensors=tensors,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.0),
-        batches=lambda model, once=False: [(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))],
+        batches=lambda model: [(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))],
+        steps=lambda model: [[(x * torch.ones(1, 2), torch.zeros(1, dtype=torch.int64), 1 / len(xs)) for x in xs]],
     )
 
 
@@ -124,6 +128,13 @@ def test_a_device_that_does_not_prune_goes_on_from_the_global_model(half):
     answer = half.train(bench(received))
     assert returned(answer) == [2.8, 1.8, 0.8]
     assert answer.parcels["still_kept"]["layer.weight"].tolist() == [0b11000000]
+
+
+def test_the_gradients_of_a_batch_in_parts_are_added_up():
+    """Examples (1, 1) and (2, 2): f = 6 and 11, gradients 2 and 7. In the mean (2 + 14) / 2 = 8 in w and 4.5 in b."""
+    answer = ticket(threshold=1.0).train(bench(sent(), xs=(1, 2)))
+    assert returned(answer) == [2.2, 1.2, 0.55]
+    assert answer.loss == pytest.approx((2**2 + 7**2) / 4)
 
 
 def test_a_device_begins_from_first_weights_that_it_kept():

@@ -72,16 +72,17 @@ def test_divergences_are_means_over_the_batch():
 
 
 class MutualBench:
-    """Batches of two examples of the second class, and plain SGD with rate 1."""
+    """Batches of two examples, by default of the second class and in a single part, and plain SGD with rate 1."""
 
-    def __init__(self, steps):
+    def __init__(self, steps, parts=((1, 1),)):
         self.training, self._steps = LocalTraining(steps=steps, learning_rate=1.0), steps
+        self._parts = parts
         self.task = SimpleNamespace(loss=F.cross_entropy)
         self.device, self.chance = torch.device("cpu"), random.Random(0)
 
-    def batches(self, *models, once=False):
+    def steps(self, *models):
         for _ in range(self._steps):
-            yield torch.zeros(2, 1), torch.ones(2, dtype=torch.int64)
+            yield [(torch.zeros(len(part), 1), torch.tensor(part), len(part) / 2) for part in self._parts]
 
     def optimizer(self, model):
         return torch.optim.SGD(model.parameters(), lr=1.0)
@@ -107,6 +108,19 @@ def test_the_second_step_sees_what_the_first_one_changed():
     q = 1 / (1 + torch.tensor(1.5).exp().item())
     moved = -(0.25 + 0.25 - q)
     assert personal.values.tolist() == pytest.approx([moved, log(3) - moved], abs=1e-6)
+
+
+@pytest.mark.parametrize("parts", [((0, 1),), ((0,), (1,))], ids=["whole", "in parts"])
+def test_the_gradients_of_a_batch_in_parts_are_those_of_the_batch(parts):
+    """An example of each class, so that y is 1/2 in the mean. The gradients are (p - y) + (p - q).
+
+    l: (-1/4, 1/4) + (-1/4, 1/4) = (-1/2, 1/2). k: 0 + (1/4, -1/4). L_k is ln 2 + KL(l || k).
+    """
+    personal, knowledge = Logits(0.0, log(3)), Logits(0.0, 0.0)
+    loss = learn_mutually(MutualBench(1, parts), personal, knowledge)
+    assert personal.values.tolist() == pytest.approx([0.5, log(3) - 0.5], abs=1e-6)
+    assert knowledge.values.tolist() == pytest.approx([-0.25, 0.25], abs=1e-6)
+    assert loss == pytest.approx(log(2) + log(1 / 2) / 4 + 3 * log(3 / 2) / 4)
 
 
 # Eq. 7
@@ -258,7 +272,7 @@ class FirstContact:
         self.training, self.task = LocalTraining(learning_rate=0.1), SimpleNamespace(loss=F.cross_entropy)
         self.device, self.chance = torch.device("cpu"), random.Random(0)
         self.images = torch.randn(2, 4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
-        self.passes, self.steps, self.kept_tensors = 0, steps, kept
+        self.passes, self.how_many, self.kept_tensors = 0, steps, kept
 
     def build(self, weights):
         return with_weights(self.family, self.architecture, weights)
@@ -272,10 +286,14 @@ class FirstContact:
     def optimizer(self, model):
         return torch.optim.SGD(model.parameters(), lr=self.training.learning_rate)
 
-    def batches(self, *models, once=False):
-        self.passes += once
-        for images in self.images if once else self.images[: self.steps]:
+    def batches(self, *models):
+        self.passes += 1
+        for images in self.images:
             yield images, torch.tensor([0, 1, 2, 3])
+
+    def steps(self, *models):
+        for images in self.images[: self.how_many]:
+            yield [(images, torch.tensor([0, 1, 2, 3]), 1.0)]
 
 
 def first_convolution(weights, images):
