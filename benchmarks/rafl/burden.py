@@ -21,27 +21,28 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.memory.measure import resident_bytes
 from messages.orders import LocalTraining
 from models.allocator import return_freed_memory
 from models.architecture import Architecture
 from models.base import Family
-from models.cost import cost
+from models.cost import ACCUMULATED, cost
 from models.family import make_family
 from models.space import Space
 from strategies.rafl import RaFLParams, learn_mutually
 
 RESULTS = Path(__file__).with_name("burden.json")
 STEPS = 2
-# (family, personal model, knowledge network, batch size); networks are named by their width, or as the largest and the
-# smallest model that RaFL gives by default.
+# (family, personal model, knowledge network, batch size, micro-batch size or 0); networks are named by their width, or
+# as the largest and the smallest model that RaFL gives by default.
 Named = float | str
-CASES: list[tuple[dict[str, Any], Named, Named, int]] = [
-    ({"name": "resnet18", "input_shape": [1, 28, 28]}, 1.0, 0.25, 32),
-    ({"name": "resnet18", "input_shape": [3, 32, 32]}, 0.5, 0.25, 32),
-    ({"name": "cnn10", "input_shape": [1, 28, 28]}, 1.0, 0.25, 128),
-    ({"name": "vgg", "input_shape": [3, 32, 32]}, 1.0, 0.5, 32),
+CASES: list[tuple[dict[str, Any], Named, Named, int, int]] = [
+    ({"name": "resnet18", "input_shape": [1, 28, 28]}, 1.0, 0.25, 32, 0),
+    ({"name": "resnet18", "input_shape": [3, 32, 32]}, 0.5, 0.25, 32, 0),
+    ({"name": "cnn10", "input_shape": [1, 28, 28]}, 1.0, 0.25, 128, 0),
+    ({"name": "vgg", "input_shape": [3, 32, 32]}, 1.0, 0.5, 32, 0),
     # As in the runs of MobileNetV3.
     (
         {
@@ -55,23 +56,32 @@ CASES: list[tuple[dict[str, Any], Named, Named, int]] = [
         "largest",
         "smallest",
         32,
+        0,
     ),
+    ({"name": "resnet18", "input_shape": [1, 28, 28]}, 1.0, 0.25, 32, 8),
+    ({"name": "resnet18", "input_shape": [3, 32, 32]}, 0.5, 0.25, 32, 8),
+    ({"name": "cnn10", "input_shape": [1, 28, 28]}, 1.0, 0.25, 128, 8),
+    ({"name": "vgg", "input_shape": [3, 32, 32]}, 1.0, 0.5, 32, 8),
 ]
 
 
 class StepsBench:
-    """Random batches in one part each, and SGD with momentum."""
+    """Random batches, and SGD with momentum."""
 
-    def __init__(self, family: Family, batch_size: int, steps: int) -> None:
+    def __init__(self, family: Family, batch_size: int, micro_batch_size: int, steps: int) -> None:
         self.family, self._size, self._steps = family, batch_size, steps
+        self._parts = batch_size // micro_batch_size if micro_batch_size else 1
         self.training = LocalTraining(steps=steps, learning_rate=0.01)
         self.task = SimpleNamespace(loss=F.cross_entropy)
 
     def steps(self, *models: torch.nn.Module) -> Any:
         """A batch for each step."""
         for _ in range(self._steps):
-            inputs = torch.rand(self._size, *self.family.input_shape)
-            yield [(inputs, torch.randint(self.family.classes, (self._size,)), 1.0)]
+            yield (self._part(self._size // self._parts) for _ in range(self._parts))
+
+    def _part(self, examples: int) -> tuple[Tensor, Tensor, float]:
+        inputs = torch.rand(examples, *self.family.input_shape)
+        return inputs, torch.randint(self.family.classes, (examples,)), examples / self._size
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """As the runs have it."""
@@ -86,35 +96,38 @@ def named(family: Family, name: Named) -> Architecture:
     return family.width(name)
 
 
-def train(family: Family, architectures: list[Architecture], batch_size: int, steps: int) -> float:
+def train(
+    family: Family, architectures: list[Architecture], batch_size: int, micro_batch_size: int, steps: int
+) -> float:
     """Train one network by itself or two mutually; seconds per step."""
     models = [family.build(architecture) for architecture in architectures]
-    bench: Any = StepsBench(family, batch_size, steps)
+    bench: Any = StepsBench(family, batch_size, micro_batch_size, steps)
     started = time.perf_counter()
     if len(models) == 2:
         learn_mutually(bench, *models)
     else:
         [model] = models
         optimizer = bench.optimizer(model.train())
-        for [(inputs, labels, _)] in bench.steps(model):
+        for batch in bench.steps(model):
             optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(model(inputs), labels).backward()
+            for inputs, labels, share in batch:
+                (share * F.cross_entropy(model(inputs), labels)).backward()
             optimizer.step()
     return (time.perf_counter() - started) / steps
 
 
-def measure(spec: dict[str, Any], networks: list[Named], batch_size: int) -> dict[str, float]:
+def measure(spec: dict[str, Any], networks: list[Named], batch_size: int, micro_batch_size: int) -> dict[str, float]:
     """Peak bytes above what the process held before, and seconds per step, in this process."""
     torch.set_num_threads(1)
     return_freed_memory()
     torch.manual_seed(0)
     family = make_family(spec)
-    train(family, [family.smallest(), family.smallest()], 2, 2)
+    train(family, [family.smallest(), family.smallest()], 2, 0, 2)
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident_bytes("VmRSS")
-    seconds = train(family, [named(family, network) for network in networks], batch_size, STEPS)
+    seconds = train(family, [named(family, network) for network in networks], batch_size, micro_batch_size, STEPS)
     return {"bytes": resident_bytes("VmHWM") - before, "seconds": seconds}
 
 
@@ -131,17 +144,18 @@ def main() -> None:
     asked = [case for case in CASES if case[0]["name"] in (arguments.families or families)]
     kept = json.loads(RESULTS.read_text()) if arguments.families else []
     rows = [row for row in kept if row["family"] not in arguments.families]
-    for spec, personal, knowledge, batch_size in asked:
+    for spec, personal, knowledge, batch_size, part in asked:
         found = {}
         for networks in ([personal], [personal, knowledge]):
-            case = json.dumps([spec, networks, batch_size])
+            case = json.dumps([spec, networks, batch_size, part])
             command = [sys.executable, "-m", "benchmarks.rafl.burden", "--case", case]
             found[len(networks)] = json.loads(
                 subprocess.run(command, capture_output=True, check=True, text=True).stdout
             )
         family = make_family(spec)
+        optimizer = "sgd-momentum" + (ACCUMULATED if part else "")
         prices = [
-            cost(family, named(family, network), batch_size=batch_size, optimizer="sgd-momentum")
+            cost(family, named(family, network), batch_size=part or batch_size, optimizer=optimizer)
             for network in (personal, knowledge)
         ]
         predicted = sum(price.peak_training_memory_bytes for price in prices)
@@ -151,6 +165,7 @@ def main() -> None:
                 "input_shape": list(family.input_shape),
                 "networks": [personal, knowledge],
                 "batch_size": batch_size,
+                "micro_batch_size": part,
                 "alone": found[1],
                 "mutual": found[2],
                 "predicted_bytes": predicted,
@@ -159,12 +174,13 @@ def main() -> None:
             }
         )
         print(
-            f"{family.name} {personal} + {knowledge}, batches of {batch_size}: alone {found[1]['bytes'] / 1e6:.0f} MB "
+            f"{family.name} {personal} + {knowledge}, batches of {batch_size} in parts of {part or batch_size}: alone {found[1]['bytes'] / 1e6:.0f} MB "
             f"{found[1]['seconds']:.3f} s, mutual {found[2]['bytes'] / 1e6:.0f} MB {found[2]['seconds']:.3f} s; "
             f"predicted {predicted / 1e6:.0f} MB ({rows[-1]['relative_error']:+.1%}), "
             f"{rows[-1]['predicted_flops_ratio']:.2f} times the FLOPs"
         )
-    rows.sort(key=lambda row: families.index(row["family"]))  # rows of a family stay in their order
+    # Rows of a family stay in their order, and those with micro-batches come last, as in CASES.
+    rows.sort(key=lambda row: (row["micro_batch_size"] > 0, families.index(row["family"])))
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
