@@ -175,7 +175,8 @@ def main() -> None:
         )
         print(
             f"{family.name} {personal} + {knowledge}, batches of {batch_size} in parts of {part or batch_size}: "
-            f"alone {found[1]['bytes'] / 1e6:.0f} MB {found[1]['seconds']:.3f} s, mutual {found[2]['bytes'] / 1e6:.0f} MB {found[2]['seconds']:.3f} s; "
+            f"alone {found[1]['bytes'] / 1e6:.0f} MB "
+            f"{found[1]['seconds']:.3f} s, mutual {found[2]['bytes'] / 1e6:.0f} MB {found[2]['seconds']:.3f} s; "
             f"predicted {predicted / 1e6:.0f} MB ({rows[-1]['relative_error']:+.1%}), "
             f"{rows[-1]['predicted_flops_ratio']:.2f} times the FLOPs"
         )
