@@ -17,7 +17,7 @@ import statistics
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -190,7 +190,8 @@ class Study:
     costs: whether what training costs a device has columns.
     places: what stands in settings for something that lies elsewhere on each machine -> what finds or makes it for a
         seed. The digest, and so what is recorded, has what stands for it.
-    figures: what is kept of a finished run's folder. None of its keys is "settings", which holds the digest.
+    figures: what is kept of a finished run's folder. None of its keys is "settings", which holds the digest, or
+        "layout".
     table: makes the results' table in Markdown. The fields from `target` to `costs` are for the default one.
     """
 
@@ -298,6 +299,8 @@ def main(studies: Sequence[Study], description: str) -> None:
         sets = ["workers=1"]  # as the experiment files say, and not as many as the machine has cores for
         if arguments.layout:
             sets.append(f"layout={arguments.layout}")
+            # A run that began in another layout cannot go on in this one: it has a folder of its own.
+            rows = [replace(row, name=f"{row.name}.{arguments.layout}") for row in rows]
         try:
             with stop_signals_interrupt():
                 outcome = sweep(
@@ -315,8 +318,8 @@ def write(study: Study, finished: Sequence[Planned]) -> str:
     """Write the figures of finished runs into results.json, and the table of all into README.md; returns the table."""
     results = study.known()
     for run in finished:
-        method, _, digest = run.row.rpartition(".")
         layout = config_of(run.run_dir).layout
+        method, _, digest = run.row.removesuffix(f".{layout}").rpartition(".")
         results[method][str(run.seed)] = study.figures(run.run_dir) | {"layout": layout, "settings": digest}
     results = {method: dict(sorted(seeds.items())) for method, seeds in results.items() if seeds}
     content = {"machine": f"{platform.machine()}, one torch thread per run", "results": results}

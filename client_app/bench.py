@@ -388,7 +388,7 @@ class DeviceBench:
             inputs, labels = batch_of(self.task, part, self.training, self.device, self._generator)
             yield inputs, labels, len(part) / examples
 
-    def batches(self, *models: nn.Module, most: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def one_pass(self, *models: nn.Module, most: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """See `strategies.method.Bench`."""
         batches = batches_of(self.task, self._shard, self.training, self._generator, self.device, once=True)
         yield from self._within_limits(batches, *models, counted=False, most=most)

@@ -5,6 +5,7 @@ Devices train the search network of DARTS and the numbers that mix its operation
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ import torch
 from pydantic import Field
 
 from models.architecture import Architecture
-from models.cost import Cost
+from models.cost import OPTIMIZERS, Cost
 from models.darts import ALPHAS
 from strategies.fedavg import OneModel
 from strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
@@ -49,23 +50,27 @@ class Searching(Training):
         mixing = torch.optim.Adam(alphas, lr=self.alpha_rate, betas=BETAS, weight_decay=self.alpha_decay)
         loss, seen, total = bench.task.loss, 0, 0.0
         train, held_out = bench.steps(model, share=(0.0, 0.5)), bench.steps(model, share=(0.5, 1.0))
-        for batch, held_batch in zip(train, held_out, strict=False):
-            parts = list(batch)  # of which both steps take the gradients
+        for batch in train:
+            parts = list(batch)  # both steps take gradients on them
+            held_parts = next(held_out, None)
+            if held_parts is None:
+                break
             model.zero_grad(set_to_none=True)
-            for x, y, share in parts:
+            for x, y, weight in parts:
                 value = loss(model(x), y)
-                (share * value).backward()
+                (weight * value).backward()
                 seen, total = seen + len(y), total + float(value.detach()) * len(y)
             if bench.training.clip_norm:
                 torch.nn.utils.clip_grad_norm_(learned, bench.training.clip_norm)
             weights.step()
             model.zero_grad(set_to_none=True)
             # One after the other, so that one graph is held at a time.
-            for x, y, share in parts:
-                (share * loss(model(x), y)).backward()
-            for x, y, share in held_batch:
-                (share * self.validation_weight * loss(model(x), y)).backward()
+            for x, y, weight in parts:
+                (weight * loss(model(x), y)).backward()
+            for x, y, weight in held_parts:
+                (weight * self.validation_weight * loss(model(x), y)).backward()
             mixing.step()
+            del parts  # two batches would be held while the next one is made
         model.zero_grad(set_to_none=True)
         return Answer(model, {"weights": dict(model.state_dict())}, total / max(1, seen))
 
@@ -109,8 +114,15 @@ class FedNAS(OneModel):
     def training_cost(self, architecture: Architecture) -> Cost:
         """Three times forward and backward per pair of steps, in place of once; gradients are held through two.
 
-        In epochs, a pair of steps goes through twice as many examples, each half of the device's.
+        In epochs, a pair of steps goes through twice as many examples, each half of the device's. With micro-batches
+        the inputs of a whole batch are held all the same, because both steps go through them.
         """
-        price = with_parameter_copies(super().training_cost(architecture), 1)
-        flops = 3 * price.training_flops if self.settings.training.steps else 3 * price.training_flops // 2
-        return replace(price, training_flops=flops)
+        training = self.settings.training
+        # Where gradients are added up, their sum is in the price already.
+        copies = 0 if OPTIMIZERS[self.settings.optimizer].accumulates else 1
+        price = with_parameter_copies(super().training_cost(architecture), copies)
+        example_bytes = math.prod(self.family.input_shape) * self.family.input_dtype.itemsize
+        inputs_bytes = (training.batch_size - training.examples_at_once) * example_bytes
+        flops = 3 * price.training_flops if training.steps else 3 * price.training_flops // 2
+        memory_bytes = price.peak_training_memory_bytes + inputs_bytes
+        return replace(price, training_flops=flops, peak_training_memory_bytes=memory_bytes)

@@ -156,9 +156,9 @@ class TicketTraining(Local):
         seen, total = 0, 0.0
         for batch in bench.steps(model):
             optimizer.zero_grad(set_to_none=True)
-            for inputs, labels, share in batch:
+            for inputs, labels, weight in batch:
                 loss = bench.task.loss(model(inputs), labels)
-                (share * loss).backward()
+                (weight * loss).backward()
                 seen += len(labels)
                 total += float(loss.detach()) * len(labels)
             for name, parameter in model.named_parameters():
@@ -200,7 +200,7 @@ def accuracy(bench: Bench, model: Network) -> float:
     model.eval()
     right = seen = 0
     with torch.no_grad():
-        for inputs, labels in bench.batches(model):
+        for inputs, labels in bench.one_pass(model):
             right += int((bench.task.answers(model(inputs)).argmax(dim=1) == labels).sum())
             seen += len(labels)
     return right / max(1, seen)

@@ -111,10 +111,12 @@ class Bench(Protocol):
     ) -> Iterator[Iterator[tuple[Tensor, Tensor, float]]]:
         """The batch of every optimizer step that `training` asks for, for a loop of one's own over some models.
 
-        A batch comes in the parts that the device computes with at once, without micro-batches in a single one: inputs
-        and labels on `device`, and how large a share of the batch's examples the part has, 1.0 in a single one. A loop
-        adds up the gradients of `share * loss` over the parts and then takes its step. A part is made when it is asked
-        for, so that one is held at a time. The memory that the loop holds is bounded and metered.
+        A batch comes as the parts that the device computes with at once. Without micro-batches it is a single part.
+        Each part has inputs and labels on `device`, and its weight, which is its share of the batch's examples. The
+        loop adds up the gradients of `weight * loss` over the parts and then takes its step. A part is made when it is
+        asked for, so that one is held at a time, and all parts have to be used before the next batch. Where
+        `training.micro_batch_size` is 2 or more, a part of one example is left out. The memory that the loop holds is
+        bounded and metered.
 
         Args:
             models: what the loop trains or reads.
@@ -122,14 +124,15 @@ class Bench(Protocol):
                 (0, 0.5) and (0.5, 1) are the same two halves in every round.
         """
 
-    def batches(self, *models: torch.nn.Module, most: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Prepared inputs and labels on `device`, in one shuffled pass without augmentation and without training.
+    def one_pass(self, *models: torch.nn.Module, most: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """All training examples once, shuffled and without augmentation, for a look at them without an optimizer step.
 
-        They are as many at a time as the device computes with at once. Memory is bounded and metered.
+        Inputs and labels on `device` come in batches of as many examples as the device computes with at once. Memory is
+        bounded and metered.
 
         Args:
             models: what the pass reads.
-            most: of them at most; 0: all.
+            most: how many batches the pass has at most; 0: no limit.
         """
 
     def optimizer(self, model: torch.nn.Module, rate: float = 1.0) -> torch.optim.Optimizer:

@@ -69,7 +69,7 @@ def mean_loss(bench: Bench, model: torch.nn.Module) -> float:
     """The mean of the task's loss over the device's examples, in evaluation mode."""
     model.eval()
     total, seen = 0.0, 0
-    for inputs, labels in bench.batches(model):
+    for inputs, labels in bench.one_pass(model):
         total += float(bench.task.loss(model(inputs), labels)) * len(labels)
         seen += len(labels)
     return total / max(1, seen)

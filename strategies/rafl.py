@@ -141,7 +141,7 @@ class MutualLearning(Local):
         if weights is None:
             raise MessageError(f"this device keeps no personal model of {bench.architecture}")
         personal = bench.build(weights)
-        return calibrated(personal, bench.batches(personal)) if cut else personal
+        return calibrated(personal, bench.one_pass(personal)) if cut else personal
 
     def train(self, bench: Bench) -> Answer:
         """Train both networks in one loop; where the personal model is lost, the knowledge network alone."""
@@ -149,14 +149,14 @@ class MutualLearning(Local):
         weights, cut = self._personal(bench)
         if weights is None:
             if self.calibrates_knowledge:
-                calibrated(knowledge, bench.batches(knowledge))
+                calibrated(knowledge, bench.one_pass(knowledge))
             loss = bench.fit(knowledge, lambda inputs, labels: bench.task.loss(knowledge(inputs), labels))
             return Answer(None, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [0.0]})
         personal = bench.build(weights)
         if cut:
-            calibrated(personal, bench.batches(personal, knowledge))
+            calibrated(personal, bench.one_pass(personal, knowledge))
         if self.calibrates_knowledge:
-            calibrated(knowledge, bench.batches(personal, knowledge))
+            calibrated(knowledge, bench.one_pass(personal, knowledge))
         loss = learn_mutually(bench, personal, knowledge)
         bench.keep("personal", personal.state_dict())
         return Answer(personal, {"weights": dict(knowledge.state_dict())}, loss, {"personal": [1.0]})
@@ -170,7 +170,7 @@ class MutualLearning(Local):
         """The knowledge network as the device has trained it, or as it was sent."""
         knowledge = self._knowledge(bench, (bench.received if answer is None else answer.parcels)["weights"])
         if answer is None and self.calibrates_knowledge:
-            calibrated(knowledge, bench.batches(knowledge))
+            calibrated(knowledge, bench.one_pass(knowledge))
         return [knowledge]
 
 
@@ -202,13 +202,13 @@ def learn_mutually(bench: Bench, personal: nn.Module, knowledge: nn.Module) -> f
     for batch in bench.steps(*networks):
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        for inputs, labels, share in batch:
+        for inputs, labels, weight in batch:
             logits = [network(inputs) for network in networks]
             losses = mutual_losses(
                 logits[0], logits[1], (bench.task.loss(logits[0], labels), bench.task.loss(logits[1], labels))
             )
             for loss in losses:
-                (share * loss).backward()
+                (weight * loss).backward()
             seen += len(labels)
             total += losses[1].detach().to("cpu", torch.float64) * len(labels)
         if bench.training.clip_norm:

@@ -46,7 +46,7 @@ class TakeStatistics(Local):
         model = self.model(bench)
         pool_by_slices(model)
         most = math.ceil(self.examples / bench.training.examples_at_once)
-        take_statistics(model, bench.batches(model, most=most))
+        take_statistics(model, bench.one_pass(model, most=most))
         return Answer(model, {"statistics": dict(model.state_dict())})
 
 

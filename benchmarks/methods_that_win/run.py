@@ -63,8 +63,9 @@ RATED = (
 )
 # Beside the experiment file's own rate, which is 0.05, and 0.001 of the ViT.
 RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,), "five-widths": (0.1,)}
-# The sandwich adds up the gradients of up to four architectures, so that its steps are larger at the same rate.
-OF_SUMS = {"hapt": (0.02, 0.01)}
+# The sandwich adds up the gradients of up to four architectures. Its steps are therefore larger at the same rate, and
+# it also runs with smaller ones.
+SMALLER_RATES = {"hapt": (0.02, 0.01)}
 # The small BERT is not done learning after the 40 rounds of its experiment file. These are three times as many, and the
 # rate falls after the same shares of them.
 LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
@@ -125,7 +126,7 @@ def methods_of(twin: str) -> dict[str, list[str]]:
     }
     rated |= {
         f"search-four-nested-rate-{rate}": [*METHODS["search-four-nested"], f"learning-rate={rate}"]
-        for rate in OF_SUMS.get(twin, ())
+        for rate in SMALLER_RATES.get(twin, ())
     }
     longer = {
         f"{name}-{length}": [*METHODS[name], *settings]

@@ -132,7 +132,7 @@ def test_a_device_computes_with_no_more_examples_at_once_than_a_micro_batch():
     made.fit(model, lambda inputs, labels: seen.append(len(labels)) or F.cross_entropy(model(inputs), labels))
     assert seen == 2 * [*(3 * [4, 3, 3]), 3, 3]
     assert made.steps_taken == 8
-    assert {len(labels) for _, labels in made.batches()} == {4}
+    assert {len(labels) for _, labels in made.one_pass()} == {4}
 
 
 def test_parts_of_a_batch():
@@ -172,6 +172,20 @@ def test_a_loop_of_its_own_gets_every_batch_in_parts_and_what_share_of_it_each_i
     assert [[share for _, _, share in batch] for batch in made.steps()] == 4 * [[1.0]]
 
 
+def test_a_part_is_made_when_it_is_asked_for_and_is_augmented(monkeypatch):
+    made, asked = bench_of(work_order(2), LocalTraining(batch_size=10, micro_batch_size=4)), []
+
+    def batch_of(task, picked, training, device, augment):
+        asked.append((len(picked), augment))
+        return picked, picked
+
+    monkeypatch.setattr(bench, "batch_of", batch_of)
+    batch = next(made.steps())
+    assert asked == []
+    next(batch)
+    assert asked == [(4, made._generator)]
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_the_betas_of_adam_are_those_of_the_order(optimizer):
     sent = LocalTraining(optimizer=optimizer, betas=(0.8, 0.7)).model_dump_json()
@@ -202,7 +216,8 @@ def test_a_fused_optimizer_is_one_and_takes_the_same_steps_but_for_rounding(opti
 
 def test_channels_last_training_is_the_same_but_for_rounding_and_sends_the_same_shapes():
     last = LocalTraining(batch_size=10, learning_rate=0.05, layout="channels-last")
-    for inputs, _ in bench_of(work_order(2), last).batches():  # and so are those of steps, which are made alike
+    made = bench_of(work_order(2), last)
+    for inputs in [*(x for x, _ in made.one_pass()), *(x for batch in made.steps() for x, _, _ in batch)]:
         channels, height, width = inputs.shape[1:]
         assert inputs.stride() == (channels * height * width, 1, width * channels, channels)
     found, expected = (

@@ -196,7 +196,7 @@ class Looks(Training):
 
     def model(self, bench):
         model = super().model(bench)
-        for _ in bench.batches(model):
+        for _ in bench.one_pass(model):
             pass
         return model
 

@@ -5,6 +5,7 @@ import json
 import random
 import textwrap
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -347,7 +348,12 @@ def test_every_method_trains_with_micro_batches(method, tmp_path, monkeypatch):
     monkeypatch.setattr(RoundSettings, "optimizer", name)
     other, _ = started(small_config(tmp_path, **METHODS[method] | {"batch-size": 3}))
     for architecture in {engine.method.scored_architecture, engine.method.smallest_architecture}:
-        assert engine.method.cost(architecture) == other.method.cost(architecture)
+        expected, found = other.method.cost(architecture), engine.method.cost(architecture)
+        if method == "fednas":  # which goes through a batch of 16 twice: 13 inputs of 8x8 are held beside the part's
+            more_bytes = 13 * 64 * 4
+            assert found.peak_training_memory_bytes == expected.peak_training_memory_bytes + more_bytes
+            found = replace(found, peak_training_memory_bytes=expected.peak_training_memory_bytes)
+        assert found == expected
 
 
 DRAWS = """

@@ -91,7 +91,7 @@ class HandBench:
     def keep(self, name: str, tensors: Any) -> None:
         self.kept_tensors[name] = tensors
 
-    def batches(self, *models: nn.Module):
+    def one_pass(self, *models: nn.Module):
         yield torch.ones(1, dtype=torch.float64), torch.tensor([self._label], dtype=torch.float64)
 
     def fit(
@@ -109,7 +109,7 @@ class HandBench:
         sgd = torch.optim.SGD(parts, lr=lr, momentum=self.training.momentum)
         value = torch.zeros(())
         for _ in range(self.training.steps):
-            [(inputs, labels)] = self.batches(model)
+            [(inputs, labels)] = self.one_pass(model)
             sgd.zero_grad()
             beside = None if regularize is None else regularize()
             value = loss(inputs, labels)

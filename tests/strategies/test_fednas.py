@@ -29,12 +29,12 @@ class Line(nn.Module):
 class Bench:
     """f(1) = 0 is trained on, f(2) = 5 is held out; the loss is half the squared error.
 
-    trained: where f should be 0; each is a part of a batch.
+    trained, held_out: examples (x, y) with f(x) = y; each is a part of its half's batch.
     """
 
-    def __init__(self, steps, trained=(1.0,)):
+    def __init__(self, steps, trained=((1.0, 0.0),), held_out=((2.0, 5.0),)):
         self._steps, self.training, self.received = steps, LocalTraining(learning_rate=0.1), {"weights": None}
-        self._halves = {(0.0, 0.5): [(x, 0.0) for x in trained], (0.5, 1.0): [(2.0, 5.0)]}
+        self._halves = {(0.0, 0.5): trained, (0.5, 1.0): held_out}
         self.task = SimpleNamespace(loss=lambda outputs, labels: (outputs - labels).square().mean() / 2)
 
     def build(self, weights):
@@ -65,11 +65,17 @@ def test_a_pair_of_steps_by_hand(validation_weight, a):
     assert answer.loss == pytest.approx(0.5)
 
 
-def test_the_gradients_of_a_batch_in_parts_are_added_up():
-    """f(1) = 0 and f(3) = 0: (1 + 9) / 2 = 5 in w, which becomes 0.5. In a: (0.5 + 1.5) / 2 + 0.35 (1 - 5) < 0."""
-    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=0.35).train(Bench(1, trained=(1.0, 3.0)))
+@pytest.mark.parametrize(("validation_weight", "a"), [(0.4, -0.01), (0.6, 0.01)])
+def test_the_gradients_of_a_batch_in_parts_are_means(validation_weight, a):
+    """f(1) = 0 and f(3) = 0: (1 + 9) / 2 = 5 in w, which becomes 0.5.
+
+    In a: (0.5 + 1.5) / 2 = 1 of what is trained on. Held out are f(2) = 5 and f(2) = 1: (-4 + 0) / 2 = -2, so that
+    1 - 0.4 2 = 0.2 and 1 - 0.6 2 = -0.2. With a sum in place of one of the means one of the signs would be another.
+    """
+    bench = Bench(1, trained=((1.0, 0.0), (3.0, 0.0)), held_out=((2.0, 5.0), (2.0, 1.0)))
+    answer = Searching(alpha_rate=0.01, alpha_decay=0.0, validation_weight=validation_weight).train(bench)
     assert float(answer.parcels["weights"]["w"]) == pytest.approx(0.5)
-    assert float(answer.parcels["weights"]["alphas.a"]) == pytest.approx(0.01, rel=1e-5)
+    assert float(answer.parcels["weights"]["alphas.a"]) == pytest.approx(a, rel=1e-5)
     assert answer.loss == pytest.approx((0.5 + 4.5) / 2)
 
 

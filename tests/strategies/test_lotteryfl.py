@@ -86,7 +86,7 @@ def bench(received, kept=None, keeps=True, xs=(1,)):
         keep=tensors.__setitem__,
         tensors=tensors,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.0),
-        batches=lambda model: [(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))],
+        one_pass=lambda model: [(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))],
         steps=lambda model: [[(x * torch.ones(1, 2), torch.zeros(1, dtype=torch.int64), 1 / len(xs)) for x in xs]],
     )
 

@@ -27,6 +27,7 @@ from strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
 from strategies.submodel import initial_weights
 from tasks.public import PublicData
 from tasks.task import TaskSpec, load_task
+from tests.client_app.work_orders import bench_of, work_order
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Logits
 from tests.strategies.halves import FAMILY, came_back, setup
@@ -121,6 +122,25 @@ def test_the_gradients_of_a_batch_in_parts_are_those_of_the_batch(parts):
     assert personal.values.tolist() == pytest.approx([0.5, log(3) - 0.5], abs=1e-6)
     assert knowledge.values.tolist() == pytest.approx([-0.25, 0.25], abs=1e-6)
     assert loss == pytest.approx(log(2) + log(1 / 2) / 4 + 3 * log(3 / 2) / 4)
+
+
+@pytest.mark.parametrize("most", [1, 3, 4])
+def test_mutual_learning_in_parts_is_that_of_whole_batches(most):
+    """On a device, over batches of 10, 10, 10 and 6, clipped; without batch norm, which knows what is in a batch."""
+    family = Mlp(input_shape=(1, 8, 8))
+
+    def learned(micro_batch_size):
+        torch.manual_seed(0)
+        networks = [family.build(family.width(width)) for width in (1.0, 0.5)]
+        how = {"batch_size": 10, "learning_rate": 0.1, "clip_norm": 0.5}
+        loss = learn_mutually(
+            bench_of(work_order(2), LocalTraining(**how, micro_batch_size=micro_batch_size)), *networks
+        )
+        return loss, [value for network in networks for value in network.state_dict().values()]
+
+    (whole_loss, whole), (loss, parts) = learned(0), learned(most)
+    assert loss == pytest.approx(whole_loss, abs=1e-6)
+    assert all(torch.allclose(part, value, atol=1e-6) for part, value in zip(parts, whole, strict=True))
 
 
 # Eq. 7
@@ -286,7 +306,7 @@ class FirstContact:
     def optimizer(self, model):
         return torch.optim.SGD(model.parameters(), lr=self.training.learning_rate)
 
-    def batches(self, *models):
+    def one_pass(self, *models):
         self.passes += 1
         for images in self.images:
             yield images, torch.tensor([0, 1, 2, 3])
