@@ -34,6 +34,12 @@ METHODS = {
         "model-search.architectures=4",
         "model-search.sandwich=labels",
     ],
+    "search-four-balanced": [
+        *SEARCH,
+        "model-search.architectures=4",
+        "model-search.sandwich=labels",
+        "model-search.criterion=balanced",
+    ],
     # In-place distillation after every round, as benchmarks/model_search has it, and with the whole among the students.
     "model-search-distilled": [*SEARCH, *DISTILLED],
     "model-search-distilled-with-whole": [
@@ -57,6 +63,7 @@ RATED = (
     "heterofl",
     "fedrolex",
     "fjord",
+    "model-search-balanced",
     "search-four-nested",
     "wildflower",
     "wildflower-momentum",
@@ -80,6 +87,7 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
         **dict.fromkeys(
             ("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.05, 0.1)
         ),
+        "model-search-balanced": (0.05, 0.1),
         "search-four-nested": (0.01, 0.02, 0.05, 0.1),
     },
     "five-widths": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum"), (0.05,)),
