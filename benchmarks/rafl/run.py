@@ -1,6 +1,6 @@
 """RaFL against methods with one uniform model on label-skewed images.
 
-python -m benchmarks.rafl.run [--jobs 2] [--seeds 1 2 3] [--methods NAME ...]   # "rafl a 0.5", "* 0.1"
+python -m benchmarks.rafl.run [--jobs 2] [--seeds 1 2 3] [--layout LAYOUT] [--methods NAME ...]   # "rafl a 0.5"
 """
 
 from pathlib import Path
