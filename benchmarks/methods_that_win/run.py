@@ -88,6 +88,7 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
             ("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.05, 0.1)
         ),
         "model-search-balanced": (0.05, 0.1),
+        "search-four-balanced": (0.05,),
         "search-four-nested": (0.01, 0.02, 0.05, 0.1),
     },
     "five-widths": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum"), (0.05,)),
