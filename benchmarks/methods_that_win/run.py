@@ -12,6 +12,8 @@ from benchmarks.studies import Study, main
 HERE = Path(__file__).resolve().parent
 TWINS = ("cnn3", "resnet6", "vit", "bert", "hapt", "five-widths")
 
+# Four nested architectures that the search finds for the fleet; smaller ones learn in every step, as in wildflower.
+NESTED = [*SEARCH, "model-search.architectures=4", "model-search.sandwich=labels"]
 METHODS = {
     "all-large": ["strategy=fedavg", "fedavg.use=all-large"],
     "all-small": ["strategy=fedavg", "fedavg.use=all-small"],
@@ -28,18 +30,8 @@ METHODS = {
     # What the search makes largest: the FLOPs of training, or parameters and FLOPs in balance, in place of parameters.
     "model-search-flops": [*SEARCH, "model-search.criterion=flops"],
     "model-search-balanced": [*SEARCH, "model-search.criterion=balanced"],
-    # Four nested architectures that the search finds for the fleet; smaller ones learn in every step, as in wildflower.
-    "search-four-nested": [
-        *SEARCH,
-        "model-search.architectures=4",
-        "model-search.sandwich=labels",
-    ],
-    "search-four-balanced": [
-        *SEARCH,
-        "model-search.architectures=4",
-        "model-search.sandwich=labels",
-        "model-search.criterion=balanced",
-    ],
+    "search-four-nested": NESTED,
+    "search-four-balanced": [*NESTED, "model-search.criterion=balanced"],
     # In-place distillation after every round, as benchmarks/model_search has it, and with the whole among the students.
     "model-search-distilled": [*SEARCH, *DISTILLED],
     "model-search-distilled-with-whole": [
@@ -134,8 +126,7 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for name in RATED
     }
     rated |= {
-        f"search-four-nested-rate-{rate}": [*METHODS["search-four-nested"], f"learning-rate={rate}"]
-        for rate in SMALLER_RATES.get(twin, ())
+        f"search-four-nested-rate-{rate}": [*NESTED, f"learning-rate={rate}"] for rate in SMALLER_RATES.get(twin, ())
     }
     longer = {
         f"{name}-{length}": [*METHODS[name], *settings]

@@ -110,8 +110,8 @@ def train(
         optimizer = bench.optimizer(model.train())
         for batch in bench.steps(model):
             optimizer.zero_grad(set_to_none=True)
-            for inputs, labels, share in batch:
-                (share * F.cross_entropy(model(inputs), labels)).backward()
+            for inputs, labels, weight in batch:
+                (weight * F.cross_entropy(model(inputs), labels)).backward()
             optimizer.step()
     return (time.perf_counter() - started) / steps
 
@@ -181,7 +181,7 @@ def main() -> None:
             f"{rows[-1]['predicted_flops_ratio']:.2f} times the FLOPs"
         )
     # Rows of a family stay in their order, and those with micro-batches come last, as in CASES.
-    rows.sort(key=lambda row: (row.get("micro_batch_size", 0) > 0, families.index(row["family"])))
+    rows.sort(key=lambda row: (row["micro_batch_size"] > 0, families.index(row["family"])))
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
