@@ -295,8 +295,8 @@ class RunConfig(Params):
     clip_norm: Rate = Field(0.0, description="Largest norm of a gradient; 0 does not clip")
     layout: Literal["contiguous", "channels-last"] = Field(
         "contiguous",
-        description="How images lie in memory in training: contiguous, or channels-last, which is faster on some "
-        "networks and gives other bits (benchmarks/overhead)",
+        description="How images lie in memory in training, on devices and in ensemble distillation on the server: "
+        "contiguous, or channels-last, which is faster on some networks and gives other bits (benchmarks/overhead)",
     )
     fused_optimizer: bool = Field(
         False,

@@ -23,6 +23,7 @@ from models.base import Family, with_weights
 from strategies.losses import divergence
 from strategies.params import Count, Params, PositiveRate
 from tasks.public import PublicData
+from tasks.task import channels_last, laid_out_for
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -103,10 +104,11 @@ def teach(
     public: PublicData,
     settings: Ensemble,
     seed: int,
+    layout: str = "contiguous",
 ) -> tuple[Weights, dict[str, float | None]]:
     """`distill`, and its figures for the journal; the weights stay as they are where it diverges."""
     try:
-        taught = distill(family, architecture, weights, teachers, public, settings, seed)
+        taught = distill(family, architecture, weights, teachers, public, settings, seed, layout)
     except FloatingPointError as error:
         log.warning("%s; the averaged weights stay", error)
         return weights, {"ensemble_steps": 0, "ensemble_loss_before_nats": None, "ensemble_loss_after_nats": None}
@@ -123,7 +125,7 @@ def logits_of(model: nn.Module, public: PublicData) -> Tensor:
     model = model.to(device).eval()
     with torch.no_grad():
         picked = torch.arange(len(public)).split(TOGETHER)
-        return torch.cat([model(public.batch(numbers).to(device)).cpu() for numbers in picked])
+        return torch.cat([model(laid_out_for(model, public.batch(numbers)).to(device)).cpu() for numbers in picked])
 
 
 def distill(
@@ -134,6 +136,7 @@ def distill(
     public: PublicData,
     settings: Ensemble,
     seed: int,
+    layout: str = "contiguous",
 ) -> Taught:
     """Teach a network what the teachers say together, beginning with the weights that it has.
 
@@ -148,6 +151,7 @@ def distill(
         public: the public data.
         settings: the numbers of the distillation.
         seed: what the order of the examples follows from.
+        layout: of images in the student's steps; the run's `layout`.
 
     Raises:
         FloatingPointError: the student diverged.
@@ -159,15 +163,15 @@ def distill(
     checked, learned = order[: round(settings.held_out * len(order))], order[round(settings.held_out * len(order)) :]
     target = teachers.log_softmax(dim=1)
 
-    def loss_of(picked: Tensor) -> Tensor:
-        said = student(public.batch(picked).to(device)).log_softmax(dim=1)
-        return divergence(target[picked].to(device), said)
+    def loss_of(picked: Tensor, inputs: Tensor) -> Tensor:
+        return divergence(target[picked].to(device), student(inputs.to(device)).log_softmax(dim=1))
 
     def look() -> float:
         student.eval()
         with torch.no_grad():
             parts = (checked if len(checked) else learned).split(TOGETHER)
-            return math.fsum(float(loss_of(part)) * len(part) for part in parts) / sum(map(len, parts))
+            losses = [float(loss_of(part, laid_out_for(student, public.batch(part)))) * len(part) for part in parts]
+            return math.fsum(losses) / sum(map(len, parts))
 
     def copy() -> Weights:
         return {name: value.detach().cpu().clone() for name, value in student.state_dict().items()}
@@ -181,7 +185,8 @@ def distill(
         for step, picked in enumerate(_batches(learned, settings, generator), start=1):
             student.train()
             adam.zero_grad(set_to_none=True)
-            loss_of(picked).backward()
+            inputs = public.batch(picked)
+            loss_of(picked, channels_last(inputs) if layout == "channels-last" else inputs).backward()
             adam.step()
             cosine.step()
             if step % CHECK_STEPS and step < settings.steps:

@@ -84,7 +84,14 @@ class FedDF(OneModel):
         student = {name: self.weights[name] for name in self.family.tensors(self.architecture)}
         with self.stopwatch.timed("distill"):
             taught, figures = teach(
-                self.family, self.architecture, student, said, self.teachers.public, self.ensemble, seed
+                self.family,
+                self.architecture,
+                student,
+                said,
+                self.teachers.public,
+                self.ensemble,
+                seed,
+                self.settings.training.layout,
             )
         self.weights |= taught
         return figures

@@ -635,6 +635,7 @@ class RaFL(CandidateMethod):
                 teachers.public,
                 self.ensemble,
                 seed,
+                self.settings.training.layout,
             )
         return figures
 

@@ -6,6 +6,7 @@ from math import log
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from messages.error import MessageError
 from models.family import make_family
@@ -207,3 +208,25 @@ def test_keys_of_public_data_need_the_task(tmp_path):
         small_config(tmp_path, **{"public-examples": 5})
     with pytest.raises(ConfigError, match="no such public-task"):
         small_config(tmp_path, **{"public-task": "digit"})
+
+
+def test_the_runs_layout_is_that_of_the_students_steps():
+    """Passes without gradients have the layout that is fastest, whatever the run says; sums differ by rounding."""
+    family = make_family({"name": "cnn3", "input_shape": [3, 8, 8]})
+    public = PublicData(torch.arange(8 * 192).view(8, 3, 8, 8) % 17, (torch.full((3,), 8.0), torch.full((3,), 5.0)))
+    torch.manual_seed(0)
+    weights, said = family.initial(), torch.randn(8, 10)
+    found, seen = {}, {}
+    for layout in ("contiguous", "channels-last"):
+        seen[layout] = set()
+
+        def note(module, inputs, layout=layout):
+            if isinstance(module, nn.Conv2d) and module.in_channels == 3:
+                seen[layout].add((torch.is_grad_enabled(), inputs[0].is_contiguous()))
+
+        hook = nn.modules.module.register_module_forward_pre_hook(note)
+        found[layout] = distill(family, family.full(), weights, said, public, settings(steps=4), 7, layout).weights
+        hook.remove()
+    assert seen == {"contiguous": {(False, False), (True, True)}, "channels-last": {(False, False), (True, False)}}
+    for name, value in found["contiguous"].items():
+        torch.testing.assert_close(found["channels-last"][name], value, rtol=1e-3, atol=1e-4)
