@@ -162,7 +162,16 @@ class Choice(BlockFamily):
     def blocks(self, arch: Architecture) -> list[Block]:
         """The blocks of the member, under its name."""
         member, family, own = self.split(arch)
-        return [_renamed(block, member, family.groups) for block in family.blocks(own)]
+        return [_renamed(block, member, family.channels(own)) for block in family.blocks(own)]
+
+    def channels(self, arch: Architecture) -> dict[str, Channels]:
+        """The channels of the member, and nothing of all others'."""
+        chosen, _, own = self.split(arch)
+        return {
+            f"{name}.{group}": Channels(f"{name}.{group}", found.kept if name == chosen else 0, found.full)
+            for name, family in self.members
+            for group, found in family.channels(own if name == chosen else family.full()).items()
+        }
 
     def build(self, arch: Architecture) -> Network:
         """Return the member's sub-model, initialized as it does."""

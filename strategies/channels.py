@@ -7,12 +7,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from models.base import Family
+from models.base import BlockFamily, Family
 from models.placement import Axis, Coordinates, Select
 
 
 def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The L2 norm of every channel of every group: group -> vector of the group's full size (float64).
+
+    Groups are those of the family, and those whose size follows from another's (MobileNetV3's squeezes).
 
     What counts are the filters that make a channel: its rows in all tensors of two or more dimensions whose first
     dimension is the group. For a residual stream these are the rows of every layer that adds to it, so that one order
@@ -21,13 +23,16 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
 
     Raises ValueError for a group that no filters make.
     """
+    sizes = dict(family.groups)
+    if isinstance(family, BlockFamily):
+        sizes = {group: channels.full for group, channels in family.channels(family.full()).items()}
     squares: dict[str, Tensor] = {}
     for name, spec in family.tensors(family.full()).items():
         axis = spec.axes[0] if len(spec.axes) > 1 else None
-        if isinstance(axis, Axis) and axis.group in family.groups:
-            rows = weights[name].to(torch.float64).square().reshape(family.groups[axis.group], -1).sum(dim=1)
+        if isinstance(axis, Axis) and axis.group in sizes:
+            rows = weights[name].to(torch.float64).square().reshape(sizes[axis.group], -1).sum(dim=1)
             squares[axis.group] = squares[axis.group] + rows if axis.group in squares else rows
-    missing = [group for group in family.groups if group not in squares]
+    missing = [group for group in sizes if group not in squares]
     if missing:
         raise ValueError(
             f"channels are ranked here by the norm of the filters that make them, and those of {family.name} that are "

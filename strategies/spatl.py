@@ -20,7 +20,7 @@ from messages.sums import UNIT, WeightedSum, device_weight, flatten
 from models.architecture import Architecture
 from models.base import Family, described
 from models.cost import Cost
-from models.layers import Network, TensorSpec
+from models.layers import Channels, Network, TensorSpec
 from models.placement import Axis, Coordinates, Placement, Select
 from strategies.aggregation import CoordinateMean
 from strategies.channels import channel_norms, strongest
@@ -53,12 +53,12 @@ def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSp
     return {name: spec for name, spec in family.tensors(architecture).items() if not name.startswith(predictors)}
 
 
-def encoder_groups(family: Family, architecture: Architecture) -> dict[str, int]:
-    """The channel groups of the encoder, and how many channels of each an architecture keeps."""
-    kept = dict(zip(family.groups, architecture.widths, strict=True))
+def encoder_groups(family: Family, architecture: Architecture) -> dict[str, Channels]:
+    """The channel groups of the encoder, and what of each an architecture keeps."""
     axes = [axis for spec in encoder_of(family, architecture).values() for axis in spec.axes]
     groups = {axis.group for axis in axes if isinstance(axis, Axis)}
-    return {group: count for group, count in kept.items() if group in groups}
+    found = described(family, "spatl").channels(architecture)
+    return {group: channels for group, channels in found.items() if group in groups}
 
 
 # The device half ------------------------------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ class SalientTraining(Training):
         salient = self.salient(family)
         encoder = encoder_of(family, salient)
         channels = {
-            group: TensorSpec((count,), torch.int32, (None,))
-            for group, count in encoder_groups(family, salient).items()
+            group: TensorSpec((channels.kept,), torch.int32, (None,))
+            for group, channels in encoder_groups(family, salient).items()
         }
         return {
             "weights": Parcel.of(encoder, steady=False),
@@ -132,8 +132,8 @@ class SalientTraining(Training):
         bench.keep("control", new)
         bench.keep("predictor", {name: value for name, value in y.items() if name not in bench.received["weights"]})
         channels = {
-            group: numbers(select(group, family.groups[group], count), count)
-            for group, count in encoder_groups(family, self.salient(family)).items()
+            group: numbers(select(group, found.full, found.kept), found.kept)
+            for group, found in encoder_groups(family, self.salient(family)).items()
         }
         weights = placement.of(layouts["weights"]).gather(y)
         return Answer(model, {"weights": weights, "control_change": change, "channels": channels}, loss)
@@ -228,8 +228,9 @@ class Spatl(OneModel):
 
     def _placement(self, salient: Architecture, channels: Weights) -> Placement:
         """Where a device's channels lie in the encoder."""
+        groups = encoder_groups(self.family, salient)
         for group, found in channels.items():
-            full = self.family.groups[group]
+            full = groups[group].full
             ascending = bool((found[1:] > found[:-1]).all())
             if not ascending or int(found[0]) < 0 or int(found[-1]) >= full:
                 raise MessageError(f"channels of {group} must ascend within 0 to {full - 1}")

@@ -4,6 +4,7 @@ import torch
 from models.architecture import Architecture
 from models.cost import cost
 from models.family import make_family
+from models.layers import Channels
 from models.lenet import LeNet5
 from models.placement import Axis
 
@@ -68,6 +69,20 @@ def test_kernels_of_members_that_are_not_chosen_stay_whole():
     assert family.of("fixed").kernels == (5, 5, 5)
     with pytest.raises(ValueError, match="kernels of elastic, which is not chosen, must be whole"):
         family.validate(Architecture(family.of("fixed").widths, (3, 5, 5)))
+
+
+def test_channels_whose_number_follows_from_others_are_cut_with_them():
+    """A squeeze of MobileNetV3 has 40 of its 40 channels, and 24 behind half of its block."""
+    members = {"gated": {"name": "mobilenet-v3"}, "plain": {"name": "mobilenet-v2", "width_multiplier": 0.5}}
+    family = make_family({"name": "choice", "input_shape": [1, 28, 28], "members": members})
+    half = family.of("gated", dict(family.members)["gated"].width(0.5))
+    cut = family.place(half).gather(family.initial())
+    assert {name: tuple(value.shape) for name, value in cut.items()} == {
+        name: spec.shape for name, spec in family.tensors(half).items()
+    }
+    assert cut["gated_stage2_0.gate.fc1.weight"].shape == (24, 72, 1, 1)
+    channels = family.channels(family.of("plain"))
+    assert channels["gated.stage2_0.squeeze"] == Channels("gated.stage2_0.squeeze", 0, 40)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from messages.error import MessageError
 from messages.packing import Layout
+from models.family import make_family
 from models.resnet import ResNet18
 from models.vit import VitTiny
 from rounds.rehearsal import RehearsalError
@@ -141,6 +142,22 @@ def test_a_residual_stream_has_one_order_from_all_layers_that_add_to_it():
         "stage2_0.shortcut.conv.weight": 1,
     }.items():
         assert torch.equal(placed[name][dimension], stream), name
+
+
+def test_squeezes_have_a_norm_although_their_size_follows_from_the_block():
+    """Of a block of MobileNetV3 that is cut to half of its inside a quarter of that half is squeezed."""
+    family = make_family({"name": "mobilenet-v3", "input_shape": [1, 28, 28], "depths": [2], "kernel_sizes": [3]})
+    weights = initial_weights(family, 1)
+    norms = channel_norms(family, weights)
+    filters = weights["stage2_0.gate.fc1.weight"].double()
+    assert torch.allclose(norms["stage2_0.squeeze"], filters.flatten(1).norm(dim=1))
+
+    half = family.width(0.5)
+    placed = family.place(half, strongest(norms)).coordinates
+    kept = family.tensors(half)["stage2_0.gate.fc1.weight"].shape[0]
+    strong = norms["stage2_0.squeeze"].topk(kept).indices.sort().values
+    assert torch.equal(placed["stage2_0.gate.fc1.weight"][0], strong)
+    assert torch.equal(placed["stage2_0.gate.fc2.weight"][1], strong)
 
 
 def test_a_heads_norm_is_that_of_all_rows_of_its_queries_keys_and_values():

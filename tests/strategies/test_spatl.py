@@ -43,7 +43,8 @@ def finish(method, count):
 def test_the_predictor_is_the_last_block():
     names = encoder_of(FAMILY, WHOLE)
     assert {name.partition(".")[0] for name in names} == {"block1", "block2"}
-    assert encoder_groups(FAMILY, FAMILY.width(0.5)) == {"conv1": 3, "conv2": 8}
+    groups = encoder_groups(FAMILY, FAMILY.width(0.5))
+    assert {group: channels.kept for group, channels in groups.items()} == {"conv1": 3, "conv2": 8}
     assert spatl().weights.keys() == names.keys()
 
 
@@ -101,6 +102,18 @@ def test_whole_rounds_train_encoder_and_predictors(tmp_path):
     assert any((engine.method.weights[name] != value).any() for name, value in first.items())
     kept = [file.name for file in (tmp_path / "runs").rglob("predictor*.safetensors")]
     assert kept
+
+
+def test_gated_blocks_return_channels_of_their_squeezes_too(tmp_path):
+    """Their number follows from that of the block's inside."""
+    keys = METHODS["spatl"] | {
+        "family": "mobilenet-v3",
+        "family-arguments": "kernel_sizes = [3], depths = [2], expand_ratios = [3]",
+    }
+    engine, scorer = started(small_config(tmp_path, **keys))
+    record = engine.run_round(simulated_grid(), 1, scorer).record
+    assert record["devices_failed"] == 0
+    assert 0 < record["metrics"]["untouched_share"] < 1
 
 
 def test_a_share_below_what_a_device_keeps_is_read_as_one():
