@@ -76,7 +76,7 @@ FAMILIES = [
     VitTiny(input_shape=SMALL),
     BertTiny(),
     DenseNet121(input_shape=SMALL),
-    make_family({"name": "tests.models.own_models:tied", "input_shape": [1, 8, 8], "classes": 10}),
+    make_family({"name": "own_models:tied", "input_shape": [1, 8, 8], "classes": 10}),
 ]
 
 

@@ -1,8 +1,10 @@
 import json
 import math
 
+import own_models
 import pytest
 import torch
+from own_models import Deep
 
 from models.architecture import Architecture
 from models.base import with_weights
@@ -11,12 +13,10 @@ from models.family import make_family
 from models.initial import load_initial
 from models.placement import rolling
 from strategies.statistics import take_statistics
-from tests.models import own_models
-from tests.models.own_models import Deep
 
 torch.set_num_threads(1)
 
-OWN = "tests.models.own_models"
+OWN = "own_models"
 THREE = {
     "name": f"{OWN}:Deep",
     "input_shape": [1, 8, 8],

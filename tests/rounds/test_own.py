@@ -466,7 +466,7 @@ def test_texts(tmp_path):
             tmp_path,
             task="text",
             task_arguments=f"tokenizer = '{tmp_path / 'words'}', max_tokens = 8",
-            family="tests.server_app.words:Words",
+            family="own_words:Words",
         ),
     )
     agreed = Agreed.model_validate_json((run_dir / "agreed.json").read_bytes())

@@ -89,7 +89,7 @@ def test_what_a_module_itself_does_not_train_stays_whatever_is_frozen(tmp_path, 
     keys = {"strategy": strategy, "rounds": 2, "below-smallest": "smallest", "family-arguments": "", "freeze": freeze}
     if strategy == "local":
         keys |= {"personal-every": 2, "test-fraction": 0.2}
-    config = small_config(tmp_path, **keys, family="tests.models.own_models:FrozenNorm")
+    config = small_config(tmp_path, **keys, family="own_models:FrozenNorm")
     engine, _ = build(config)
     run_dir = run(simulated_grid(), config)
     assert all(record.devices_replied == 4 for record in read_rounds(run_dir))

@@ -85,7 +85,7 @@ def after(run_dir):
 @pytest.mark.parametrize("strategy", ["heterofl", "fedavg", "scaffold", "wildflower", "lotteryfl", "recipfl"])
 def test_tied_weights_travel_once_and_stay_tied(tmp_path, strategy):
     levels = "levels = [{layers = 1}, {layers = 2}, {layers = 3}]"
-    keys = {"family": "tests.models.own_models:tied", "family-arguments": levels, "strategy": strategy, "rounds": 2}
+    keys = {"family": "own_models:tied", "family-arguments": levels, "strategy": strategy, "rounds": 2}
     run_dir = run(simulated_grid(), small_config(tmp_path, below_smallest="smallest", **keys))
     assert [r.devices_replied for r in read_rounds(run_dir)] == [4, 4]
     assert all("1.1.weight" not in name and "1.2.weight" not in name for name in after(run_dir))

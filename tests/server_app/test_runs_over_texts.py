@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from own_words import Words
 from safetensors.torch import save_file
 
 from models.base import with_weights
@@ -16,7 +17,6 @@ from server_app.config import ConfigError, RunConfig
 from server_app.journal import read_rounds
 from server_app.vocabulary import check_last_token, check_vocabulary
 from tasks.task import TaskSpec, load_task
-from tests.server_app.words import Words
 from tests.small_run import simulated_grid, small_config, started
 from tests.tasks.text_files import SEP, VOCABULARY, make_tokenizer, write_lines
 
@@ -45,7 +45,7 @@ def config(folder: Path, **changes: Any) -> RunConfig:
         "task": "text",
         "task_arguments": arguments,
         "data_dir": str(folder),
-        "family": "tests.server_app.words:Words",
+        "family": "own_words:Words",
         "strategy": "fedavg",
         "partition": "natural",
         "examples_per_device": 0,

@@ -253,7 +253,7 @@ def test_families_that_share_no_layers_are_refused():
 
 
 def test_a_head_that_a_module_defines_first_is_a_head():
-    spec = {"name": "tests.models.own_models:HeadFirst", "input_shape": [1, 8, 8], "classes": 10}
+    spec = {"name": "own_models:HeadFirst", "input_shape": [1, 8, 8], "classes": 10}
     family = make_family({**spec, "levels": [{"layers": 1}, {"layers": 2}]})
     assert next(iter(family.tensors(family.full()))) == "head.weight"
     layers = layers_of(family, family.full())
