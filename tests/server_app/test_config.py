@@ -290,6 +290,7 @@ def test_a_key_that_is_near_nothing_is_told_where_to_look(key, words):
         ("learning-rate", -0.1),
         ("learning-rate", float("nan")),
         ("learning-rate", float("inf")),
+        ("learning-rate", 1e39),
         ("momentum", 1.0),
         ("memory-fraction", 0.0),
         ("memory-fraction", 1.5),
