@@ -172,7 +172,7 @@ def _run(
             if deployment is not None:
                 stack.enter_context(_stopped_when_interrupted(flower, run_id))
             with progress(console, config.rounds, earlier) as show:
-                failure = follow(flower, run_id, run_dir, app_log, show)
+                failure = follow(flower, run_id, run_dir, app_log, show, app_log_start)
     log = log_since(app_log, app_log_start)
     if told := warnings_text(log, app_log, already=already):
         console.print(f"[yellow]Warning:[/] {escape(told)}", highlight=False, soft_wrap=True)
@@ -288,14 +288,19 @@ def simulation(workers: int) -> dict[str, int | float]:
     return settings
 
 
-def follow(flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: "Show") -> str | None:
-    """Show every round as it ends until the run ends; returns None, or why the run did not complete."""
+def follow(
+    flower: SuperLink, run_id: str, run_dir: Path, app_log: Path, show: "Show", app_log_start: int
+) -> str | None:
+    """Show every round as it ends until the run ends; returns None, or why the run did not complete.
+
+    What the log holds before byte `app_log_start` was written by the run that this one goes on with.
+    """
     journal = JournalWatch(run_dir)
     while True:
         log_stream = flower.follow_log(run_id, app_log)
         over = False
         while not over and not _ended(log_stream):
-            show.rounds(journal.rounds(), waiting_text(app_log))
+            show.rounds(journal.rounds(), waiting_text(app_log, app_log_start))
             if flower.process is not None and flower.process.poll() is not None:
                 break
             over = journal.writer_was_killed() or journal.seconds_since_the_end() > LOG_SECONDS
@@ -557,8 +562,10 @@ def _stopped_when_interrupted(flower: SuperLink, run_id: str) -> Iterator[None]:
         raise
 
 
-def waiting_text(log: Path) -> str:
-    """What an app waits for, by the last line of its log; "" where it does not wait."""
+def waiting_text(log: Path, start: int = 0) -> str:
+    """What an app waits for, by the last line of its log after `start` bytes; "" where it does not wait."""
+    if not log.exists() or log.stat().st_size <= start:
+        return ""
     found = re.search(rf"{WAITING}\d+ connected so far", last_lines(log, 1))
     return found[0] if found else ""
 

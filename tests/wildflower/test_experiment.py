@@ -472,6 +472,16 @@ def test_what_a_run_waits_for_is_shown(tmp_path):
     assert waiting_text(log) == ""
 
 
+def test_what_an_earlier_run_waited_for_is_not_shown(tmp_path):
+    """A resumed run writes on in the log of the one that was stopped while it waited."""
+    log = tmp_path / "app.log"
+    log.write_text("INFO :      Waiting for nodes: 2 connected so far\n")
+    start = log.stat().st_size
+    assert waiting_text(log, start) == ""
+    log.write_text(log.read_text() + "INFO :      Waiting for nodes: 0 connected so far\n")
+    assert waiting_text(log, start) == "Waiting for nodes: 0 connected so far"
+
+
 def test_bar_on_a_terminal_shows_accuracy_bytes_and_time_left():
     text = io.StringIO()
     with progress(Console(file=text, force_terminal=True, width=120), total=4, earlier=0) as show:
