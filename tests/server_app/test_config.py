@@ -1,3 +1,4 @@
+import math
 import shutil
 import tomllib
 from pathlib import Path
@@ -346,7 +347,8 @@ def beyond_bounds():
             elif isinstance(bound, Gt):
                 yield key, kind(bound.gt)
             elif isinstance(bound, Le):
-                yield key, kind(bound.le + 1)
+                # To the largest number of 32 bits 1 is too little to add.
+                yield key, kind(max(bound.le + 1, math.nextafter(bound.le, math.inf)))
             elif isinstance(bound, Lt):
                 yield key, kind(bound.lt)
         if kind is float:
