@@ -33,7 +33,7 @@ from models.layers import Network, mean_statistics
 from strategies.losses import Loss, Regularizer
 from strategies.method import Answer, Local
 from tasks.own import UnfitError
-from tasks.task import Task, channels_last
+from tasks.task import Task, in_layout
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 T = TypeVar("T")
@@ -704,7 +704,7 @@ def batch_of(
         task.train.labels[picked].to(device),
         augment=augment if training.augment else None,
     )
-    return channels_last(inputs) if training.layout == "channels-last" else inputs, labels
+    return in_layout(inputs, training.layout), labels
 
 
 def micro_batches(picked: Tensor, most: int) -> list[Tensor]:

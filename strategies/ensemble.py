@@ -23,7 +23,7 @@ from models.base import Family, with_weights
 from strategies.losses import divergence
 from strategies.params import Count, Params, PositiveRate
 from tasks.public import PublicData
-from tasks.task import channels_last, laid_out_for
+from tasks.task import in_layout, laid_out_for
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -185,8 +185,7 @@ def distill(
         for step, picked in enumerate(_batches(learned, settings, generator), start=1):
             student.train()
             adam.zero_grad(set_to_none=True)
-            inputs = public.batch(picked)
-            loss_of(picked, channels_last(inputs) if layout == "channels-last" else inputs).backward()
+            loss_of(picked, in_layout(public.batch(picked), layout)).backward()
             adam.step()
             cosine.step()
             if step % CHECK_STEPS and step < settings.steps:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from tasks.own import FLOAT32_MAX
+
 NUMBERS = "must be numbers such as [1, 0.5] or '1, 0.5'"
 
 
@@ -66,8 +68,8 @@ Numbers = Annotated[tuple[float, ...], BeforeValidator(_numbers)]
 Shares = Annotated[Numbers, AfterValidator(possible_shares)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 CountOrZero = Annotated[int, Field(ge=0, lt=2**31)]
-MOST = (2 - 2**-23) * 2.0**127  # the largest number of 32 bits, in which devices and servers compute
-Rate = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)]
-PositiveRate = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
+# Devices and servers compute with 32 bits.
+Rate = Annotated[float, Field(ge=0, le=FLOAT32_MAX, allow_inf_nan=False)]
+PositiveRate = Annotated[float, Field(gt=0, le=FLOAT32_MAX, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

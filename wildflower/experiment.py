@@ -562,7 +562,7 @@ def _stopped_when_interrupted(flower: SuperLink, run_id: str) -> Iterator[None]:
         raise
 
 
-def waiting_text(log: Path, start: int = 0) -> str:
+def waiting_text(log: Path, start: int) -> str:
     """What an app waits for, by the last line of its log after `start` bytes; "" where it does not wait."""
     if not log.exists() or log.stat().st_size <= start:
         return ""

@@ -347,7 +347,7 @@ def beyond_bounds():
             elif isinstance(bound, Gt):
                 yield key, kind(bound.gt)
             elif isinstance(bound, Le):
-                # To the largest number of 32 bits 1 is too little to add.
+                # Adding 1 to the largest number of 32 bits does not change it.
                 yield key, kind(max(bound.le + 1, math.nextafter(bound.le, math.inf)))
             elif isinstance(bound, Lt):
                 yield key, kind(bound.lt)

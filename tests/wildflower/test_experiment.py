@@ -451,12 +451,12 @@ def test_lines_of_a_resumed_run_begin_where_it_goes_on():
 
 def test_what_a_run_waits_for_is_shown(tmp_path):
     log = tmp_path / "app.log"
-    assert waiting_text(log) == ""
+    assert waiting_text(log, 0) == ""
     log.write_text("INFO :      Waiting for nodes: 0 connected so far\n")
     text = io.StringIO()
     lines = Lines(Console(file=text), total=3, earlier=0)
     for _ in range(2):
-        lines.rounds([], waiting_text(log))
+        lines.rounds([], waiting_text(log, 0))
     assert text.getvalue() == "Waiting for nodes: 0 connected so far\n"
 
     def bar(*waiting: str) -> str:
@@ -466,10 +466,10 @@ def test_what_a_run_waits_for_is_shown(tmp_path):
                 show.rounds([], what)
         return shown.getvalue()
 
-    assert "Waiting for nodes: 0 connected so far" in bar(waiting_text(log))
-    assert "Waiting for nodes" not in bar(waiting_text(log), "")
+    assert "Waiting for nodes: 0 connected so far" in bar(waiting_text(log, 0))
+    assert "Waiting for nodes" not in bar(waiting_text(log, 0), "")
     log.write_text(log.read_text() + "INFO :      Round 1\n")
-    assert waiting_text(log) == ""
+    assert waiting_text(log, 0) == ""
 
 
 def test_what_an_earlier_run_waited_for_is_not_shown(tmp_path):
