@@ -71,6 +71,8 @@ LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
 # Devices compute with 8 of 32 examples at once, so that a larger model fits their memory. On `resnet6` a method has the
 # rate at which it delivers most with whole batches.
 MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
+    "cnn3": {"heterofl": (0.05, 0.1), "search-four-balanced": (0.05,), "wildflower-momentum": (0.05,)},
+    "vit": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum"), (0.003,)),
     "resnet6": {
         **dict.fromkeys(("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.2,)),
         "search-four-nested": (0.1,),
@@ -83,7 +85,9 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
         "search-four-balanced": (0.05,),
         "search-four-nested": (0.01, 0.02, 0.05, 0.1),
     },
-    "five-widths": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum"), (0.05,)),
+    "five-widths": dict.fromkeys(
+        ("heterofl", "search-four-nested", "search-four-balanced", "wildflower-momentum"), (0.05,)
+    ),
 }
 # Models of about the same size fit with a batch of 8 as with micro-batches; rates of such rows. Rounds have as many
 # steps of fewer examples, or more steps and as many examples.
