@@ -89,6 +89,21 @@ def figures(folder: Path) -> dict:
     }
 
 
+def failed_rounds(folder: Path) -> dict[int, str]:
+    """Rounds of a run in which all devices that were asked failed, with the first device's reason.
+
+    Where training has diverged, that is what the method came to, and such rounds are not among them.
+    """
+    outcomes: dict[int, list[str]] = {}
+    for device in devices_of(folder):
+        outcomes.setdefault(device["round"], []).append(device["outcome"])
+    return {
+        number: reasons[0]
+        for number, reasons in outcomes.items()
+        if all(reason.startswith("failed: ") and "finite" not in reason for reason in reasons)
+    }
+
+
 def accuracy(values: list[float]) -> str:
     """Percent, as mean ± standard deviation."""
     spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
@@ -295,6 +310,7 @@ def main(studies: Sequence[Study], description: str) -> None:
     torch.set_num_threads(1)
     planned: list[Planned] = []
     finished: list[Planned] = []
+    failed: dict[str, dict[int, str]] = {}
     if rows := study.lacking(methods, arguments.seeds):
         sets = ["workers=1"]  # as the experiment files say, and not as many as the machine has cores for
         if arguments.layout:
@@ -308,8 +324,16 @@ def main(studies: Sequence[Study], description: str) -> None:
                 )
         except (SettingsError, JournalError) as error:
             sys.exit(str(error))
-        planned, finished = outcome.planned, outcome.finished
+        planned = outcome.planned
+        failed = {run.name: rounds for run in outcome.finished if (rounds := failed_rounds(run.run_dir))}
+        finished = [run for run in outcome.finished if run.name not in failed]
     print(write(study, finished))
+    if failed:
+        told = "; ".join(f"{name} in round {min(rounds)}: {rounds[min(rounds)]}" for name, rounds in failed.items())
+        sys.exit(
+            f"Not recorded, because every device of a round failed: {told}. Mend the cause, delete the folders of "
+            f"these runs in {study.runs}, and run them again"
+        )
     if lacking := [run.name for run in planned if run not in finished]:
         sys.exit(f"Not finished: {'; '.join(lacking)}. The same command goes on with them")
 

@@ -149,6 +149,29 @@ def test_a_run_that_fails_leaves_the_others_in_results_json(tmp_path, runs, monk
     assert list(written(study)) == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "failing_round", "recorded"),
+    [
+        ("failed: KeyError: 'stage2'", 2, False),
+        ("failed: KeyError: 'stage2'", 0, True),  # of one device in each round
+        ("failed: MessageError: training has diverged: 'w' is not finite", 2, True),
+        ("late", 2, True),
+    ],
+)
+def test_a_run_with_a_round_in_which_all_devices_failed_is_not_recorded(
+    outcome, failing_round, recorded, tmp_path, runs, monkeypatch
+):
+    """It may be a fault of a method that was mended before the run went on from its checkpoint."""
+    study = study_in(tmp_path, {"a": ["strategy=fedavg", "rounds=3"]})
+    runs.outcome, runs.failing_round = outcome, failing_round
+    if recorded:
+        done(study, monkeypatch, "--seeds 1")
+    else:
+        with pytest.raises(SystemExit, match=rf"a\.\w+,seed=1 in round 2: {outcome}\. Mend the cause"):
+            done(study, monkeypatch, "--seeds 1")
+    assert ("a" in written(study)) == recorded
+
+
 def test_settings_that_no_run_can_start_with_and_methods_that_are_none_are_said(tmp_path, runs, monkeypatch, capsys):
     study = study_in(tmp_path, TWO | {"c": ["no-such-key=1"]})
     with pytest.raises(SystemExit, match="unknown key 'no-such-key'"):
