@@ -162,7 +162,8 @@ class Choice(BlockFamily):
     def blocks(self, arch: Architecture) -> list[Block]:
         """The blocks of the member, under its name."""
         member, family, own = self.split(arch)
-        return [_renamed(block, member, family.channels(own)) for block in family.blocks(own)]
+        groups = family.channels(own)
+        return [_renamed(block, member, groups) for block in family.blocks(own)]
 
     def channels(self, arch: Architecture) -> dict[str, Channels]:
         """The channels of the member, and nothing of all others'."""

@@ -30,7 +30,7 @@ from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
 from strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 from tasks.arguments import TaskArguments, must, read_arguments
-from tasks.own import OwnArguments
+from tasks.own import FLOAT32_MAX, OwnArguments
 from tasks.task import TASKS, check_own, kind_of
 
 if TYPE_CHECKING:
@@ -666,9 +666,14 @@ class RunConfig(Params):
         )
         rates = rates_of(self.learning_rates)
         need(
-            all(type(rate) in (int, float) and 0 <= rate < float("inf") for rate in rates.values()),
+            all(type(rate) in (int, float) and 0 <= rate <= FLOAT32_MAX for rate in rates.values()),
             "learning-rates",
             "every entry is a part and a multiple, such as classifier = 10",
+        )
+        need(
+            max(rates.values(), default=0) * self.learning_rate <= FLOAT32_MAX,
+            "learning-rates",
+            f"times learning-rate = {self.learning_rate:g} it is more than a number of 32 bits can be",
         )
         need(
             self.aggregation == "mean" or self.method.averages(self.params),

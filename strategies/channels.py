@@ -10,6 +10,8 @@ from torch import Tensor
 from models.base import BlockFamily, Family
 from models.placement import Axis, Coordinates, Select
 
+MAX_GROUPS = 5  # that an error names
+
 
 def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The L2 norm of every channel of every group: group -> vector of the group's full size (float64).
@@ -21,11 +23,17 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
     holds for all of them, for the norms behind them and for the layers that read them. Biases, norms, position
     embeddings, and the weights with which later layers read a channel do not count.
 
-    Raises ValueError for a group that no filters make.
+    Raises ValueError for a group that no filters make, and for a family of several networks.
     """
     sizes = dict(family.groups)
     if isinstance(family, BlockFamily):
-        sizes = {group: channels.full for group, channels in family.channels(family.full()).items()}
+        found = family.channels(family.full())
+        if not all(channels.kept for channels in found.values()):
+            raise ValueError(
+                f"channels are ranked here within one network, and {family.name} is a choice among several: take one "
+                "of its members as the family"
+            )
+        sizes = {group: channels.full for group, channels in found.items()}
     squares: dict[str, Tensor] = {}
     for name, spec in family.tensors(family.full()).items():
         axis = spec.axes[0] if len(spec.axes) > 1 else None
@@ -34,9 +42,10 @@ def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Te
             squares[axis.group] = squares[axis.group] + rows if axis.group in squares else rows
     missing = [group for group in sizes if group not in squares]
     if missing:
+        names = ", ".join(missing[:MAX_GROUPS])
         raise ValueError(
             f"channels are ranked here by the norm of the filters that make them, and those of {family.name} that are "
-            f"called {', '.join(missing)} are made by none: take a family of described layers, such as cnn3, resnet18 "
+            f"called {names} are made by none: take a family of described layers, such as cnn3, resnet18 "
             "or vit-tiny"
         )
     return {group: square.sqrt() for group, square in squares.items()}

@@ -104,7 +104,7 @@ def teach(
     public: PublicData,
     settings: Ensemble,
     seed: int,
-    layout: str = "contiguous",
+    layout: str,
 ) -> tuple[Weights, dict[str, float | None]]:
     """`distill`, and its figures for the journal; the weights stay as they are where it diverges."""
     try:
@@ -136,7 +136,7 @@ def distill(
     public: PublicData,
     settings: Ensemble,
     seed: int,
-    layout: str = "contiguous",
+    layout: str,
 ) -> Taught:
     """Teach a network what the teachers say together, beginning with the weights that it has.
 

@@ -68,7 +68,8 @@ class SalientTraining(Training):
     """Devices minimize L = CE(p(e(x)), y) over the shared encoder e and a predictor p of their own.
 
     Steps in the encoder are corrected by control variates, as SCAFFOLD's. Of what was learned a device returns the
-    channels whose filters have the largest L2 norms, the same share of every group.
+    channels whose filters have the largest L2 norms, the same share of every group. How many a squeeze of a gated
+    block has follows from that block's inside.
 
     kept: that share of the channels.
     """

@@ -564,9 +564,7 @@ def _stopped_when_interrupted(flower: SuperLink, run_id: str) -> Iterator[None]:
 
 def waiting_text(log: Path, start: int) -> str:
     """What an app waits for, by the last line of its log after `start` bytes; "" where it does not wait."""
-    if not log.exists() or log.stat().st_size <= start:
-        return ""
-    found = re.search(rf"{WAITING}\d+ connected so far", last_lines(log, 1))
+    found = re.search(rf"{WAITING}\d+ connected so far", last_lines(log, 1, start))
     return found[0] if found else ""
 
 

@@ -391,11 +391,11 @@ def _handling(handler: Callable[[int, FrameType | None], None] | signal.Handlers
             signal.signal(number, earlier)
 
 
-def last_lines(path: Path, count: int) -> str:
-    """The last lines of a log, read from its last 64 kB; empty when there is no such file."""
+def last_lines(path: Path, count: int, start: int = 0) -> str:
+    """The last lines of a log behind its first `start` bytes, read from its last 64 kB; "" where there is no file."""
     if not path.exists():
         return ""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 65536))
+        file.seek(max(start, path.stat().st_size - 65536))
         text = file.read().decode("utf-8", errors="replace")
     return "\n".join(text.splitlines()[-count:])

@@ -150,6 +150,12 @@ def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
         ({"learning-rates": "head = 2, head.classifier = 3"}, """like "classifier = 10, 'encoder.layer.0' = 0.1"""),
         ({"freeze": "block1", "learning-rates": "block1.conv = 2"}, "block1.conv is frozen, so that no learning rate"),
         ({"learning-rates": "head = -1"}, "every entry is a part and a multiple, such as classifier = 10"),
+        ({"learning-rates": "head = 1e40"}, "every entry is a part and a multiple, such as classifier = 10"),
+        ({"learning-rates": f"head = {10**400}"}, "every entry is a part and a multiple, such as classifier = 10"),
+        (
+            {"learning-rates": "head = 100", "learning-rate": 1e37},
+            "times learning-rate = 1e+37 it is more than a number of 32 bits can be",
+        ),
     ],
 )
 def test_parts_that_are_not_there_end_the_run_before_round_1(tmp_path, keys, words):

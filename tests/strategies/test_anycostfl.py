@@ -187,6 +187,13 @@ def test_channels_that_no_filters_make_have_no_norm():
         channel_norms(family, initial_weights(family, 1))
 
 
+def test_channels_of_several_networks_have_no_order():
+    members = {"a": {"name": "cnn3"}, "b": {"name": "lenet5"}}
+    family = make_family({"name": "choice", "input_shape": [1, 8, 8], "members": members})
+    with pytest.raises(ValueError, match="choice is a choice among several: take one of its members"):
+        channel_norms(family, initial_weights(family, 1))
+
+
 # What a device returns of its update
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from messages.error import MessageError
 from models.family import make_family
 from server_app.config import ConfigError
-from strategies.ensemble import Ensemble, Teachers, distill, require_public, teach
+from strategies.ensemble import Ensemble, Teachers, distill, logits_of, require_public, teach
 from strategies.fedavg import FedAvg
 from strategies.feddf import FedDF
 from strategies.method import Contribution, Group, Order
@@ -52,7 +52,7 @@ def test_a_teacher_that_says_no_numbers_is_refused():
 
 def test_a_student_of_zeros_says_all_classes_alike_and_learns_what_the_teachers_say():
     """Eq. 9: KL(ens || k), which is 0.148 at first; KL(k || ens) would be 0.128."""
-    taught = distill(ONE, ONE.full(), ZERO, SAID, PUBLIC, settings(), seed=1)
+    taught = distill(ONE, ONE.full(), ZERO, SAID, PUBLIC, settings(), 1, "contiguous")
     assert taught.loss_before == pytest.approx(DIVERGENCE, abs=1e-6)
     assert taught.loss_after < 1e-3
     bias = taught.weights[CLASSIFIER_BIAS]
@@ -62,21 +62,22 @@ def test_a_student_of_zeros_says_all_classes_alike_and_learns_what_the_teachers_
 
 def test_the_first_step_is_adams():
     """A step of Adam is as long as its learning rate, against the gradient's sign: (1/3 - p) in the bias."""
-    taught = distill(ONE, ONE.full(), ZERO, SAID, PUBLIC, settings(steps=1, held_out=0.0), seed=1)
+    taught = distill(ONE, ONE.full(), ZERO, SAID, PUBLIC, settings(steps=1, held_out=0.0), 1, "contiguous")
     assert taught.weights[CLASSIFIER_BIAS].tolist() == pytest.approx([-0.05, 0.05, -0.05], abs=1e-6)
 
 
 def test_it_stops_where_the_held_out_examples_gain_nothing():
     """Who says already what the teachers say begins with the least loss there is, and stays."""
     perfect = ZERO | {CLASSIFIER_BIAS: SAID[0].clone()}
-    taught = distill(ONE, ONE.full(), perfect, SAID, PUBLIC, settings(steps=5000, patience=200), seed=1)
+    taught = distill(ONE, ONE.full(), perfect, SAID, PUBLIC, settings(steps=5000, patience=200), 1, "contiguous")
     assert taught.steps <= 400
     assert taught.loss_after == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_same_seed_gives_the_same_student():
+    said = SAID * PUBLIC.inputs.view(20, 1)
     first, second, other = (
-        distill(ONE, ONE.full(), ONE.initial() | ZERO, SAID * PUBLIC.inputs.view(20, 1), PUBLIC, settings(), seed)
+        distill(ONE, ONE.full(), ONE.initial() | ZERO, said, PUBLIC, settings(), seed, "contiguous")
         for seed in (1, 1, 2)
     )
     assert all((first.weights[name] == value).all() for name, value in second.weights.items())
@@ -85,7 +86,7 @@ def test_the_same_seed_gives_the_same_student():
 
 def test_a_student_that_diverges_leaves_the_average(caplog):
     broken = ZERO | {CLASSIFIER_BIAS: torch.full((3,), float("nan"))}
-    weights, figures = teach(ONE, ONE.full(), broken, SAID, PUBLIC, settings(), 1)
+    weights, figures = teach(ONE, ONE.full(), broken, SAID, PUBLIC, settings(), 1, "contiguous")
     assert weights is broken
     assert figures["ensemble_steps"] == 0
     assert "diverged" in caplog.text
@@ -108,7 +109,8 @@ def test_a_student_with_dropout_learns_the_same_whatever_was_drawn_before():
     found = []
     for drawn in (1, 2):
         torch.manual_seed(drawn)
-        found.append(distill(family, family.full(), weights, said, public, settings(steps=4), seed=7).weights)
+        taught = distill(family, family.full(), weights, said, public, settings(steps=4), 7, "contiguous")
+        found.append(taught.weights)
     assert same_bits(*found)
 
 
@@ -216,17 +218,32 @@ def test_the_runs_layout_is_that_of_the_students_steps():
     public = PublicData(torch.arange(8 * 192).view(8, 3, 8, 8) % 17, (torch.full((3,), 8.0), torch.full((3,), 5.0)))
     torch.manual_seed(0)
     weights, said = family.initial(), torch.randn(8, 10)
-    found, seen = {}, {}
-    for layout in ("contiguous", "channels-last"):
-        seen[layout] = set()
+    found, seen = {}, []
 
-        def note(module, inputs, layout=layout):
-            if isinstance(module, nn.Conv2d) and module.in_channels == 3:
-                seen[layout].add((torch.is_grad_enabled(), inputs[0].is_contiguous()))
+    def note(module, inputs):
+        if isinstance(module, nn.Conv2d) and module.in_channels == 3:
+            seen.append((torch.is_grad_enabled(), inputs[0].is_contiguous()))
 
-        hook = nn.modules.module.register_module_forward_pre_hook(note)
-        found[layout] = distill(family, family.full(), weights, said, public, settings(steps=4), 7, layout).weights
-        hook.remove()
-    assert seen == {"contiguous": {(False, False), (True, True)}, "channels-last": {(False, False), (True, False)}}
+    with nn.modules.module.register_module_forward_pre_hook(note):
+        logits_of(family.build(family.full()), public)
+        assert set(seen) == {(False, False)}
+        for layout, contiguous in (("contiguous", True), ("channels-last", False)):
+            seen.clear()
+            found[layout] = distill(family, family.full(), weights, said, public, settings(steps=4), 7, layout).weights
+            assert set(seen) == {(False, False), (True, contiguous)}
     for name, value in found["contiguous"].items():
         torch.testing.assert_close(found["channels-last"][name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["feddf", "rafl ensemble"])
+def test_methods_pass_the_runs_layout_on(name, tmp_path, monkeypatch):
+    seen = []
+
+    def note(*arguments):
+        seen.append(arguments[-1])
+        return teach(*arguments)
+
+    monkeypatch.setattr(f"strategies.{name.split()[0]}.teach", note)
+    engine, scorer = started(small_config(tmp_path, **METHODS[name] | {"layout": "channels-last"}))
+    engine.run_round(simulated_grid(), 1, scorer)
+    assert seen == ["channels-last"]

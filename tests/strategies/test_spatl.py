@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from messages.error import MessageError
+from models.family import make_family
 from strategies.method import Contribution, Group, Order, Trained
 from strategies.spatl import Spatl, SpatlParams, encoder_groups, encoder_of
 from tests.small_run import METHODS, simulated_grid, small_config, started
@@ -21,9 +22,10 @@ def spatl(**params):
 
 def answer(method, value, control, first, device=0, examples=10, **wrong):
     """One device that returned half of the channels from `first` on, all of one value."""
-    local = method.local(Order(device, WHOLE))
-    returned = local.returned(FAMILY, WHOLE)
-    group = Group(WHOLE, method.selection(device, WHOLE), {}, returned, FAMILY.place(WHOLE))
+    family, whole = method.family, method.architecture
+    local = method.local(Order(device, whole))
+    returned = local.returned(family, whole)
+    group = Group(whole, method.selection(device, whole), {}, returned, family.place(whole))
     filled = {
         name: {e.name: torch.full(e.shape, number) for e in returned[name].layout.entries}
         for name, number in (("weights", value), ("control_change", control))
@@ -102,6 +104,29 @@ def test_whole_rounds_train_encoder_and_predictors(tmp_path):
     assert any((engine.method.weights[name] != value).any() for name, value in first.items())
     kept = [file.name for file in (tmp_path / "runs").rglob("predictor*.safetensors")]
     assert kept
+
+
+def test_channels_of_a_squeeze_are_averaged_where_they_came_from():
+    """A half of 72 channels inside is 36, and a quarter of that, in multiples of 8, is a squeeze of 16 of 24.
+
+    The device names channels 5 to 20 of the squeeze, and of all other groups the first half.
+    """
+    family = make_family(
+        {"name": "mobilenet-v3", "input_shape": [1, 28, 28], "kernel_sizes": [3], "depths": [2], "expand_ratios": [3]}
+    )
+    method = Spatl(replace(setup(), family=family), SpatlParams(sparsity=0.5))
+    method.weights = {name: torch.full_like(value, 0.2) for name, value in method.weights.items()}
+    answer(method, 0.6, 0.0, first=0, **{"stage2_0.squeeze": torch.arange(5, 21, dtype=torch.int32)})
+    order = Order(0, method.architecture)
+    method.finish_round([Trained(order, "tier", 10, None, {})])
+    moved = {name: value > 0.4 for name, value in method.weights.items()}
+    squeeze = torch.zeros(24, dtype=torch.bool)
+    squeeze[5:21] = True
+    inside = torch.arange(72) < 36
+    assert torch.equal(moved["stage2_0.gate.fc1.bias"], squeeze)
+    assert torch.equal(moved["stage2_0.gate.fc1.weight"][:, :, 0, 0], squeeze[:, None] & inside)
+    assert torch.equal(moved["stage2_0.gate.fc2.weight"][:, :, 0, 0], inside[:, None] & squeeze)
+    assert torch.equal(moved["stage2_0.gate.fc2.bias"], inside)
 
 
 def test_gated_blocks_return_channels_of_their_squeezes_too(tmp_path):

@@ -478,6 +478,10 @@ def test_what_an_earlier_run_waited_for_is_not_shown(tmp_path):
     log.write_text("INFO :      Waiting for nodes: 2 connected so far\n")
     start = log.stat().st_size
     assert waiting_text(log, start) == ""
+    log.write_text(log.read_text().rstrip())  # it was stopped before the end of its line
+    assert waiting_text(log, log.stat().st_size) == ""
+    log.write_text(log.read_text() + "INFO :      Round 3\n")
+    assert waiting_text(log, start - 1) == ""
     log.write_text(log.read_text() + "INFO :      Waiting for nodes: 0 connected so far\n")
     assert waiting_text(log, start) == "Waiting for nodes: 0 connected so far"
 
