@@ -89,6 +89,14 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
         ("heterofl", "search-four-nested", "search-four-balanced", "wildflower-momentum"), (0.05,)
     ),
 }
+# With parts of 8 examples every device of every seed can train a wider network than the smallest, by memory and by its
+# link. All devices train that one in the rows "all-common": width and rates. With whole batches this is the smallest.
+COMMON: dict[str, tuple[float, tuple[float, ...]]] = {
+    "cnn3": (0.25, (0.05, 0.1)),
+    "resnet6": (0.5, (0.2,)),
+    "hapt": (0.25, (0.05, 0.1)),
+    "five-widths": (0.25, (0.05, 0.1)),
+}
 # Models of about the same size fit with a batch of 8 as with micro-batches; rates of such rows. Rounds have as many
 # steps of fewer examples, or more steps and as many examples.
 SMALL_BATCHES = {"resnet6": 0.2, "hapt": 0.1}
@@ -142,6 +150,10 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         for name, rates in MICRO_BATCHES.get(twin, {}).items()
         for rate in rates
     }
+    if twin in COMMON:
+        width, rates = COMMON[twin]
+        common = [*METHODS["all-small"], f"widths=1, {width}", "micro-batch-size=8"]
+        micro |= {f"all-common-rate-{rate}-micro-8": [*common, f"learning-rate={rate}"] for rate in rates}
     if twin in SMALL_BATCHES:
         small = [*METHODS["wildflower-momentum"], f"learning-rate={SMALL_BATCHES[twin]}", "batch-size=8"]
         micro["wildflower-momentum-batch-8"] = small
