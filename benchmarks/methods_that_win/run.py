@@ -41,6 +41,8 @@ METHODS = {
     ],
     "wildflower": ["strategy=wildflower"],
     "wildflower-momentum": ["strategy=wildflower", "wildflower.momentum=0.5"],
+    # The largest network that all devices can train, layer by layer, and nothing beside it.
+    "wildflower-one-level": ["strategy=wildflower", "wildflower.momentum=0.5", "wildflower.levels=1"],
     # Levels are cuts of one width everywhere and of the depth; there is no search layer by layer.
     "wildflower-one-width": ["strategy=wildflower", "wildflower.shares="],
     # The levels are those of the methods of uniform widths: what is left is the way in which they are trained.
@@ -71,22 +73,28 @@ LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
 # Devices compute with 8 of 32 examples at once, so that a larger model fits their memory. On `resnet6` a method has the
 # rate at which it delivers most with whole batches.
 MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
-    "cnn3": {"heterofl": (0.05, 0.1), "search-four-balanced": (0.05,), "wildflower-momentum": (0.05,)},
-    "vit": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum"), (0.003,)),
+    "cnn3": {
+        "heterofl": (0.05, 0.1),
+        **dict.fromkeys(("search-four-balanced", "wildflower-momentum", "wildflower-one-level"), (0.05,)),
+    },
+    "vit": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum", "wildflower-one-level"), (0.003,)),
     "resnet6": {
-        **dict.fromkeys(("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.2,)),
+        **dict.fromkeys(("heterofl", "fjord", "wildflower", "wildflower-momentum", "wildflower-one-level"), (0.2,)),
+        **dict.fromkeys(("all-small", "all-large"), (0.2,)),
         "search-four-nested": (0.1,),
     },
     "hapt": {
         **dict.fromkeys(
             ("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.05, 0.1)
         ),
+        "wildflower-one-level": (0.1,),
         "model-search-balanced": (0.05, 0.1),
         "search-four-balanced": (0.05,),
         "search-four-nested": (0.01, 0.02, 0.05, 0.1),
     },
     "five-widths": dict.fromkeys(
-        ("heterofl", "search-four-nested", "search-four-balanced", "wildflower-momentum"), (0.05,)
+        ("heterofl", "search-four-nested", "search-four-balanced", "wildflower-momentum", "wildflower-one-level"),
+        (0.05,),
     ),
 }
 # With parts of 8 examples every device of every seed can train a wider network than the smallest, by memory and by its
