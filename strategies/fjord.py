@@ -13,10 +13,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
-from messages.packing import MessageError
 from models.architecture import Architecture
 from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, cost
 from models.family import Family
@@ -24,7 +23,7 @@ from models.layers import Network
 from strategies.heterofl import HeteroFL
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Order, Setup, Training
-from strategies.nested import check_no_statistics, leading_cut, step_bytes
+from strategies.nested import MOST_LEVELS, below, check_no_statistics, cuts_below, step_bytes
 from strategies.params import Params
 
 # The device half ------------------------------------------------------------------------------------------------------
@@ -37,18 +36,13 @@ class OrderedDropout(Training):
     sub-model of width p_max and the softmax constant; with p = p_max the first term alone (the paper's alpha = T = 1).
     The first term is differentiated before the second is computed: a device never holds the activations of both.
 
-    widths: of the global model's channels, ascending; the last is the device's own.
+    Of a family that names its own candidates, such as depths, these take the place of widths.
+
+    lower: the candidates below the device's own, largest first; each is a cut of the one before.
     """
 
-    widths: tuple[float, ...]
+    lower: tuple[Architecture, ...] = Field(max_length=MOST_LEVELS - 1)
     distillation: bool
-
-    @field_validator("widths")
-    @classmethod
-    def _ascend(cls, widths: tuple[float, ...]) -> tuple[float, ...]:
-        if not widths or list(widths) != sorted(set(widths)) or not 0 < widths[0] <= widths[-1] <= 1:
-            raise ValueError(f"widths must ascend in (0, 1], such as [0.25, 0.5, 1.0], not {widths}")
-        return widths
 
     @property
     def needs_classes(self) -> bool:
@@ -57,17 +51,13 @@ class OrderedDropout(Training):
 
     def loss(self, bench: Bench, model: Network) -> Loss:
         """Cross-entropy of the leading cut of a width that is drawn for every batch."""
-        family = bench.family
-        if bench.architecture != family.width(self.widths[-1]):
-            raise MessageError(f"ordered dropout up to width {self.widths[-1]} is not training of {bench.architecture}")
-        if len(self.widths) > 1:
-            check_no_statistics(family, bench.architecture, "widths of ordered dropout")
-        cuts: dict[float, Callable[[Tensor], Tensor]] = {self.widths[-1]: model}
-        for width in self.widths[:-1]:
-            cuts[width] = leading_cut(model, family, bench.architecture, family.width(width))
+        cuts: list[Callable[[Tensor], Tensor]] = [
+            *reversed(cuts_below(bench, model, self.lower, "widths of ordered dropout")),
+            model,
+        ]
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            cut = cuts[bench.chance.choice(self.widths)]
+            cut = bench.chance.choice(cuts)
             if not self.distillation:
                 return bench.task.loss(cut(inputs), labels)
             logits = model(inputs)
@@ -100,8 +90,7 @@ class FjORD(HeteroFL):
 
     def __init__(self, setup: Setup, params: FjORDParams) -> None:
         super().__init__(setup, params)
-        self.widths = tuple(sorted(setup.widths, reverse=True))  # of the candidates
-        if len(self.widths) > 1:
+        if any(below(self.family, candidate, self.candidates) for candidate in self.candidates):
             check_no_statistics(self.family, self.scored_architecture, "widths of ordered dropout")
 
     @classmethod
@@ -111,26 +100,26 @@ class FjORD(HeteroFL):
 
     def local(self, order: Order) -> Local:
         """Ordered dropout among the candidates up to the device's own."""
-        widths = [w for w in self.widths if self.family.width(w).widths <= order.architecture.widths]
-        widths = widths or [self.widths[-1]]  # an architecture that is narrower than all candidates is priced alone
-        return OrderedDropout(widths=tuple(widths[::-1]), distillation=self.params.distillation)
+        lower = below(self.family, order.architecture, self.candidates)
+        return OrderedDropout(lower=lower, distillation=self.params.distillation)
 
     def training_cost(self, architecture: Architecture) -> Cost:
         """More than training the architecture alone: see the function `training_cost`."""
         batch_size, distillation = self.settings.training.examples_at_once, self.params.distillation
-        return training_cost(self.family, architecture, self.widths, distillation, batch_size, self.settings.optimizer)
+        lower = below(self.family, architecture, self.candidates)
+        return training_cost(self.family, architecture, lower, distillation, batch_size, self.settings.optimizer)
 
 
 @lru_cache(maxsize=4096)
 def training_cost(
     family: Family,
     architecture: Architecture,
-    widths: tuple[float, ...],
+    lower: tuple[Architecture, ...],
     distillation: bool,
     batch_size: int,
     optimizer: str,
 ) -> Cost:
-    """What ordered dropout among the `widths` up to an architecture costs: more than training it alone.
+    """What ordered dropout among an architecture and its `lower` cuts costs: more than training it alone.
 
     Memory is that of the dearest step, the whole sub-model's or a narrower cut's. A cut has the activations of its
     width, but weights, gradients and optimizer state of the whole, and two tensors as large as the largest parameter
@@ -145,18 +134,17 @@ def training_cost(
         return cost(family, a, batch_size=batch_size, optimizer=optimizer)
 
     whole = alone(architecture)
-    narrower = [a for a in map(family.width, widths) if a.widths < architecture.widths]
-    convolutions = {a: set(family.convolutions(a)) for a in (architecture, *narrower)}
+    convolutions = {a: set(family.convolutions(a)) for a in (architecture, *lower)}
     target_bytes = FLOAT_BYTES * batch_size * family.classes if distillation else 0
     steps_bytes = [whole.peak_training_memory_bytes - CONVOLUTION_KERNEL_BYTES * len(convolutions[architecture])]
-    for a in narrower:
+    for a in lower:
         cut_bytes = step_bytes(
             family, architecture, a, batch_size=batch_size, optimizer=optimizer, gradients_held=distillation
         )
         steps_bytes.append(cut_bytes + target_bytes)
     kernel_bytes = CONVOLUTION_KERNEL_BYTES * len(set().union(*convolutions.values()))
-    cut_flops = sum(alone(a).training_flops for a in narrower)
-    draws = 1 + len(narrower)
+    cut_flops = sum(alone(a).training_flops for a in lower)
+    draws = 1 + len(lower)
     mean_flops = (
         whole.training_flops + cut_flops // draws if distillation else (whole.training_flops + cut_flops) // draws
     )

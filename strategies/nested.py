@@ -53,6 +53,33 @@ def leading_cut(
     return compute
 
 
+def cuts_below(
+    bench: Bench, model: Network, lower: Sequence[Architecture], what: str
+) -> list[Callable[[Tensor], Tensor]]:
+    """The `leading_cut` of each of some smaller sub-models, which come largest first.
+
+    Args:
+        bench: where the device trains.
+        model: its own sub-model.
+        lower: the smaller ones; each is a cut of the one before, and the first of the device's own.
+        what: what a message calls them.
+
+    Raises:
+        MessageError: one is no cut, or they would mix their batch norm statistics.
+    """
+    family, own = bench.family, bench.architecture
+    for larger, level in pairwise((own, *lower)):
+        try:
+            family.validate(level)
+        except ValueError as error:
+            raise MessageError(f"{what}: one is no sub-model: {error}") from None
+        if not is_cut(family, level, larger):
+            raise MessageError(f"{what}: each must be a cut of the one above it, and {level} is none of {larger}")
+    if lower:
+        check_no_statistics(family, own, what)
+    return [leading_cut(model, family, own, level) for level in lower]
+
+
 def levels_loss(
     bench: Bench,
     model: Network,
@@ -74,17 +101,7 @@ def levels_loss(
     Raises:
         MessageError: a smaller one is no cut, or they would mix their batch norm statistics.
     """
-    family, own = bench.family, bench.architecture
-    for larger, level in pairwise((own, *lower)):
-        try:
-            family.validate(level)
-        except ValueError as error:
-            raise MessageError(f"a level is no sub-model: {error}") from None
-        if not is_cut(family, level, larger):
-            raise MessageError(f"a level must be a cut of the one above it, and {level} is none of {larger}")
-    if lower:
-        check_no_statistics(family, own, "levels")
-    cuts = [leading_cut(model, family, own, level) for level in lower]
+    cuts = cuts_below(bench, model, lower, "levels")
 
     def loss(inputs: Tensor, labels: Tensor) -> Tensor:
         logits = model(inputs)

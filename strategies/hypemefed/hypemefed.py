@@ -144,7 +144,12 @@ class HypeMeFed(SubModelMethod):
             )
         super().__init__(setup, params, by_exit(setup.family))
         self.params = params
-        guessed = follow(setup.family, params.generate) if params.fill in ("hypernetwork", "ema") else {}
+        found = follow(setup.family, params.generate) if params.fill in ("hypernetwork", "ema") else {}
+        # All devices have the same of what is frozen.
+        guessed = {
+            exit: {target: source for target, source in pairs.items() if not setup.family.is_frozen(target)}
+            for exit, pairs in found.items()
+        }
         self.sources = guessed if params.fill == "hypernetwork" else {}
         # Of every exit the tensors of which averages are kept: those that hypernetworks would guess.
         self.averaged = {exit: list(pairs) for exit, pairs in guessed.items()} if params.fill == "ema" else {}
@@ -250,7 +255,7 @@ class HypeMeFed(SubModelMethod):
     def _stale(self, upload: Upload) -> Weights:
         """The global weights of all tensors that a device has not."""
         theirs = self.family.tensors(self.family.up_to(upload.exit))
-        return {name: value for name, value in self.weights.items() if name not in theirs}
+        return {n: value for n, value in self.weights.items() if n not in theirs and not self.family.is_frozen(n)}
 
     def _average_owners(self) -> None:
         """A <- decay A + (1 - decay) times the owners' mean of the round, by examples; kept where nobody owns a layer.
@@ -295,6 +300,9 @@ class HypeMeFed(SubModelMethod):
             unit = unit_of_changes(self.weights[name], found)
             if unit or name not in self.units:
                 self.units[name] = unit
+        for source in {source for pairs in self.sources.values() for source in pairs.values()}:
+            if self.family.is_frozen(source):
+                self.units[source] = 0.0  # nobody changes it
         self._reading = self._read_round()
 
     def _read_round(self) -> Reading:
@@ -303,7 +311,8 @@ class HypeMeFed(SubModelMethod):
     def _inputs(self, upload: Upload, network: LowRankHypernetwork, source: Source) -> Inputs:
         """What a hypernetwork reads of a device's tensor; made once for all that read it."""
         if source not in upload.inputs:
-            upload.inputs[source] = self._reading.inputs(network, source, upload.tensors[source])
+            value = self.weights[source] if self.family.is_frozen(source) else upload.tensors[source]
+            upload.inputs[source] = self._reading.inputs(network, source, value)
         return upload.inputs[source]
 
     def _add(self, placement: Placement, weights: Mapping[str, Tensor], weight: int) -> None:
@@ -317,7 +326,7 @@ class HypeMeFed(SubModelMethod):
         """The tensors up to an exit that hypernetworks read or guess, or of which averages are kept."""
         if not self.sources:
             return {name for number, names in self.averaged.items() if number <= exit for name in names}
-        first = set(self.sources[2].values())
+        first = {source for source in self.sources[2].values() if not self.family.is_frozen(source)}
         return first.union(*(self.sources[number] for number in range(2, exit + 1)))
 
     def state(self) -> State:

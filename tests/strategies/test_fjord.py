@@ -11,7 +11,7 @@ from models.cost import _Step, cost, distinct_convolutions
 from models.lenet import LeNet5
 from models.resnet import ResNet18
 from strategies.fjord import FjORD, FjORDParams, OrderedDropout, training_cost
-from strategies.method import local_half
+from strategies.method import Order, local_half
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import (
     CLASSIFIER,
@@ -48,11 +48,8 @@ def test_a_device_draws_among_the_widths_up_to_its_own(distillation, tmp_path):
     assert {type(local) for local in halves.values()} == {OrderedDropout}
     assert {local.distillation for local in halves.values()} == {distillation}
     assert {local.weighting for local in halves.values()} == {"examples"}
-    assert {device: local.widths for device, local in halves.items()} == {
-        0: (0.25, 0.5, 1.0),
-        1: (0.25, 0.5),
-        2: (0.25,),
-    }
+    half, quarter = (OneHidden().width(width) for width in WIDTHS[1:])
+    assert {device: local.lower for device, local in halves.items()} == {0: (half, quarter), 1: (quarter,), 2: ()}
     assert {device: len(w[FC]) for device, w in devices.received.items()} == {0: 4, 1: 2, 2: 1}
 
 
@@ -81,7 +78,7 @@ def test_a_device_is_charged_for_the_dearest_of_its_steps():
     assert (whole.parameters, quarter.parameters) == (23, 8)
 
     def charged(distillation):
-        return training_cost(family, family.full(), (1.0, 0.25), distillation, 2, "sgd")
+        return training_cost(family, family.full(), (family.width(0.25),), distillation, 2, "sgd")
 
     peak = quarter.peak_training_memory_bytes
     assert charged(False).peak_training_memory_bytes == max(whole.peak_training_memory_bytes, peak + 4 * 54)
@@ -96,7 +93,7 @@ def test_a_device_is_charged_for_the_dearest_of_its_steps():
 def test_one_width_alone_costs_what_it_costs_without_ordered_dropout():
     family = OneHidden()
     for distillation in (False, True):
-        charged = training_cost(family, family.width(0.25), WIDTHS, distillation, 2, "sgd-momentum")
+        charged = training_cost(family, family.width(0.25), (), distillation, 2, "sgd-momentum")
         assert charged == cost(family, family.width(0.25), batch_size=2, optimizer="sgd-momentum")
 
 
@@ -110,7 +107,7 @@ def test_the_compiled_convolutions_of_all_widths_are_charged():
         counted[architecture] = step.convolutions
         assert distinct_convolutions(family, architecture) == step.convolutions
     assert not counted[whole] & counted[half]
-    large_batch = training_cost(family, whole, (1.0, 0.5), False, 256, "sgd")  # its activations hide all else
+    large_batch = training_cost(family, whole, (half,), False, 256, "sgd")  # its activations hide all else
     plain = cost(family, whole, batch_size=256, optimizer="sgd")
     more = large_batch.peak_training_memory_bytes - plain.peak_training_memory_bytes
     assert more == 300_000 * len(counted[half])
@@ -163,7 +160,7 @@ def ordered_step(distillation, wanted):
     """Gradients and loss of the first seed that draws the wanted width; label 0."""
     for seed in range(20):
         family, model = one_hidden()
-        local = OrderedDropout(widths=(0.25, 1.0), distillation=distillation)
+        local = OrderedDropout(lower=(family.width(0.25),), distillation=distillation)
         loss = loss_of(local, model, family=family, chance=random.Random(seed))
         value = loss(torch.ones(2, 1, 1, 1), torch.tensor([0, 0]))
         value.backward()
@@ -211,7 +208,7 @@ def test_with_distillation_the_cut_learns_what_the_whole_says():
 
 def drawn_losses(seed, batches):
     family, model = one_hidden()
-    local = OrderedDropout(widths=(0.25, 0.5, 1.0), distillation=False)
+    local = OrderedDropout(lower=(family.width(0.5), family.width(0.25)), distillation=False)
     loss = loss_of(local, model, family=family, chance=random.Random(seed))
     return [round(float(loss(torch.ones(1, 1, 1, 1), torch.tensor([0])).detach()), 4) for _ in range(batches)]
 
@@ -228,7 +225,6 @@ def test_widths_are_drawn_alike_for_every_batch_and_follow_from_the_seed():
 
 def test_a_cut_computes_what_a_sub_model_of_its_own_does():
     family = LeNet5(input_shape=(1, 8, 8), norm="static")
-    widths = (0.5, 1.0)
     half = family.width(0.5)
     torch.manual_seed(0)
     model = family.build(family.full()).train()
@@ -239,7 +235,7 @@ def test_a_cut_computes_what_a_sub_model_of_its_own_does():
     wanted.backward()
     for seed in range(20):
         model.zero_grad()
-        local = OrderedDropout(widths=widths, distillation=False)
+        local = OrderedDropout(lower=(half,), distillation=False)
         loss = loss_of(local, model, family=family, chance=random.Random(seed))(inputs, labels)
         if torch.equal(loss.detach(), wanted.detach()):
             break
@@ -255,12 +251,36 @@ def test_a_cut_computes_what_a_sub_model_of_its_own_does():
 
 def test_ordered_dropout_of_another_architecture_is_refused():
     family, model = one_hidden(0.5)
-    local = OrderedDropout(widths=(0.25, 1.0), distillation=False)
-    with pytest.raises(MessageError, match=r"ordered dropout up to width 1.0 is not training of Architecture"):
+    local = OrderedDropout(lower=(family.width(0.5),), distillation=False)
+    with pytest.raises(MessageError, match="widths of ordered dropout: each must be a cut of the one above it"):
         loss_of(local, model, family=family, architecture=family.width(0.5))
 
 
 def test_running_statistics_are_not_mixed_by_ordered_dropout():
     family = LeNet5(input_shape=(1, 8, 8))
+    local = OrderedDropout(lower=(family.width(0.5),), distillation=False)
     with pytest.raises(MessageError, match="use norm = 'static'"):
-        loss_of(OrderedDropout(widths=(0.5, 1.0), distillation=False), family.build(family.full()), family=family)
+        loss_of(local, family.build(family.full()), family=family)
+
+
+DEPTHS = {"family": "vit-tiny", "family-arguments": "hidden = 8, heads = 2, mlp = 8, depth = 3, depths = [1, 2, 3]"}
+MEMBERS = "members = { large = { name = 'cnn3', norm = 'static' }, small = { name = 'mlp', hidden = [4] } }"
+
+
+@pytest.mark.parametrize(
+    ("keys", "below"),
+    [
+        (DEPTHS, [2, 1, 0]),
+        # No member of a choice is a cut of another, so that each is trained as a whole.
+        ({"family": "choice", "family-arguments": MEMBERS, "below-smallest": "smallest"}, [0, 0]),
+    ],
+)
+def test_candidates_of_the_familys_own_take_the_place_of_widths(keys, below, tmp_path):
+    """`widths` play no part there; draws are among the candidates that lie inside the device's own."""
+    engine, scorer = started(small_config(tmp_path, **METHODS["fjord"] | {"widths": "1, 0.5"} | keys))
+    strategy = engine.method
+    lower = [strategy.local(Order(0, candidate)).lower for candidate in strategy.candidates]
+    assert [len(levels) for levels in lower] == below
+    assert lower[0] == tuple(strategy.candidates[1 : 1 + below[0]])
+    result = engine.run_round(simulated_grid(), 1, scorer)
+    assert {device["outcome"] for device in result.devices} == {"trained"}

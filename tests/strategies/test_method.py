@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from messages.error import MessageError
 from messages.orders import LocalHalf
+from models.architecture import Architecture
 from models.lenet import LeNet5
 from strategies.depthfl import MutualLearningOfExits
 from strategies.fedprox import ProximalTraining
@@ -27,7 +28,7 @@ HALVES = [
     Training(weighting="uniform"),
     MaskedTraining(weighting="uniform"),
     ProximalTraining(mu=0.5),
-    OrderedDropout(widths=(0.25, 0.5, 1.0), distillation=True),
+    OrderedDropout(lower=(Architecture((2,)), Architecture((1,))), distillation=True),
     MutualLearningOfExits(weight=0.5, alpha=0.1, ensemble=True),
     WeightedExits(gamma=0.0, temperature=3.0),
     SumOfExits(all_exits=False),
@@ -164,13 +165,8 @@ FINITE = "Input should be a finite number"
         (TrainingAlone, {"weighting": 1}, "weighting: Input should be 'examples' or 'uniform'"),
         (ClassCounts, {"weighting": "examples"}, "weighting: Extra inputs are not permitted"),
         (TakeStatistics, {"once": True}, "once: Extra inputs are not permitted"),
-        (OrderedDropout, {"widths": []}, "widths: Value error, widths must ascend in (0, 1], such as [0.25, 0.5, 1.0]"),
-        (OrderedDropout, {"widths": [0.5, 0.25]}, "widths: Value error, widths must ascend"),
-        (OrderedDropout, {"widths": [0.5, 0.5]}, "widths: Value error, widths must ascend"),
-        (OrderedDropout, {"widths": [0.0, 0.5]}, "widths: Value error, widths must ascend in (0, 1]"),
-        (OrderedDropout, {"widths": [0.5, 1.5]}, "widths: Value error, widths must ascend in (0, 1]"),
-        (OrderedDropout, {"widths": [math.nan]}, "widths: Value error, widths must ascend in (0, 1]"),
-        (OrderedDropout, {"widths": ["0.5"]}, "widths.0: Input should be a valid number"),
+        (OrderedDropout, {"lower": [[0.5]]}, "lower.0: "),
+        (OrderedDropout, {"widths": [0.5, 1.0]}, "widths: Extra inputs are not permitted"),
         (OrderedDropout, {"distillation": 1}, "distillation: Input should be a valid boolean"),
         (OrderedDropout, {"distillation": KeyError}, "distillation: Field required"),
         (MutualLearningOfExits, {"weight": -0.5}, "weight: Input should be greater than or equal to 0"),

@@ -147,9 +147,12 @@ def test_gradients_are_means_of_those_of_models_of_their_own(spec):
 def test_a_device_refuses_levels_that_are_none():
     family, model = one_hidden()
     for lower, why in (
-        ((family.full(),), "a level must be a cut of the one above it"),
-        ((family.width(0.25), family.width(0.5)), "a level must be a cut of the one above it"),
-        ((type(family.full())((9,)),), r"a level is no sub-model: one-hidden: width of hidden must be 1 to 4, not 9"),
+        ((family.full(),), "levels: each must be a cut of the one above it"),
+        ((family.width(0.25), family.width(0.5)), "levels: each must be a cut of the one above it"),
+        (
+            (type(family.full())((9,)),),
+            "levels: one is no sub-model: one-hidden: width of hidden must be 1 to 4",
+        ),
     ):
         with pytest.raises(MessageError, match=why):
             loss_of(LevelTraining(lower=lower), model, family=family)

@@ -19,6 +19,7 @@ from strategies.hypemefed import hypemefed as hypemefed_module
 from strategies.hypemefed.hypemefed import SumOfExits, follow
 from strategies.hypemefed.hypernetwork import LowRankHypernetwork, Reading
 from strategies.method import LEADING, Contribution, Group, Order, local_half
+from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
@@ -644,3 +645,17 @@ def test_a_sum_in_place_of_a_devices_weights_is_refused(tmp_path):
     with pytest.raises(MessageError, match="the update holds a sum, and not one device's 'weights'"):
         strategy.absorb(Contribution(mine, [0, 1], [0, 1], 8, {"weights": total}, {}))
     assert strategy.uploads == []
+
+
+@pytest.mark.parametrize("part", ["block1", "block2"])
+def test_frozen_layers_are_neither_guessed_nor_moved(part, tmp_path):
+    """The first is what a hypernetwork reads, the second what one would guess, and what another one reads."""
+    keys = {"family": "cnn3", "family-arguments": "exits = [1, 2, 3]", "freeze": part}
+    engine, scorer = started(small_config(tmp_path, **METHODS["hypemefed"] | keys))
+    method = engine.method
+    frozen = {name: value.clone() for name, value in method.weights.items() if method.family.is_frozen(name)}
+    result = [engine.run_round(simulated_grid(), number, scorer) for number in (1, 2)][-1]
+    assert {device["outcome"] for device in result.devices} == {"trained"}
+    guessed = {"block2.conv.weight", "block3.conv.weight"} - frozen.keys()
+    assert method.hypernetworks.keys() == method.trained == guessed
+    assert same_bits({name: method.weights[name] for name in frozen}, frozen)
