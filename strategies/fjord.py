@@ -51,10 +51,8 @@ class OrderedDropout(Training):
 
     def loss(self, bench: Bench, model: Network) -> Loss:
         """Cross-entropy of the leading cut of a width that is drawn for every batch."""
-        cuts: list[Callable[[Tensor], Tensor]] = [
-            *reversed(cuts_below(bench, model, self.lower, "widths of ordered dropout")),
-            model,
-        ]
+        narrower = cuts_below(bench, model, self.lower, "widths of ordered dropout")
+        cuts: list[Callable[[Tensor], Tensor]] = [*reversed(narrower), model]
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             cut = bench.chance.choice(cuts)
