@@ -86,9 +86,13 @@ class Family(ABC):
         """Of tied weights of the full model: each further name of a tensor -> the name that it goes by."""
         return {}
 
+    def tensor_names(self) -> list[str]:
+        """The names of all tensors that any architecture has."""
+        return list(self.tensors(self.full()))
+
     def check_parts(self, parts: Iterable[str]) -> None:
         """Raise ValueError where a part, the beginning of tensors' names in front of a dot, names nothing."""
-        names = list(self.tensors(self.full()))
+        names = self.tensor_names()
         for part in parts:
             if not any(lies_in(name, part) for name in names):
                 known = dict.fromkeys(name[:position] for name in names for position in _ends(name))
@@ -108,12 +112,22 @@ class Family(ABC):
         if self._all_frozen(self.tensors(self.full())):
             raise ValueError(f"{self.name}: with freeze = {', '.join(self.freeze)} nothing is left to train")
 
+    def check_left(self, arch: Architecture) -> None:
+        """Raise ValueError where nothing of an architecture is left to train."""
+        if self.freeze and self._all_frozen(self.tensors(arch)):
+            learned = (spec.shape for name, spec in self.tensors(arch).items() if not name.endswith(STATISTICS))
+            parameters = sum(math.prod(shape) for shape in learned)
+            raise ValueError(
+                f"{self.name}: with freeze = {', '.join(self.freeze)} nothing is left to train of the model of "
+                f"{parameters:,} parameters, which devices may get"
+            )
+
     def check_trained(self, parts: Iterable[str]) -> None:
         """Raise ValueError where a part names nothing, or only what is frozen."""
         parts = list(parts)
         self.check_parts(parts)
         for part in parts if self.freeze else ():
-            if self._all_frozen(name for name in self.tensors(self.full()) if lies_in(name, part)):
+            if self._all_frozen(name for name in self.tensor_names() if lies_in(name, part)):
                 raise ValueError(f"{part} is frozen, so that no learning rate makes a difference: leave it out")
 
     def _all_frozen(self, names: Iterable[str]) -> bool:

@@ -159,6 +159,10 @@ class Choice(BlockFamily):
         """Return the members, whole; widths play no part."""
         return [self.of(member) for member, _ in self.members]
 
+    def tensor_names(self) -> list[str]:
+        """The tensors of all members."""
+        return [name for member, _ in self.members for name in self.tensors(self.of(member))]
+
     def blocks(self, arch: Architecture) -> list[Block]:
         """The blocks of the member, under its name."""
         member, family, own = self.split(arch)

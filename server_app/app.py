@@ -417,6 +417,10 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
     )
     with _naming("strategy", config.strategy):
         method = kind(setup, params)
+        try:
+            method.family.check_left(method.smallest_architecture)
+        except ValueError as error:
+            raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
         rehearse_parcels(method)
         rehearse_privacy(method)
         rehearse_secure(method)

@@ -236,7 +236,13 @@ class ModelSearch(HeteroFL):
         options = fleet_options(self.space, fleet, lambda budget: self._search(budget, rng))
         size = "training_flops" if self.params.criterion == "flops" else "parameters"
         self.chosen = fitted_levels(
-            self.family, options, fleet, self.params.architectures, self.price, lambda cost: int(getattr(cost, size))
+            self.family,
+            options,
+            fleet,
+            self.params.architectures,
+            self.price,
+            lambda cost: int(getattr(cost, size)),
+            self.space.smallest() if self.below_smallest == "smallest" else None,
         )
         if not self.chosen:
             log.warning("Model search: no device affords any architecture now, so the smallest is all there is")

@@ -122,8 +122,12 @@ class Scaffold(OneModel):
         return with_parameter_copies(super().training_cost(architecture), 5)
 
     def payload(self, group: Group) -> Parcels:
-        """The weights and the control variate."""
-        return {"weights": self.weights, "control": self.control}
+        """The weights and the control variate of the model that devices train: of a `choice`, the largest member."""
+        names = self.family.tensors(self.architecture)
+        return {
+            "weights": {name: self.weights[name] for name in names},
+            "control": {name: value for name, value in self.control.items() if name in names},
+        }
 
     def absorb(self, contribution: Contribution) -> None:
         """Add the devices' weights, and what their control variates changed by."""

@@ -169,7 +169,8 @@ class Wildflower(HeteroFL):
         super().__init__(setup, params)
         self.params: WildflowerParams = params
         self.widths = setup.widths
-        if params.levels != 1 and len(self.candidates) > 1:
+        self.nested = any(below(self.family, candidate, self.candidates) for candidate in self.candidates)
+        if params.levels != 1 and self.nested:
             check_no_statistics(self.family, self.scored_architecture, "levels of wildflower")
         learned = [name for name in self.weights if not name.endswith(STATISTICS)]
         self.velocity = {name: torch.zeros_like(self.weights[name]) for name in learned if params.momentum}
@@ -186,13 +187,17 @@ class Wildflower(HeteroFL):
 
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose the levels for what the devices of the fleet may spend now."""
+        named = self.family.candidates(self.widths)
         if not self.params.levels:
             return
-        fleet = list(fleet)
-        smallest = self.cost(self.family.candidates(self.widths)[-1]).parameters
+        if len(named) > 1 and not self.nested:
+            log.info("Wildflower: no candidate of %s lies inside another, so each is a level", self.family.name)
+            return
+        fleet, smallest = list(fleet), named[-1]
         options = [*sizes_between(self.family, self.widths), *self.searched(fleet)]
-        options = [option for option in options if self.cost(option).parameters >= smallest]
-        found = fitted_levels(self.family, options, fleet, self.params.levels, self.price)
+        options = [option for option in options if self.cost(option).parameters >= self.cost(smallest).parameters]
+        least = smallest if self.below_smallest == "smallest" else None
+        found = fitted_levels(self.family, options, fleet, self.params.levels, self.price, least=least)
         if not found:
             log.warning("Wildflower: no device affords any level now, so the levels are those of `widths`")
             return

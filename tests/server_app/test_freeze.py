@@ -18,6 +18,8 @@ from server_app.journal import read_rounds
 from strategies.method import LEADING, Selection, of_one_device
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
 
+MEMBERS = "members = { large = { name = 'cnn3' }, small = { name = 'mlp', hidden = [4] } }"
+ALL_PARTS = "large_block1, large_block2, large_block3, large_head, small_head"
 FREEZE = {"freeze": "block1, block2.conv"}
 
 
@@ -143,6 +145,21 @@ def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
     [
         ({"freeze": "blok1"}, "freeze = 'blok1': lenet5 has no part 'blok1'; did you mean 'block1'"),
         ({"freeze": "block1, block2, head", "strategy": "fedavg"}, "nothing is left to train"),
+        (
+            {
+                **{"strategy": "depthfl", "family": "cnn3", "family-arguments": "exits = [1, 2, 3]"},
+                "freeze": "block1, exit1",
+            },
+            # The first block, 32 x 3 x 3 + 32 and a norm of 64, and its exit over 4 x 4 positions, 512 x 10 + 10.
+            "nothing is left to train of the model of 5,514 parameters",
+        ),
+        ({"family": "choice", "family-arguments": MEMBERS, "freeze": ALL_PARTS}, "nothing is left to train"),
+        (
+            {"family": "choice", "family-arguments": MEMBERS, "freeze": "small_head"},
+            # 64 x 4 + 4 and 4 x 10 + 10
+            "nothing is left to train of the model of 310 parameters",
+        ),
+        ({"family": "choice", "family-arguments": MEMBERS, "freeze": "smal_head"}, "did you mean 'small_head'"),
         ({"freeze": "block1", "strategy": "local"}, "has no global model, of which parts could be frozen"),
         ({"freeze": "xyz"}, "freeze = 'xyz': lenet5 has no part 'xyz'; its outermost parts are block1, block2, head"),
         ({"learning-rates": "hed = 10"}, "learning-rates = 'hed = 10': lenet5 has no part 'hed'; did you mean 'head'"),
@@ -187,3 +204,10 @@ def test_devices_that_are_groups_of_their_own_share_what_is_frozen():
     found = {frozen.name(family.full(), Selection(of_one_device, device)) for device in range(3)}
     assert found == {frozen.name(family.full(), LEADING)}
     assert len(frozen._names) == 1
+
+
+def test_a_part_of_any_member_of_a_choice_can_be_frozen(tmp_path):
+    keys = {"strategy": "heterofl", "family": "choice", "family-arguments": MEMBERS, "freeze": "small_head.fc1"}
+    engine, _ = build(small_config(tmp_path, **keys))
+    family = engine.method.family
+    assert {n for n in family.tensor_names() if family.is_frozen(n)} == {"small_head.fc1.weight", "small_head.fc1.bias"}

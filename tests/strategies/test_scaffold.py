@@ -5,6 +5,7 @@ import torch
 
 from strategies.method import Group, Order
 from strategies.scaffold import ControlledTraining, Scaffold, ScaffoldParams
+from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import FAMILY, HandBench, came_back, filled, setup
 
 
@@ -88,6 +89,17 @@ def test_both_parcels_travel_both_ways():
     assert returned.keys() == {"weights", "control_change"}
     parameters = sum(value.numel() for value in method.control.values())
     assert method.cost(whole).payload_bytes == sent["weights"].layout.nbytes + 4 * parameters
+
+
+def test_of_a_choice_the_largest_member_travels(tmp_path):
+    members = "members = { large = { name = 'cnn3' }, small = { name = 'mlp', hidden = [4] } }"
+    keys = METHODS["scaffold"] | {"family": "choice", "family-arguments": members}
+    engine, scorer = started(small_config(tmp_path, **keys))
+    before = {name: value.clone() for name, value in engine.method.weights.items()}
+    result = engine.run_round(simulated_grid(), 1, scorer)
+    assert {device["outcome"] for device in result.devices} == {"trained"}
+    moved = {name for name, value in engine.method.weights.items() if not torch.equal(value, before[name])}
+    assert {name.partition("_")[0] for name in moved} == {"large"}
 
 
 def test_the_control_variate_is_part_of_the_state():

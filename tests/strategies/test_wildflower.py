@@ -24,7 +24,7 @@ from strategies.wildflower import (
     level_cost,
     sizes_between,
 )
-from tests.small_run import simulated_grid, small_config, started
+from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import (
     CLASSIFIER,
     CLASSIFIER_BIAS,
@@ -309,14 +309,14 @@ def test_lower_levels_cost_hardly_more_memory_than_the_own_level_where_activatio
 ONE, TWO, THREE, FOUR = (OneHidden().width(width) for width in (0.25, 0.5, 0.75, 1.0))
 
 
-def fitted(memory, count, each_lower=0):
+def fitted(memory, count, each_lower=0, least=None):
     """Levels for devices with this much memory, where a channel takes 100 bytes and each lower level some more."""
 
     def price(level, lower):
         return Cost(5 * level.widths[0] + 3, 1, 1, 100 * level.widths[0] + each_lower * len(lower), 1)
 
     fleet = [Means(Budget(amount)) for amount in memory]
-    return fitted_levels(OneHidden(), [THREE, ONE, FOUR, TWO, ONE], fleet, count, price)
+    return fitted_levels(OneHidden(), [THREE, ONE, FOUR, TWO, ONE], fleet, count, price, least=least)
 
 
 @pytest.mark.parametrize(
@@ -342,6 +342,52 @@ def fitted(memory, count, each_lower=0):
 )
 def test_the_levels_serve_the_fleet_best(memory, count, each_lower, levels):
     assert fitted(memory, count, each_lower) == levels
+
+
+@pytest.mark.parametrize(
+    ("memory", "count", "each_lower", "levels"),
+    [
+        ([0, 50, 400], 2, 0, [FOUR, ONE]),
+        ([0, 400], 1, 0, [ONE]),
+        # With ONE below it FOUR takes 430 bytes and THREE 330.
+        ([50, 410], 2, 30, [THREE, ONE]),
+        # All afford TWO: there is nobody who needs ONE.
+        ([200, 400], 2, 0, [FOUR, TWO]),
+        ([0, 50], 2, 0, []),
+    ],
+)
+def test_who_affords_nothing_and_trains_all_the_same_gets_the_least(memory, count, each_lower, levels):
+    assert fitted(memory, count, each_lower, least=ONE) == levels
+
+
+@pytest.mark.parametrize(
+    ("below_smallest", "sizes"),
+    [("smallest", {"whole": (6, 16, 120, 84), "quarter": (3, 8, 60, 42)}), ("skip", {"whole": (6, 16, 120, 84)})],
+)
+def test_below_smallest_gives_the_smallest_width_and_not_the_smallest_level_of_the_others(
+    below_smallest, sizes, tmp_path
+):
+    fleet = tmp_path / "fleet.toml"
+    groups = [("whole", 2, 1.0), ("quarter", 4, 0.25)]
+    fleet.write_text(
+        "".join(f'[[group]]\nname = "{name}"\ncount = {n}\nfits_width = {width}\n' for name, n, width in groups)
+    )
+    keys = {"widths": "1, 0.5", "below-smallest": below_smallest, "fleet": str(fleet), "devices-per-round": 6}
+    engine, scorer = started(small_config(tmp_path, **METHODS["wildflower"] | keys))
+    trained = [d for d in engine.run_round(simulated_grid(), 1, scorer).devices if d["outcome"] == "trained"]
+    assert {d["tier"]: tuple(d["architecture"]["widths"]) for d in trained} == sizes
+
+
+def test_members_of_a_choice_are_levels_as_they_are(tmp_path):
+    """None of them lies inside another: a device trains the largest that it affords, alone."""
+    members = "members = { large = { name = 'cnn3' }, small = { name = 'mlp', hidden = [4] } }"
+    keys = {"family": "choice", "family-arguments": members, "below-smallest": "smallest"}
+    engine, scorer = started(small_config(tmp_path, **METHODS["wildflower"] | keys))
+    result = engine.run_round(simulated_grid(), 1, scorer)
+    large, small = engine.method.family.candidates([1.0])
+    trained = {d["tier"]: d["architecture"] for d in result.devices}
+    assert trained == {"whole": large.to_json(), "half": small.to_json(), "quarter": small.to_json()}
+    assert engine.method.local(Order(0, large)).lower == ()
 
 
 def test_levels_are_cuts_in_width_and_in_depth():
@@ -433,11 +479,12 @@ def test_levels_may_keep_another_share_of_each_layer(tmp_path):
 
 
 def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_choose(tmp_path, caplog):
-    method = Wildflower(setup(tmp_path, CHOICE), WildflowerParams(masked_loss=False))
+    family = make_family({"name": "cnn3", "input_shape": [1, 12, 12], "norm": "static", "exits": [1, 3]})
+    method = Wildflower(setup(tmp_path, family), WildflowerParams(masked_loss=False))
     with caplog.at_level("INFO", "flwr"):
         method.survey([Means(Budget(2**40))])
-    assert "levels are not searched layer by layer: space: family 'choice' has no search space" in caplog.text
-    assert method.candidates == CHOICE.candidates((1.0,))[:1]
+    assert "levels are not searched layer by layer: space: " in caplog.text
+    assert method.candidates == [family.full()]
 
 
 def test_other_methods_do_not_have_budgets_worked_out_for_them(tmp_path, monkeypatch):
