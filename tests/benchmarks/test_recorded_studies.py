@@ -120,6 +120,8 @@ def test_every_method_of_a_table_can_be_run(study):
 
 README_ROWS = {
     "wildflower, momentum 0.5, micro-batches of 8": "wildflower-momentum",
+    "wildflower, one level, momentum 0.5, micro-batches of 8": "wildflower-one-level",
+    "fedavg of the largest model that all can train, micro-batches of 8": "all-common",
     "heterofl, micro-batches of 8": "heterofl",
     "wildflower, momentum 0.5": "wildflower-momentum",
     "wildflower": "wildflower",
