@@ -1,8 +1,9 @@
-"""The models of a run exactly as they were scored: those of the newest evaluation, and of the best.
+"""The models of a run exactly as they were scored: those of the newest evaluation, of the best, and each tier's best.
 
 `models/newest` and `models/best` in the run's folder hold one safetensors file per model, and models.json, which says
-what each of them is and how an input is prepared. Methods whose models live on devices only have none. `modules` has
-copies of the user's own modules, which lay beside the experiment.
+what each of them is and how an input is prepared. `models/tier-...` holds the model of one tier from the evaluation
+that was best by the tier's own score. Methods whose models live on devices only have none. `modules` has copies of the
+user's own modules, which lay beside the experiment.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ from tasks.task import Task
 
 Which = Literal["best", "newest"]
 FOLDER, FACTS, MODULES = "models", "models.json", "modules"
+NO_TIERS = (
+    "it has none of any tier: either the run does not score tiers (evaluate-tiers = false), or its method leaves the "
+    "models of tiers on devices"
+)
 _LOOKING = threading.RLock()
 
 
@@ -99,10 +104,9 @@ class SavedModels(Evaluated):
 
     models: list[SavedModel]
 
-    @property
-    def score(self) -> float:
-        """That of the global model."""
-        return next(model.score for model in self.models if model.is_global)
+    def of(self, tier: str | None) -> list[SavedModel]:
+        """The model of a tier, or the global one: one, or none where there is no such model."""
+        return [model for model in self.models if (model.is_global if tier is None else tier in model.tiers)]
 
 
 class ModelInfo(Evaluated):
@@ -122,8 +126,9 @@ class ModelInfo(Evaluated):
 def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
     """Write the models that the engine has just scored, with their scores.
 
-    They become the best where the global model is better than that of all evaluations before. A crash at any moment
-    leaves what there was, or the new models whole.
+    They become the best where the global model is better than that of all evaluations before, and a tier's model
+    becomes that tier's best where it is better than all of the tier's before. A crash at any moment leaves what there
+    was, or the new models whole.
     """
     scored = engine.method.scored_architecture
     normalization = task.normalization
@@ -165,6 +170,15 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
         with written_whole(best) as folder:
             for path in newest.iterdir():
                 _link(path, folder / path.name)
+    for saved in found:
+        for tier in saved.tiers:
+            best_of_tier = _folder_of_tier(run_dir, tier)
+            before = _score(best_of_tier, tier)
+            if before is None or rank(saved.score) > rank(before):
+                with written_whole(best_of_tier) as folder:
+                    _link(newest / saved.file, folder / saved.file)
+                    alone = contents.model_copy(update={"models": [saved]})
+                    (folder / FACTS).write_text(alone.model_dump_json(indent=2) + "\n")
 
 
 def load_model(
@@ -175,7 +189,9 @@ def load_model(
     It maps prepared inputs (batch, *input shape) to logits (batch, classes); `ModelInfo.prepare` prepares them.
 
     Args:
-        which: of the best evaluation by the global model's score (the earliest of several), or of the newest.
+        which: of the best evaluation (the earliest of several), or of the newest. The best is that of the tier's own
+            score where a tier is named, and else of the global model's. Runs of earlier versions did not keep it for
+            tiers: the newest evaluation's model takes its place.
         tier: the model of a tier's devices; None is the global model.
         architecture: in place of a tier, the model of an architecture that was scored.
 
@@ -184,23 +200,28 @@ def load_model(
     """
     if which not in ("best", "newest"):
         raise ModelError(f"which = {which!r}: a run has a 'best' and a 'newest' evaluation")
+    if tier is not None and architecture is not None:
+        raise ModelError(f"the model of the tier {tier!r} or that of an architecture: give one of them")
     folder = newest_whole(Path(run_dir) / FOLDER / which)
+    if tier is not None and which == "best":
+        of_tier = newest_whole(_folder_of_tier(Path(run_dir), tier))
+        folder = of_tier or newest_whole(Path(run_dir) / FOLDER / "newest")
     if folder is None:
         raise ModelError(_why_no_models(Path(run_dir)))
     contents = _contents(folder)
-    if tier is not None and architecture is not None:
-        raise ModelError(f"the model of the tier {tier!r} or that of an architecture: give one of them")
     if architecture is not None:
         wanted = [m for m in contents.models if m.architecture == architecture.to_json()]
     else:
-        wanted = [m for m in contents.models if (m.is_global if tier is None else tier in m.tiers)]
+        wanted = contents.of(tier)
+        if tier is None and len(wanted) != 1:
+            raise ModelError(f"{folder / FACTS} names no global model, or several")
     saved = next(iter(wanted), None)
     if saved is None and architecture is not None:
         there = "; ".join(str(model.architecture) for model in contents.models)
         raise ModelError(f"{folder} holds no model of the architecture {architecture.to_json()}; there are {there}")
     if saved is None:
         tiers = sorted(tier for model in contents.models for tier in model.tiers)
-        has = f"there are {', '.join(tiers)}" if tiers else "the run scored none (evaluate-tiers)"
+        has = f"there are {', '.join(tiers)}" if tiers else NO_TIERS
         raise ModelError(f"{folder} holds no model of a tier {tier!r}; {has}")
     path = folder / saved.file
     try:
@@ -299,25 +320,28 @@ def network_of(family: dict[str, Any], architecture: dict[str, list[int]], data:
     return (MeanOfExits(network) if exits == "mean" else network).eval()
 
 
-def _score(folder: Path) -> float | None:
-    """The global model's score in the newest whole folder; None where there is none to be read."""
+def _folder_of_tier(run_dir: Path, tier: str) -> Path:
+    """Where a tier's best model is. Not under the tier's name, which may be any text."""
+    return run_dir / FOLDER / f"tier-{hashlib.sha256(tier.encode()).hexdigest()[:16]}"
+
+
+def _score(folder: Path, tier: str | None = None) -> float | None:
+    """The score of the global model, or of a tier's, in the newest whole folder; None where none can be read."""
     whole = newest_whole(folder)
     try:
-        return None if whole is None else _contents(whole).score
+        found = [] if whole is None else _contents(whole).of(tier)
     except ModelError:
         return None
+    return found[0].score if found else None
 
 
 def _contents(folder: Path) -> SavedModels:
     try:
-        found = SavedModels.model_validate_json((folder / FACTS).read_bytes())
+        return SavedModels.model_validate_json((folder / FACTS).read_bytes())
     except OSError as error:
         raise ModelError(f"{folder / FACTS} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise ModelError(f"{folder / FACTS} cannot be read: {in_words(error)}") from error
-    if sum(model.is_global for model in found.models) != 1:
-        raise ModelError(f"{folder / FACTS} names no global model, or several")
-    return found
 
 
 def _link(source: Path, target: Path) -> None:

@@ -338,7 +338,9 @@ def export(
     architecture: Annotated[
         str | None, typer.Option(metavar="JSON", help="The model of an architecture, as models.json writes it.")
     ] = None,
-    which: Annotated[str, typer.Option(help="Of the best evaluation, or of the newest.")] = "best",
+    which: Annotated[
+        str, typer.Option(help="Of the best evaluation by the score of that model itself, or of the newest.")
+    ] = "best",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to; default: the folder `export` of the run.")
     ] = None,
@@ -348,7 +350,9 @@ def export(
 
     from models.architecture import Architecture
     from server_app.models import ModelError
-    from wildflower.export import FORMATS, ExportError, facts_path
+    from server_app.units import score_format
+    from tasks.metrics import scale_of
+    from wildflower.export import FORMATS, ExportError, facts_path, read_facts
     from wildflower.export import export as export_model
 
     if file_format not in FORMATS:
@@ -369,6 +373,10 @@ def export(
     except (ModelError, ExportError, OSError) as error:
         raise _stop(str(error)) from None
     typer.echo(f"{path} ({path.stat().st_size / 1e6:.3g} MB); labels and preparation: {facts_path(path)}")
+    facts, whose = read_facts(path), f"of tier {tier} " if tier is not None else ""
+    scale = scale_of(facts.metric)
+    scored = f"{scale.label} {score_format(scale)(facts.score)}"
+    typer.echo(f"It is the model {whose}as it was in round {facts.round}: {scored}")
 
 
 @app.command()
@@ -376,7 +384,9 @@ def predict(
     source: Annotated[Path, typer.Argument(metavar="RUN_DIR|FILE", help="The folder of a run, or an exported model.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the images.")],
     tier: Annotated[str | None, typer.Option(help="The model of a tier; default: the global one.")] = None,
-    which: Annotated[str, typer.Option(help="Of the best evaluation, or of the newest.")] = "best",
+    which: Annotated[
+        str, typer.Option(help="Of the best evaluation by the score of that model itself, or of the newest.")
+    ] = "best",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Print what a model of images says of every image of a folder. The exit code is 1 where one cannot be read.

@@ -47,7 +47,8 @@ class Facts(BaseModel):
 
     Attributes:
         input_shape, input_dtype: of one input, without the batch.
-        labels: names of the outputs, in their order; empty where the task has none.
+        labels: names of the outputs, in their order: "0", "1" and so on where classes have none; empty where the one
+            output is a number. Earlier versions wrote none where classes have no names.
         mean, std: with which the program normalizes by channel; None where inputs are tokens.
         family, architecture, exits: from which the network is built again around the tensors of a safetensors file.
         score: the value of `metric` on the task's test set.
@@ -150,7 +151,7 @@ def facts_of(info: ModelInfo, file_format: Format) -> Facts:
         input_shape=info.input_shape,
         input_dtype=info.input_dtype or stored,
         classes=info.classes,
-        labels=info.label_names,
+        labels=info.label_names or ([] if info.classes == 1 else [str(number) for number in range(info.classes)]),
         mean=info.mean,
         std=info.std,
         family=info.model.family,

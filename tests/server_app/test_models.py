@@ -137,7 +137,11 @@ def test_there_is_one_file_per_model_and_no_pickle(tmp_path):
         assert {path.name for path in folder.iterdir()} == files | {"models.json"}
         assert "global.safetensors" in files
         assert len(files) == len(value["models"]) == 3
-    assert sorted(path.name for path in (run_dir / "models").iterdir()) == ["best", "newest"]
+    best, newest, *of_tiers = sorted((run_dir / "models").iterdir())
+    assert (best.name, newest.name, len(of_tiers)) == ("best", "newest", 3)
+    for folder in of_tiers:
+        [model] = json.loads((folder / "models.json").read_text())["models"]
+        assert {path.name for path in folder.iterdir()} == {model["file"], "models.json"}
 
 
 # Newest and best
@@ -202,6 +206,36 @@ def test_a_file_system_with_one_name_per_file_gets_a_copy(tmp_path, accuracies, 
     assert newest_and_best(run_dir) == [(2, 0.25), (1, 0.5)]
 
 
+def test_a_tiers_best_is_that_of_its_own_score_and_without_one_the_newest(tmp_path):
+    keys = LEARNING | {"examples-per-device": 20, "local-steps": 1}
+    engine, scorer = build(small_config(tmp_path, **keys))
+    engine.run_round(simulated_grid(), 1, scorer)
+    task = load_task(TaskSpec.from_json(engine.settings.task))
+    by_tier = engine.models_of_tiers
+    assert by_tier["whole"] == engine.method.scored_architecture
+    assert len({*by_tier.values()}) == 3
+    for number, (whole, half, quarter) in enumerate([(0.9, 0.45, 0.2), (0.8, 1.0, 0.2), (0.7, 0.6, 0.1)], start=1):
+        scores = {by_tier["whole"]: whole, by_tier["half"]: half, by_tier["quarter"]: quarter}
+        write(tmp_path, (engine, task), number, scores)
+
+    def found(which, tier):
+        model, info = load_model(tmp_path, which, tier)
+        assert all(bool((value == info.round).all()) for value in model.state_dict().values())
+        return info.round, info.model.score
+
+    assert [found("best", tier) for tier in (None, "whole", "half", "quarter")] == [
+        (1, 0.9),
+        (1, 0.9),
+        (2, 1.0),
+        (1, 0.2),
+    ]
+    assert found("newest", "half") == (3, 0.6)
+    for folder in (tmp_path / "models").glob("tier-*"):  # a run of an earlier version
+        shutil.rmtree(folder)
+    assert found("best", "half") == (3, 0.6)
+    assert found("best", None) == (1, 0.9)
+
+
 # Crashes
 
 
@@ -218,21 +252,21 @@ def trained(tmp_path_factory):
     return engine, load_task(TaskSpec.from_json(engine.settings.task))
 
 
-def write(run_dir, trained, number):
+def write(run_dir, trained, number, scores=None):
     """What round `number` would leave: round and accuracy are `number`, and so is every weight."""
     engine, task = trained
     engine.method.round = number
     for model in engine.scored.values():
         for value in model.weights.values():
             value.fill_(number)
-    engine.model_scores = dict.fromkeys(engine.scored, number / 10)
+    engine.model_scores = scores or dict.fromkeys(engine.scored, number / 10)
     save_models(run_dir, engine, task)
 
 
 def rounds_in(run_dir):
     found = []
-    for which in ("newest", "best"):
-        model, info = load_model(run_dir, which)
+    for which, tier in (("newest", None), ("best", None), ("best", "half")):
+        model, info = load_model(run_dir, which, tier)
         assert info.model.score == info.round / 10
         assert all(bool((value == info.round).all()) for value in model.state_dict().values())
         found.append(info.round)
@@ -265,26 +299,26 @@ def crash_while_writing(run_dir, trained, number, monkeypatch, count):
 
 def test_a_crash_at_any_moment_leaves_the_old_or_the_new_models(tmp_path, trained, monkeypatch):
     crashes, seen = 0, set()
-    for count in range(50):
+    for count in range(100):
         run_dir = tmp_path / f"{count}"
         write(run_dir, trained, 1)
         if not crash_while_writing(run_dir, trained, 2, monkeypatch, count):
             break
         crashes += 1
-        newest, best = rounds_in(run_dir)
-        assert best <= newest <= 2
-        seen.add((newest, best))
+        newest, best, of_half = rounds_in(run_dir)
+        assert of_half <= best <= newest <= 2
+        seen.add((newest, best, of_half))
         write(run_dir, trained, 3)  # and the run goes on
-        assert rounds_in(run_dir) == [3, 3]
-    assert crashes >= 10
-    assert seen == {(1, 1), (2, 1), (2, 2)}
+        assert rounds_in(run_dir) == [3, 3, 3]
+    assert 10 <= crashes < 100
+    assert seen == {(1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2)}
 
 
 def test_a_best_that_cannot_be_read_does_not_stop_a_run(tmp_path, trained):
     write(tmp_path, trained, 2)
     (tmp_path / "models" / "best" / "models.json").write_text("{")
     write(tmp_path, trained, 1)
-    assert rounds_in(tmp_path) == [1, 1]
+    assert rounds_in(tmp_path) == [1, 1, 2]
 
 
 # What is wrong is said
@@ -302,7 +336,15 @@ def test_models_that_there_are_not_are_named(tmp_path, trained):
 def test_without_evaluate_tiers_there_is_the_global_model_only(tmp_path, accuracies):
     accuracies += [0.5]
     run_dir = run(simulated_grid(), small_config(tmp_path, **KEYS, rounds=1))
-    with pytest.raises(ModelError, match=r"a tier 'half'; the run scored none \(evaluate-tiers\)"):
+    words = r"a tier 'half'; it has none of any tier: .* \(evaluate-tiers = false\), or its method leaves the models"
+    with pytest.raises(ModelError, match=words):
+        load_model(run_dir, tier="half")
+
+
+def test_tiers_whose_models_live_on_devices_are_not_blamed_on_evaluate_tiers_alone(tmp_path):
+    run_dir = run(simulated_grid(), small_config(tmp_path, **METHODS["rafl"] | LEARNING | {"local-steps": 1}))
+    assert load_model(run_dir)[1].model.is_global
+    with pytest.raises(ModelError, match=r"it has none of any tier: .* or its method leaves the models of tiers on"):
         load_model(run_dir, tier="half")
 
 

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -25,7 +26,17 @@ from tests.programs import run_python
 from tests.small_run import METHODS, simulated_grid, small_config
 from wildflower import export as module
 from wildflower.command import app
-from wildflower.export import FORMATS, MAX_BATCH, Deployed, ExportError, Facts, export, facts_path, read_program
+from wildflower.export import (
+    FORMATS,
+    MAX_BATCH,
+    Deployed,
+    ExportError,
+    Facts,
+    export,
+    facts_of,
+    facts_path,
+    read_program,
+)
 from wildflower.predict import predict
 
 LEARNING = {"rounds": 2, "evaluate-every": 2, "local-steps": 10, "examples-per-device": 200}
@@ -98,6 +109,33 @@ def test_five_lines_without_wildflower_use_it(digits_run, file_format, tmp_path)
     model, info = load_model(run_dir)
     with torch.no_grad():
         assert int(done.stdout) == int(model(info.prepare(image[None])).argmax())
+
+
+NAMED = """\
+import json, numpy, torch
+from PIL import Image
+program = torch.export.load("net.pt2").module()
+image = torch.from_numpy(numpy.array(Image.open("image.png")))[None, None]
+print(json.load(open("net.pt2.json"))["labels"][program(image).argmax()])
+"""
+
+
+def test_labels_that_are_numbers_are_named_by_them(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8)).astype(np.uint8)
+    for name in ("train", "test"):
+        np.savez(tmp_path / f"{name}.npz", inputs=images, labels=np.arange(60) % 3)
+    keys = {"task": "npz", "data-dir": str(tmp_path), "family": "cnn3", "rounds": 1, "examples-per-device": 10}
+    run_dir = run(simulated_grid(), small_config(tmp_path, **keys))
+    path = export(run_dir, out=tmp_path / "net.pt2")
+    assert read_program(path)[1].labels == ["0", "1", "2"]
+    Image.fromarray(images[7]).save(tmp_path / "image.png")
+    done = run_python("-c", NAMED, folder=tmp_path, environment={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    [of_run] = predict(run_dir, tmp_path)
+    assert done.stdout.strip() == of_run.label
+    assert of_run.label in ("0", "1", "2")
+    _, info = load_model(run_dir)
+    assert facts_of(info.model_copy(update={"classes": 1}), "pt2").labels == []  # its one output is a number
 
 
 @pytest.mark.parametrize("name", ["cnn3", "lenet5", "vgg", "resnet18", "vit-tiny", "bert-tiny"])
@@ -344,7 +382,10 @@ def test_the_command(digits_run, tmp_path):
     shown = invoke(run_dir, "--tier", "half", "--which", "newest")
     assert shown.exit_code == 0, shown.output
     assert (run_dir / "export" / "newest-half.pt2").is_file()
-    assert json.loads((run_dir / "export" / "newest-half.pt2.json").read_text())["task"] == "digits"
+    facts = json.loads((run_dir / "export" / "newest-half.pt2.json").read_text())
+    assert facts["task"] == "digits"
+    percent = round(100 * facts["score"], 2)
+    assert f"It is the model of tier half as it was in round 2: accuracy {percent:g} %\n" in shown.stdout
     for arguments, told in (
         ((run_dir, "--format", "tflite"), "must be one of"),
         ((run_dir, "--tier", "none"), "no model of a tier 'none'"),
