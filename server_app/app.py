@@ -134,7 +134,11 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     if engine.own is None and engine.population.simulated:
         write_labels(run_dir, load_task(TaskSpec.from_json(engine.settings.task)), engine.population.tier)
     keep_modules(config, run_dir / MODULES)
-    first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
+    try:
+        first_round = _take_up(config, run_dir, engine, journal) if config.resume else 1
+    except checkpoint.CheckpointError as error:
+        _finish_failed(journal, str(error))
+        raise
     log(INFO, "Run folder: %s", run_dir)
     method = engine.method
     log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)

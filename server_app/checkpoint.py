@@ -72,6 +72,14 @@ def exists(run_dir: Path) -> bool:
     return bool(rounds(run_dir)) or _of_earlier_version(run_dir) is not None
 
 
+def check_there(run_dir: Path, round: int) -> None:
+    """Raise CheckpointError unless there is a checkpoint of a round; whether it is good is not looked at."""
+    numbers = rounds(run_dir)
+    if round not in numbers:
+        there = f"there are those of rounds {', '.join(map(str, sorted(numbers)))}" if numbers else "there are none"
+        raise CheckpointError(f"resume-from = {round}: {run_dir} has no checkpoint of that round; {there}")
+
+
 def load(run_dir: Path, round: int = 0, at_most: int | None = None) -> Checkpoint:
     """The newest good checkpoint of a run, or that of a `round`. Those that are passed over are told.
 
@@ -84,9 +92,7 @@ def load(run_dir: Path, round: int = 0, at_most: int | None = None) -> Checkpoin
     """
     numbers = rounds(run_dir)
     if round:
-        if round not in numbers:
-            there = f"there are those of rounds {', '.join(map(str, sorted(numbers)))}" if numbers else "there are none"
-            raise CheckpointError(f"resume-from = {round}: {run_dir} has no checkpoint of that round; {there}")
+        check_there(run_dir, round)
         return _read(_folder(run_dir, round))
     if not numbers:
         earlier = _of_earlier_version(run_dir)

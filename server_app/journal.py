@@ -600,7 +600,8 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     Keys that nothing reads make no difference, such as those of other methods, of which another version may have
     others.
     """
-    from server_app.config import unread  # which imports torch
+    from server_app.checkpoint import CheckpointError, check_there
+    from server_app.config import unread  # both import torch
 
     before = read_config(run_dir)["config"]
     read = set().union(*(values.keys() - set(unread(values)) for values in (before, config)))
@@ -625,6 +626,11 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     finished = len(read_rounds(run_dir))
     if config.get("resume-from", 0) > finished:
         raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")
+    if config.get("resume-from", 0):
+        try:
+            check_there(run_dir, config["resume-from"])
+        except CheckpointError as error:
+            raise JournalError(str(error)) from None
     finished = config.get("resume-from", 0) or finished
     # Nothing would be run, and config.json would say fewer rounds than there are.
     if config["rounds"] < finished:

@@ -294,6 +294,10 @@ def test_a_torn_checkpoint_stops_a_resumed_run_before_it_changes_anything(tmp_pa
     with pytest.raises(CheckpointError, match="not a whole checkpoint"):
         run(simulated_grid(), small_config(tmp_path, rounds=4, resume=True))
     assert (run_dir / "rounds.jsonl").read_bytes() == before
+    summary = read_summary(run_dir)
+    assert (summary.status, "round-2 is not a whole checkpoint" in summary.error) == ("failed", True)
+    assert "Error:" not in summary.error  # in words, for who resumes it
+    assert "\n" not in summary.error
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(tmp_path):
@@ -310,8 +314,10 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(t
     assert checkpoint.rounds(broken) == [4, 3, 2]
     assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(broken).state.tensors)
     assert told(whole) == told(broken)
-    with pytest.raises(CheckpointError, match=r"resume-from = 1: .* there are those of rounds 2, 3, 4"):
-        run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True, resume_from=1))
+    before = {path: path.read_bytes() for path in broken.glob("*.json*")}
+    with pytest.raises(JournalError, match=r"^resume-from = 1: .* there are those of rounds 2, 3, 4$"):
+        run(simulated_grid(), small_config(tmp_path / "broken", **keys, resume=True, resume_from=1, rounds=5))
+    assert {path: path.read_bytes() for path in broken.glob("*.json*")} == before
     with pytest.raises(ConfigError, match="resume-from = 2: goes with resume = true only"):
         small_config(tmp_path, resume_from=2)
 

@@ -341,6 +341,7 @@ def test_nothing_starts_over_an_earlier_run(world):
     [
         ("batch-size=32", "cannot be resumed with another configuration: batch-size was 16 and is 32"),
         ("rounds=1", "rounds = 1, but the run in "),
+        ("resume-from=1", "has no checkpoint of that round; there are none"),
         ("fleet=changed.toml", "or a trace that it names is not what it was when the run began"),
     ],
 )
@@ -354,6 +355,7 @@ def test_a_run_that_cannot_be_resumed_so_starts_nothing(world, setting, words):
     code, text = world.run("finish", "resume=true", "rounds=3", setting)
     assert code == 1
     assert words in text
+    assert "CheckpointError" not in text
     assert len(text.splitlines()) == 1
     assert not world.pids.exists()
 
