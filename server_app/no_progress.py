@@ -71,6 +71,22 @@ def _ways(payload: Mapping[str, int | None]) -> str:
     return f"{down} of weights down and {up} up"
 
 
+def goes_by_widths(config: RunConfig, method: Method) -> bool:
+    """Whether `widths` say what a method's candidates are. Levels, depths and members are the family's own."""
+    narrowest, candidates = min(config.widths), method.family.candidates
+    return method.remedy is None and candidates([narrowest]) != candidates([narrowest / 2])
+
+
+def smaller_model(config: RunConfig, method: Method) -> str:
+    """What makes the smallest model of a method smaller."""
+    if method.remedy is not None:
+        return method.remedy
+    narrowest = method.family.candidates([min(config.widths)])[-1]
+    if goes_by_widths(config, method) and method.smallest_architecture == narrowest:
+        return f"a smaller width in widths = {config.to_dict()['widths']!r}"
+    return "a smaller family or smaller family-arguments"
+
+
 def smaller_batches(config: RunConfig, method: Method) -> list[str]:
     """What makes the smallest model need less memory in training: a smaller batch, or smaller parts of it."""
     training, found = method.settings.training, []
@@ -100,14 +116,7 @@ def _remedies(config: RunConfig, method: Method, *, poor: bool, slow: bool) -> l
             remedies.append("a larger payload limit of the devices")
     if config.round_seconds:
         remedies.append(f"a larger round-seconds than {config.round_seconds:g}")
-    narrowest = min(config.widths)
-    by_width = [method.family.candidates([width])[-1] for width in (narrowest, narrowest / 2)]
-    if method.remedy is not None:
-        remedies.append(method.remedy)
-    elif method.smallest_architecture == by_width[0] != by_width[1]:
-        remedies.append(f"a smaller width in widths = {config.to_dict()['widths']!r}")
-    else:
-        remedies.append("a smaller family or smaller family-arguments")
+    remedies.append(smaller_model(config, method))
     if poor:
         remedies += smaller_batches(config, method)
     if config.below_smallest == "skip" and method.helps_below_smallest:

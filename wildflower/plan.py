@@ -22,7 +22,7 @@ from rounds.population import ConnectedDevices, NodeState
 from server_app.app import build, task_spec
 from server_app.config import RunConfig
 from server_app.journal import read_devices
-from server_app.no_progress import smaller_batches
+from server_app.no_progress import goes_by_widths, smaller_batches, smaller_model
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
 from server_app.units import bytes_text, range_text, seconds_text
@@ -256,10 +256,14 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     smallest = method.cost(method.smallest_architecture)
     for tier, devices in _by_tier(plan.left_out).items():
         of = [device for device in plan.devices if device.tier == tier]
-        who = f"{len(devices)} of {len(of)} devices of tier {tier}" if len(of) > 1 else f"The device of tier {tier}"
+        who = (
+            f"{len(devices)} of {len(of)} devices of tier {tier} {'get' if len(devices) > 1 else 'gets'}"
+            if len(of) > 1
+            else f"The device of tier {tier} gets"
+        )
         limits = sorted({limit for device in devices for limit in device.binds}) or ["memory"]
         found.append(
-            f"{who} get no model: the smallest one needs {bytes_text(smallest.peak_training_memory_bytes)} of memory, "
+            f"{who} no model: the smallest one needs {bytes_text(smallest.peak_training_memory_bytes)} of memory, "
             f"{bytes_text(smallest.download_bytes)} down and {bytes_text(smallest.upload_bytes)} up, "
             f"and what binds is {' and '.join(limits)} "
             f"({bytes_text(min(d.memory_bytes for d in devices))} of memory). Try {_smaller(engine, config, limits)}."
@@ -324,7 +328,7 @@ def _smaller(engine: Engine, config: RunConfig, limits: Sequence[str]) -> str:
         remedies.append(f"a larger round-seconds than {config.round_seconds:g}")
     if "link" in limits and config.transfer_seconds:
         remedies.append(f"a larger transfer-seconds than {config.transfer_seconds:g}")
-    remedies.append(engine.method.remedy or f"a width below {min(config.widths):g} in widths, or a smaller family")
+    remedies.append(smaller_model(config, engine.method))
     if "memory" in limits:
         remedies += smaller_batches(config, engine.method)
     return ", or ".join(remedies)
@@ -343,7 +347,12 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
             f"needs. Try a larger family or family-arguments than {plan.family}, or hold slow devices back with "
             "round-seconds or transfer-seconds."
         )
-    return f"{begin}: try more widths between those in widths = {config.to_dict()['widths']!r}."
+    if goes_by_widths(config, method):
+        return f"{begin}: try more widths between those in widths = {config.to_dict()['widths']!r}."
+    return (
+        f"{begin}: try more models between the smallest and the largest, such as levels or depths in family-arguments, "
+        "or the method's own keys."
+    )
 
 
 def _largest(method: Method) -> Architecture:

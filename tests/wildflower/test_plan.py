@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from devices.report import DeviceReport
+from plugins.beside import looked_for_beside
 from rounds.population import NodeState
 from server_app.app import build, run
 from server_app.journal import Journal, read_devices
@@ -73,8 +74,8 @@ def test_a_device_below_the_smallest_is_told_with_a_remedy(tmp_path):
     assert (tiny.parameters, tiny.binds) == (0, ("memory",))
     assert plan.left_out == [tiny]
     [told] = [text for text in plan.warnings if "tiny" in text]
-    assert "get no model" in told
-    assert "a width below 0.25" in told
+    assert told.startswith("The device of tier tiny gets no model: ")
+    assert "Try a smaller width in widths = '1, 0.5, 0.25', or" in told
 
 
 def test_time_binds_and_the_slow_get_less(tmp_path):
@@ -151,6 +152,43 @@ def test_all_alike_is_told(tmp_path):
     assert "nothing limits them" in told
     [told] = make_plan(small_config(tmp_path, **keys, strategy="fedavg")).warnings
     assert "has no other" in told
+
+
+LEVELS = """
+from torch import nn
+
+def net(classes, hidden):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+"""
+
+
+def test_widths_are_not_advised_where_a_family_names_its_own_candidates(tmp_path):
+    (tmp_path / "plan_levels.py").write_text(LEVELS)
+    # From 10 kB of memory to 1 MB no level changes: both tiers below can train the smaller one and not the larger one.
+    narrow = UNEQUAL.replace('memory = "1 GB"', 'training_memory = "1 MB"')
+    (tmp_path / "narrow.toml").write_text(narrow)
+    keys = {
+        "fleet": str(tmp_path / "narrow.toml"),
+        "family": "plan_levels:net",
+        "family-arguments": "levels = [{hidden = 8}, {hidden = 100000}]",
+    }
+    with looked_for_beside(tmp_path):
+        plan = make_plan(small_config(tmp_path, **keys))
+    assert sum("in widths" in text for text in plan.warnings) == 0
+    [told] = [text for text in plan.warnings if "tier tiny" in text]
+    assert "Try a smaller family or smaller family-arguments, or a smaller batch-size" in told
+    [told] = [text for text in plan.warnings if "get the same one" in text]
+    assert told.endswith(
+        "try more models between the smallest and the largest, such as levels or depths in family-arguments, or the "
+        "method's own keys."
+    )
+
+
+def test_one_device_gets_and_several_get(tmp_path):
+    several = UNEQUAL.replace("count = 2", "count = 1").replace("count = 1\ntraining", "count = 2\ntraining")
+    (tmp_path / "several.toml").write_text(several)
+    plan = make_plan(small_config(tmp_path, fleet=str(tmp_path / "several.toml")))
+    assert any(text.startswith("2 of 2 devices of tier tiny get no model: ") for text in plan.warnings)
 
 
 def nodes_json(folder: Path):
