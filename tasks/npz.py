@@ -177,9 +177,13 @@ def _labels(file: Path, arrays: dict[str, np.ndarray]) -> Tensor:
 def _whole_numbers(file: Path, name: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
     values = arrays[name]
     if values.dtype.kind not in "iu" or values.ndim != 1:
+        texts = values.dtype.kind in "US" and values.ndim == 1
+        numbers = f"numpy.unique({name}, return_inverse=True)[1]" if texts else f"{name}.astype(numpy.int64)"
+        if texts and name == "labels":
+            numbers += " over those of train.npz and test.npz together"
         raise ValueError(
             f"{file}: {name} are {values.dtype} of shape {values.shape}, they must be whole numbers, one per example: "
-            f"as in {name}.astype(numpy.int64)"
+            f"as in {numbers}"
         )
     if values.dtype.kind == "u" and values.max() > np.iinfo(np.int64).max:
         raise ValueError(f"{file}: {name} hold {values.max()}, more than fits into 64 bits with a sign")

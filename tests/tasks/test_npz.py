@@ -122,6 +122,11 @@ GAP[[2, 4], 1, 3] = np.nan
         (GOOD | {"inputs": np.array(5, np.uint8)}, "no inputs, 6 labels: the counts must agree"),
         (GOOD | {"groups": np.arange(7)}, "7 groups, 6 labels: the counts must agree"),
         (GOOD | {"groups": np.array(list("aabbcc"))}, "groups are <U1 .* must be whole numbers, one per example"),
+        (
+            GOOD | {"labels": np.array(list("aabbcc"))},
+            r"labels are <U1 of shape .* example: as in numpy\.unique\(labels, return_inverse=True\)\[1\] over "
+            r"those of train\.npz and test\.npz together$",
+        ),
         (GOOD | {"groups": np.zeros((6, 2), np.int64)}, r"groups are int64 of shape \(6, 2\)"),
         (GOOD | {"labels": GOOD["labels"] / 2}, r"labels are float64 .* as in labels.astype\(numpy.int64\)"),
         (GOOD | {"labels": GOOD["labels"] == 1}, "labels are bool"),
