@@ -106,9 +106,11 @@ Scorer = Callable[[Model], Scores]
 
 
 def _evaluation(
-    whole: Scores, by_tier: dict[str, float], by_device: dict[int, float] | None, delivered: Delivered | None
+    whole: Scores | None, by_tier: dict[str, float], by_device: dict[int, float] | None, delivered: Delivered | None
 ) -> Evaluation:
-    """An evaluation in which the global model was scored on the server."""
+    """An evaluation on the server; `whole` is None where the global model could not be scored."""
+    if whole is None:
+        return Evaluation(None, None, by_tier, delivered=delivered, score_by_device=by_device)
     return Evaluation(
         whole.score,
         whole.loss,
@@ -630,25 +632,25 @@ class Engine:
             tiers = own.score_by_tier if own else {}
             return _evaluation(whole, tiers, own.score_by_device if own else None, delivered)
         if scorer is None:
-            models = self._models(grid)
-            return self._federated(grid, models, recipients) if scored in models else None
+            return self._federated(grid, self._models(grid), recipients)
         candidates = dict.fromkeys([scored, *self.scored_tiers.values(), *self.method.deliverable])
         given = represented(recipients, candidates, self.method.cost)
         best = self.settings.deliver == "best"
         self.scored = models = self._models(grid, [*given.values(), *(candidates if best and recipients else [])])
-        if scored not in models:
+        if not models:
             return None
-        whole = scorer(models[scored])
-        if best and whole.held_out is None:
-            raise ValueError("deliver = 'best' needs a scorer that also scores held-out examples (server_app.scoring)")
         found: dict[Architecture, Scores] = {}
         family = self.method.family
-        as_whole = scored == family.full() and models[scored].family == family and models[scored].exits == "deepest"
-        if as_whole and not best:
-            # The networks up to each exit are in the global model: one pass scores them all.
-            found = {family.up_to(exit): Scores(value, math.nan) for exit, value in enumerate(whole.by_exit, start=1)}
-        found[scored] = whole
+        if scored in models:
+            whole = found[scored] = scorer(models[scored])
+            as_whole = scored == family.full() and models[scored].family == family and models[scored].exits == "deepest"
+            if as_whole and not best:
+                # The networks up to each exit are in the global model: one pass scores them all.
+                by_exit = enumerate(whole.by_exit, start=1)
+                found = {family.up_to(exit): Scores(value, math.nan) for exit, value in by_exit} | found
         found |= {a: scorer(model) for a, model in models.items() if a not in found}
+        if best and any(scores.held_out is None for scores in found.values()):
+            raise ValueError("deliver = 'best' needs a scorer that also scores held-out examples (server_app.scoring)")
         self.model_scores = {a: found[a].score for a in models}
         values = self.model_scores
         if best:
@@ -658,7 +660,8 @@ class Engine:
         tiers = {tier: found[a].score for tier, a in self.scored_tiers.items() if a in models}
         nothing = self.settings.score_without_model
         of_device = scores_of_devices(recipients, given, values, nothing)
-        return _evaluation(whole, tiers, told(of_device), delivered_models(recipients, given, values, nothing))
+        delivered = delivered_models(recipients, given, values, nothing)
+        return _evaluation(found.get(scored), tiers, told(of_device), delivered)
 
     def _recipients(self, grid: Grid) -> list[Recipient]:
         """What the method would give now to every device that is there, or to some of very many."""
@@ -705,24 +708,24 @@ class Engine:
     ) -> Evaluation | None:
         """Devices score models on what each keeps for testing, and every example counts alike.
 
-        The score is that of the global model over all devices that can hold it, as if their test examples lay in one
-        place. A tier's is that of its sub-model over its devices, and each recipient counts as its tier.
+        The score is that of the global model over all devices that score it, as if their test examples lay in one
+        place. A tier's is that of its sub-model over its devices, and each recipient counts as its tier. A model that
+        is not among `models`, or that no device scores, has no score, and the others have theirs all the same.
         """
         assert self.own is not None
         if self.settings.deliver == "best":  # nothing to choose by; `server_app.app.build` says before what to do
             raise ValueError("deliver = 'best' needs a test set on the server, to hold out a part to choose by")
-        everyone = self.population.everyone(grid)
-        self.own.admit(grid, everyone, self.population)
-        able = [d for d in self.own.fitting(everyone) if self.own.testing(d)]
+        able = [d for d in self._fitting(grid, self.population.everyone(grid)) if self.own.testing(d)]
         there = self.population.connected(grid, able)
         scored = self.method.scored_architecture
-        of: dict[Architecture, dict[int, Score]] = {scored: self._score_model(grid, models[scored], there)}
+        whole = self._score_model(grid, models[scored], there) if scored in models else {}
+        of: dict[Architecture, dict[int, Score]] = {scored: whole}
         tiers: dict[str, dict[int, Score]] = {}
         for tier, architecture in self.scored_tiers.items():
             if architecture in models:
                 theirs = [d for d in there if self.population.tier(d) == tier]
                 if architecture == scored:
-                    found = {d: of[scored][d] for d in theirs if d in of[scored]}
+                    found = {d: whole[d] for d in theirs if d in whole}
                 else:
                     found = self._score_model(grid, models[architecture], theirs)
                 if found:
@@ -731,10 +734,17 @@ class Engine:
         # Of a model that no device could hold nothing is known.
         self.scored = {a: model for a, model in models.items() if of.get(a)}
         self.model_scores = {a: pooled(of[a], self.settings.metric)[0] for a in self.scored}
-        evaluation = federated_score(of[scored], tiers, self.settings.metric)
+        evaluation = federated_score(whole, tiers, self.settings.metric)
         by_tier, nothing = evaluation.score_by_tier if evaluation else {}, self.settings.score_without_model
         delivered = delivered_on_devices(recipients, by_tier, lambda device: True, nothing)
         return evaluation and replace(evaluation, delivered=delivered)
+
+    def _fitting(self, grid: Grid, devices: list[int]) -> list[int]:
+        """Those of the devices whose data fit: all of them where the server deals the data out."""
+        if self.own is None:
+            return devices
+        self.own.admit(grid, devices, self.population)
+        return self.own.fitting(devices)
 
     def _score_model(self, grid: Grid, model: Model, devices: Sequence[int]) -> dict[int, Score]:
         """The scores that devices take of one model, exactly as it is, on what each keeps for testing."""
@@ -786,7 +796,7 @@ class Engine:
             return models
         order = list(models)
         count = self.settings.statistics_devices or max(self.settings.devices_per_round, LEAST_DEVICES)
-        devices = self.population.sample(grid, self.method.rng(3), 8 * count)
+        devices = self._fitting(grid, self.population.sample(grid, self.method.rng(3), 8 * count))
         # On hardware one model after the other: each has the whole deadline.
         for architectures in [list(missing)] if self.population.simulated else [[a] for a in missing]:
             connected = self.population.connected(grid, devices)  # some may have been left working a moment ago
@@ -847,10 +857,9 @@ class Engine:
         Nothing but scores comes back, and no device keeps anything. The protocol is that of RecipFL and of HypeMeFed's
         personalized accuracy.
         """
-        devices = self.population.everyone(grid)
+        devices = self._fitting(grid, self.population.everyone(grid))
         if self.own is not None:
-            self.own.admit(grid, devices, self.population)
-            devices = [d for d in self.own.fitting(devices) if self.own.testing(d)]
+            devices = [d for d in devices if self.own.testing(d)]
         assignments = [a for device in devices for a in self._order_to_score(device)]
         scores = self.scores(grid, assignments, "shard", self.settings.personal_training_in(self.round))
         return personal_score(

@@ -34,14 +34,14 @@ Examples = Literal["shard", "test set"]  # a device's own test shard, or the tas
 class Evaluation:
     """The scores of a round: of the global model on the task's test set, of every tier's sub-model, of every exit.
 
-    Scores are values of the task's metric. delivered: of what devices would be given now. Where devices score,
-    `worst_device` is the one with the worst value, and `scored_devices` how many have one. accuracy_by_class: of the
-    global model, where labels are few classes. score_by_device: of what each device is given, or where devices score,
-    what each did; None with more than `MAX_TOLD` devices.
+    Scores are values of the task's metric; score and loss are None where the global model could not be scored.
+    delivered: of what devices would be given now. Where devices score, `worst_device` is the one with the worst value,
+    and `scored_devices` how many have one. accuracy_by_class: of the global model, where labels are few classes.
+    score_by_device: of what each device is given; None with more than `MAX_TOLD` devices.
     """
 
-    score: float
-    loss: float
+    score: float | None
+    loss: float | None
     score_by_tier: dict[str, float]
     score_by_exit: list[float] | None = None
     delivered: Delivered | None = None
@@ -96,25 +96,29 @@ def federated_score(
 ) -> Evaluation | None:
     """What devices' scores on their own test examples come to: every example counts alike.
 
-    Sums of the metric are added up, so that it is as if all examples had been scored in one place. The worst device is
-    that with the worst value of its own, in the first place of the global model, else of its tier's.
+    Sums of the metric are added up, so that it is as if all examples had been scored in one place. A device's own value
+    is in the first place that of the global model, else that of its tier's.
 
     Args:
         scores: of the global model. by_tier: of every tier's sub-model.
+
+    Returns:
+        None where no model has a score.
     """
-    own = {device: score for of_tier in by_tier.values() for device, score in of_tier.items()} | dict(scores)
-    if not scores:
+    if not scores and not by_tier:
         return None
+    own = {device: score for of_tier in by_tier.values() for device, score in of_tier.items()}
+    own |= scores
     values = {device: metric.value(score.sums, score.examples) for device, score in sorted(own.items())}
-    worst = min(values, key=lambda device: (metric.scale.rank(values[device]), device))
-    value, loss = pooled(scores, metric)
+    worst = min(values, key=lambda device: (metric.scale.rank(values[device]), device), default=None)
+    value, loss = pooled(scores, metric) if scores else (None, None)
     tiers = {tier: pooled(of_tier, metric)[0] for tier, of_tier in by_tier.items()}
     return Evaluation(
         value,
         loss,
         tiers,
         worst_device=worst,
-        worst_score=values[worst],
+        worst_score=None if worst is None else values[worst],
         scored_devices=len(own),
         score_by_device=told(values),
     )

@@ -159,7 +159,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
             idle_rounds = idle_rounds + 1 if empty else 0
             # The journal first: a checkpoint without its journal lines could not be resumed.
             journal.write_round(result.record, result.devices)
-            if engine.scored and result.record["score"] is not None:
+            if engine.scored and result.record["score_by_tier"] is not None:  # in a round with an evaluation
                 _save_scored(run_dir, engine)
             if reports := engine.population.newest_reports():
                 write_nodes(run_dir, reports, engine.population.quarantined())

@@ -607,7 +607,7 @@ def _csv(groups: Sequence[Group]) -> str:
         down = accumulate(r.bytes_down for r in run.rounds)
         up = accumulate(r.bytes_up for r in run.rounds)
         for r, bytes_down, bytes_up in zip(run.rounds, down, up, strict=True):
-            if r.score is not None:
+            if r.score_by_tier is not None:
                 cost = [r.round, r.simulated_seconds, bytes_down, bytes_up]
                 scores = [r.metric, r.delivered_score, r.score, r.loss]
                 devices = [r.delivered_devices, r.devices_without_model, r.devices_beyond_budget]

@@ -101,7 +101,7 @@ class RoundRecord(ScoreRecord):
     metric: str
     higher_is_better: bool  # of its values
     score: float | None  # these four are None in a round without evaluation
-    loss: float | None
+    loss: float | None  # these two also where the global model could not be scored
     score_by_tier: dict[str, float] | None
     score_by_exit: list[float] | None  # from the shallowest on; None too where the family has one exit only
     # Of what devices would be given now. None too with evaluate-tiers = false; earlier versions do not have these five.
@@ -777,9 +777,10 @@ def whole_rounds(run_dir: Path) -> int:
 def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"], error: str | None) -> Summary:
     """The figures of summary.json, from the journal files as they are now."""
     rounds = read_rounds(run_dir)
-    evaluated = [record for record in rounds if record.score is not None]
+    evaluated = [record for record in rounds if record.score_by_tier is not None]
     # The first of equals.
-    best = max(evaluated, key=lambda record: record.scale.rank(record.score), default=None)
+    whole = [record for record in evaluated if record.score is not None]
+    best = max(whole, key=lambda record: record.scale.rank(record.score), default=None)
     last, final = (evaluated[-1] if evaluated else None), last_fifth(evaluated)
     # RecipFL's paper takes the mean over the last 20 % of its rounds.
     personal = [r for r in rounds[-max(1, round(len(rounds) / 5)) :] if r.personal_score is not None]

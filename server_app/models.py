@@ -126,9 +126,9 @@ class ModelInfo(Evaluated):
 def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
     """Write the models that the engine has just scored, with their scores.
 
-    They become the best where the global model is better than that of all evaluations before, and a tier's model
-    becomes that tier's best where it is better than all of the tier's before. A crash at any moment leaves what there
-    was, or the new models whole.
+    They become the best where the global model is better than that of all evaluations before, and as long as none of
+    these could score it. A tier's model becomes that tier's best where it is better than all of the tier's before. A
+    crash at any moment leaves what there was, or the new models whole.
     """
     scored = engine.method.scored_architecture
     normalization = task.normalization
@@ -164,9 +164,9 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
             models=found,
         )
         (folder / FACTS).write_text(contents.model_dump_json(indent=2) + "\n")
-    score = engine.model_scores[scored]
+    score = engine.model_scores.get(scored)
     before, rank = _score(best), task.metric.scale.rank
-    if before is None or rank(score) > rank(before):
+    if before is None or (score is not None and rank(score) > rank(before)):
         with written_whole(best) as folder:
             for path in newest.iterdir():
                 _link(path, folder / path.name)
@@ -190,7 +190,7 @@ def load_model(
 
     Args:
         which: of the best evaluation (the earliest of several), or of the newest. The best is that of the tier's own
-            score where a tier is named, and else of the global model's. Runs of earlier versions did not keep it for
+            score where a tier is named, and else of the global model's (the newest where none could score it). Runs of earlier versions did not keep it for
             tiers: the newest evaluation's model takes its place.
         tier: the model of a tier's devices; None is the global model.
         architecture: in place of a tier, the model of an architecture that was scored.
@@ -213,8 +213,6 @@ def load_model(
         wanted = [m for m in contents.models if m.architecture == architecture.to_json()]
     else:
         wanted = contents.of(tier)
-        if tier is None and len(wanted) != 1:
-            raise ModelError(f"{folder / FACTS} names no global model, or several")
     saved = next(iter(wanted), None)
     if saved is None and architecture is not None:
         there = "; ".join(str(model.architecture) for model in contents.models)
@@ -222,7 +220,8 @@ def load_model(
     if saved is None:
         tiers = sorted(tier for model in contents.models for tier in model.tiers)
         has = f"there are {', '.join(tiers)}" if tiers else NO_TIERS
-        raise ModelError(f"{folder} holds no model of a tier {tier!r}; {has}")
+        missing = "global model, which could not be scored; of tiers" if tier is None else f"model of a tier {tier!r};"
+        raise ModelError(f"{folder} holds no {missing} {has}")
     path = folder / saved.file
     try:
         data = path.read_bytes()
@@ -297,7 +296,7 @@ def _why_no_models(run_dir: Path) -> str:
         return f"there is no folder {run_dir}"
     try:
         read_config(run_dir)
-        evaluated = any(record.score is not None for record in read_rounds(run_dir))
+        evaluated = any(record.score_by_tier is not None for record in read_rounds(run_dir))
         summary = read_summary(run_dir)
     except JournalError as error:
         return str(error)
@@ -337,11 +336,14 @@ def _score(folder: Path, tier: str | None = None) -> float | None:
 
 def _contents(folder: Path) -> SavedModels:
     try:
-        return SavedModels.model_validate_json((folder / FACTS).read_bytes())
+        found = SavedModels.model_validate_json((folder / FACTS).read_bytes())
     except OSError as error:
         raise ModelError(f"{folder / FACTS} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise ModelError(f"{folder / FACTS} cannot be read: {in_words(error)}") from error
+    if not found.models or sum(model.is_global for model in found.models) > 1:
+        raise ModelError(f"{folder / FACTS} names no model, or several global ones")
+    return found
 
 
 def _link(source: Path, target: Path) -> None:

@@ -11,14 +11,16 @@ from flwr.app import Message
 
 from client_app.app import app as client
 from messages.orders import DataAnswer, parse
+from messages.packing import MessageError
 from messages.records import read_records
 from messages.wire import to_records
 from server_app.app import build, run
 from server_app.checkpoint import load as load_checkpoint
 from server_app.config import ConfigError, RunConfig
-from server_app.journal import JournalError, read_devices, read_rounds
-from server_app.models import load_model
+from server_app.journal import JournalError, read_devices, read_rounds, read_summary
+from server_app.models import ModelError, load_model
 from server_app.own import read_agreed
+from strategies.statistics import TakeStatistics
 from tasks.own import Agreed
 from tasks.task import server_test
 from tests.grid import InProcessGrid
@@ -155,6 +157,76 @@ def test_a_device_that_does_not_fit_is_named_and_the_run_goes_on(tmp_path, caplo
     assert outcomes[1, 3].startswith("refused: its data do not fit: its examples are 1x5x5 bytes")
     assert [outcomes[2, device] for device in range(3)] == ["trained"] * 3
     assert [r.devices_refused for r in read_rounds(run_dir)] == [1, 1]
+
+
+def fleet_of_two_tiers(folder):
+    """Device 0 affords the whole model, devices 1 to 3 half of its width."""
+    path = folder / "two.toml"
+    group = '[[group]]\nname = "{}"\ncount = {}\nfits_width = {}\nlink = "100 Mbit/s"\nspeed = 1.0\n'
+    path.write_text(group.format("large", 1, 1.0) + group.format("tiny", 3, 0.5))
+    return str(path)
+
+
+def of_two_tiers(folder, **changes):
+    there = {"fleet": fleet_of_two_tiers(folder), "data_dir": str(folder), "widths": "1, 0.5"}
+    return own_config(folder, **there | changes)
+
+
+def right_answers(run_dir, device, tier=None):
+    """By hand: how many of the 6 examples that a device held out a saved model answers right."""
+    model, info = load_model(run_dir, "newest", tier)
+    inputs, labels = digits_of_devices(DEVICES)[device]
+    held = np.random.default_rng([3, device, 1]).permutation(30)[:6]
+    answers = model(info.prepare(torch.from_numpy(inputs[held]))).argmax(dim=1)
+    return int((answers == torch.from_numpy(labels[held])).sum())
+
+
+def test_without_the_one_device_that_affords_the_whole_model_the_run_has_its_scores(tmp_path, caplog):
+    npz_devices(tmp_path)
+    npz_folder(tmp_path / "devices" / "0000", np.zeros((9, 1, 5, 5), np.uint8), [0, 1, 2] * 3)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        run_dir = run(simulated_grid(), of_two_tiers(tmp_path, strategy="heterofl", family="cnn3"))
+    for record in read_rounds(run_dir):
+        assert (record.devices_replied, record.devices_refused) == (3, 1)
+        assert None not in (record.score, record.delivered_score)
+        assert record.score_by_tier.keys() == {"tiny"}
+    assert record.score == pytest.approx(sum(right_answers(run_dir, device) for device in (1, 2, 3)) / 18)
+    assert "so any device takes its batch norm statistics" in caplog.text
+
+
+@pytest.mark.parametrize("server_tests", [False, True])
+def test_tiers_are_scored_and_saved_where_the_whole_model_cannot_be(tmp_path, server_tests):
+    npz_devices(tmp_path)
+    if server_tests:
+        _, _, inputs, labels = digits()
+        npz_folder(tmp_path, inputs[:50], labels[:50], "test")
+    take = TakeStatistics.train
+
+    def refused(local, bench):
+        if bench.architecture == bench.family.full():
+            raise MessageError("not today")
+        return take(local, bench)
+
+    config = of_two_tiers(tmp_path, strategy="heterofl", family="cnn3", test_fraction=0.0 if server_tests else 0.2)
+    with mock.patch.object(TakeStatistics, "train", refused):
+        run_dir = run(simulated_grid(), config)
+    last = list(read_rounds(run_dir))[-1]
+    if server_tests:
+        model, info = load_model(run_dir, "newest", "tiny")
+        answers = model(info.prepare(torch.from_numpy(inputs[:50]))).argmax(dim=1)
+        tiny = int((answers == torch.from_numpy(labels[:50])).sum()) / 50
+    else:
+        tiny = sum(right_answers(run_dir, device, "tiny") for device in (1, 2, 3)) / 18
+        assert (last.scored_devices, last.score_by_device.keys()) == (3, {1, 2, 3})
+    assert (last.score, last.loss) == (None, None)
+    assert last.score_by_tier == {"tiny": pytest.approx(tiny)}
+    # The three devices of the tier get its model. Of what device 0 gets nothing is known.
+    assert (last.delivered_score, last.delivered_devices) == (pytest.approx(tiny), 3)
+    assert read_summary(run_dir).last_delivered_score == last.delivered_score
+    assert read_summary(run_dir).last_score is None
+    assert load_model(run_dir, "best", "tiny")[1].round == 2
+    with pytest.raises(ModelError, match=r"holds no global model, which could not be scored; of tiers there are tiny$"):
+        load_model(run_dir)
 
 
 def spied(grid):

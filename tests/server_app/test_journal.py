@@ -318,6 +318,17 @@ def test_final_figures_are_means_of_the_last_fifth_of_the_evaluations(tmp_path):
         assert text in page
 
 
+def test_evaluations_count_in_which_the_whole_model_could_not_be_scored(tmp_path):
+    journal = Journal.open(tmp_path, CONFIG, resume=False)
+    journal.write_round(a_round(1, score=0.3, delivered_score=0.1), [])
+    of_tiers = {"score_by_tier": {"a": 0.5}, "delivered_score": 0.4, "delivered_score_by_tier": {"a": 0.4}}
+    journal.write_round(a_round(2, score=None, loss=None, **of_tiers), [])
+    summary = journal.finish("finished")
+    assert (summary.delivered_score, summary.last_delivered_score, summary.worst_tier) == (0.4, 0.4, "a")
+    assert (summary.final_score, summary.last_score) == (None, None)
+    assert (summary.best_score, summary.best_round) == (0.3, 1)
+
+
 def test_the_worst_device_of_the_last_evaluation_is_named(tmp_path):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     journal.write_round(a_round(1, worst_device=1, worst_score=0.05, scored_devices=4), [])

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -314,6 +315,24 @@ def test_a_crash_at_any_moment_leaves_the_old_or_the_new_models(tmp_path, traine
     assert seen == {(1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2)}
 
 
+def test_an_evaluation_without_the_global_model_is_the_best_only_until_one_has_it(tmp_path):
+    """Of two evaluations without it the newer one stays, until the first that has it; none without it comes after."""
+    engine, scorer = build(small_config(tmp_path, **METHODS["heterofl"] | {"evaluate-every": 1}))
+    engine.run_round(simulated_grid(), 1, scorer)
+    task = load_task(TaskSpec.from_json(engine.settings.task))
+    of_tiers = {a: model for a, model in engine.scored.items() if a != engine.method.scored_architecture}
+    tier = next(tier for tier, a in engine.models_of_tiers.items() if a in of_tiers)
+    best = []
+    for number, scored in enumerate([of_tiers, of_tiers, engine.scored, of_tiers], start=1):
+        with mock.patch.object(engine, "scored", scored):
+            write(tmp_path, (engine, task), number)
+        best.append(json.loads((tmp_path / "models" / "best" / "models.json").read_text())["round"])
+    assert best == [1, 2, 3, 3]
+    assert load_model(tmp_path, "newest", tier)[1].round == 4
+    with pytest.raises(ModelError, match="holds no global model, which could not be scored; of tiers there are"):
+        load_model(tmp_path, "newest")
+
+
 def test_a_best_that_cannot_be_read_does_not_stop_a_run(tmp_path, trained):
     write(tmp_path, trained, 2)
     (tmp_path / "models" / "best" / "models.json").write_text("{")
@@ -374,7 +393,7 @@ def edited(run_dir, change):
     ("change", "words"),
     [
         (lambda value: value.pop("round"), "the key 'round' is missing$"),
-        (lambda value: value["models"].clear(), "names no global model, or several"),
+        (lambda value: value["models"].clear(), "names no model, or several global ones"),
         (
             lambda value: value["models"][0].update(file="../global.safetensors"),
             "models.0.file = .*: must be of the form",
