@@ -734,7 +734,8 @@ class Engine:
         # Of a model that no device could hold nothing is known.
         self.scored = {a: model for a, model in models.items() if of.get(a)}
         self.model_scores = {a: pooled(of[a], self.settings.metric)[0] for a in self.scored}
-        evaluation = federated_score(whole, tiers, self.settings.metric)
+        holding = {device for device in whole if self._holds(Order(device, scored))}
+        evaluation = federated_score(whole, holding, tiers, self.settings.metric)
         by_tier, nothing = evaluation.score_by_tier if evaluation else {}, self.settings.score_without_model
         delivered = delivered_on_devices(recipients, by_tier, lambda device: True, nothing)
         return evaluation and replace(evaluation, delivered=delivered)
@@ -783,6 +784,10 @@ class Engine:
     def _budget_of(self, order: Order) -> Budget:
         """What a device may spend on one order that is given to it whatever its budget."""
         return self.budget(order.device, lambda _: [order])
+
+    def _holds(self, order: Order) -> bool:
+        """Whether a device has the memory in which it could train what an order gives it."""
+        return self.method.order_cost(order).peak_training_memory_bytes <= self._budget_of(order).memory_bytes
 
     def _models(self, grid: Grid, given: Collection[Architecture | None] = ()) -> dict[Architecture, Model]:
         """The models to score, with batch norm statistics that devices take where they have none.

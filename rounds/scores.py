@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Literal
@@ -92,15 +92,15 @@ def told(values: dict[int, float]) -> dict[int, float] | None:
 
 
 def federated_score(
-    scores: Mapping[int, Score], by_tier: Mapping[str, Mapping[int, Score]], metric: Metric
+    scores: Mapping[int, Score], holding: Collection[int], by_tier: Mapping[str, Mapping[int, Score]], metric: Metric
 ) -> Evaluation | None:
     """What devices' scores on their own test examples come to: every example counts alike.
 
     Sums of the metric are added up, so that it is as if all examples had been scored in one place. A device's own value
-    is in the first place that of the global model, else that of its tier's.
+    is that of the global model where its memory holds it, else that of its tier's.
 
     Args:
-        scores: of the global model. by_tier: of every tier's sub-model.
+        scores: of the global model. holding: devices whose memory holds it. by_tier: of every tier's sub-model.
 
     Returns:
         None where no model has a score.
@@ -108,7 +108,7 @@ def federated_score(
     if not scores and not by_tier:
         return None
     own = {device: score for of_tier in by_tier.values() for device, score in of_tier.items()}
-    own |= scores
+    own |= {device: score for device, score in scores.items() if device in holding}
     values = {device: metric.value(score.sums, score.examples) for device, score in sorted(own.items())}
     worst = min(values, key=lambda device: (metric.scale.rank(values[device]), device), default=None)
     value, loss = pooled(scores, metric) if scores else (None, None)

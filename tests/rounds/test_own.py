@@ -10,10 +10,11 @@ import torch
 from flwr.app import Message
 
 from client_app.app import app as client
-from messages.orders import DataAnswer, parse
+from messages.orders import DataAnswer, Score, parse
 from messages.packing import MessageError
 from messages.records import read_records
 from messages.wire import to_records
+from rounds.scores import federated_score
 from server_app.app import build, run
 from server_app.checkpoint import load as load_checkpoint
 from server_app.config import ConfigError, RunConfig
@@ -21,6 +22,7 @@ from server_app.journal import JournalError, read_devices, read_rounds, read_sum
 from server_app.models import ModelError, load_model
 from server_app.own import read_agreed
 from strategies.statistics import TakeStatistics
+from tasks.metrics import Accuracy
 from tasks.own import Agreed
 from tasks.task import server_test
 from tests.grid import InProcessGrid
@@ -227,6 +229,42 @@ def test_tiers_are_scored_and_saved_where_the_whole_model_cannot_be(tmp_path, se
     assert load_model(run_dir, "best", "tiny")[1].round == 2
     with pytest.raises(ModelError, match=r"holds no global model, which could not be scored; of tiers there are tiny$"):
         load_model(run_dir)
+
+
+def test_a_device_is_scored_by_its_tiers_model_where_its_memory_does_not_hold_the_whole(tmp_path):
+    npz_devices(tmp_path)
+    config = of_two_tiers(tmp_path, **{"fedavg.use": "affordable", "local-steps": 20, "learning-rate": 0.1})
+    run_dir = run(simulated_grid(), config)
+    last = list(read_rounds(run_dir))[-1]
+    whole = [right_answers(run_dir, device) for device in range(DEVICES)]
+    tiny = {device: right_answers(run_dir, device, "tiny") for device in (1, 2, 3)}
+    of_device = {0: whole[0]} | tiny
+    assert list(of_device.values()) != whole  # or the test could not fail
+    assert last.score_by_device == {device: pytest.approx(right / 6) for device, right in of_device.items()}
+    worst = min(of_device, key=lambda device: (of_device[device], device))
+    assert (last.worst_device, last.worst_score) == (worst, pytest.approx(of_device[worst] / 6))
+    assert last.score == pytest.approx(sum(whole) / 24)  # all devices of a simulation score the whole model
+    assert last.score_by_tier == {"large": pytest.approx(whole[0] / 6), "tiny": pytest.approx(sum(tiny.values()) / 18)}
+
+
+def accuracy_of(right, examples):
+    return Score(device=0, sums=[right], loss_sum=1.0, examples=examples)
+
+
+def test_the_worst_device_is_not_scored_by_a_model_that_its_memory_does_not_hold():
+    """Device 1 answers 8 of 8 right by the whole model, which it does not hold, and 5 of 8, 62.5 %, by its tier's."""
+    whole = {0: accuracy_of(3.0, 4), 1: accuracy_of(8.0, 8)}
+    tiers = {"large": {0: whole[0]}, "tiny": {1: accuracy_of(5.0, 8)}}
+    found = federated_score(whole, {0}, tiers, Accuracy())
+    assert found.score == 11 / 12
+    assert (found.worst_device, found.worst_score, found.scored_devices) == (1, 0.625, 2)
+    assert found.score_by_device == {0: 0.75, 1: 0.625}
+    # Without its tier's model nothing is known of it.
+    found = federated_score(whole, {0}, {}, Accuracy())
+    assert (found.worst_device, found.worst_score, found.scored_devices) == (0, 0.75, 1)
+    # Nobody holds the whole model, and no tier was scored: the whole model has its score all the same.
+    found = federated_score(whole, set(), {}, Accuracy())
+    assert (found.score, found.worst_device, found.worst_score, found.score_by_device) == (11 / 12, None, None, None)
 
 
 def spied(grid):
