@@ -190,8 +190,8 @@ def load_model(
 
     Args:
         which: of the best evaluation (the earliest of several), or of the newest. The best is that of the tier's own
-            score where a tier is named, and else of the global model's (the newest where none could score it). Runs of earlier versions did not keep it for
-            tiers: the newest evaluation's model takes its place.
+            score where a tier is named, and else of the global model's, or the newest where none could score that. Runs
+            of earlier versions did not keep it for tiers: the newest evaluation's model takes its place.
         tier: the model of a tier's devices; None is the global model.
         architecture: in place of a tier, the model of an architecture that was scored.
 

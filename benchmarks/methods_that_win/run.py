@@ -97,8 +97,8 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
         (0.05,),
     ),
 }
-# With parts of 8 examples all devices can train a wider network than the smallest, by memory and by link (but for two of
-# 100 in one run, whose links do not carry the statistics of FedAvg's batch norm too). All train that one in the rows
+# With parts of 8 examples all devices can train a wider network than the smallest, by memory and by link (but for two
+# of 100 in one run, whose links do not carry the statistics of FedAvg's batch norm too). All train that one in the rows
 # "all-common": width and rates. With whole batches this is the smallest.
 COMMON: dict[str, tuple[float, tuple[float, ...]]] = {
     "cnn3": (0.25, (0.05, 0.1)),
