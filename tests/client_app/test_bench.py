@@ -257,22 +257,22 @@ def test_proximal_training_stays_nearer_to_what_was_received():
 @pytest.mark.parametrize("distillation", [False, True])
 def test_ordered_dropout_trains_the_sub_model_that_was_ordered(distillation):
     static = LeNet5(input_shape=(1, 8, 8), norm="static")
-    local = OrderedDropout(widths=(0.25, 0.5), distillation=distillation)
+    half, quarter = static.width(0.5), static.width(0.25)
+    local = OrderedDropout(lower=(quarter,), distillation=distillation)
     how = LocalTraining(batch_size=10, epochs=6, learning_rate=0.05)
 
     def trained(**changes):
         return weights(do(work_order(2, static, local=local, **changes), how, family=static))
 
     found, again, other = trained(), trained(), trained(seed=99)
-    start = cut(static, static.width(0.5))
+    start = cut(static, half)
     assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in start.items()}
     assert all(not torch.equal(found[n], start[n]) for n in start if n.endswith("conv.weight"))
     assert all(torch.equal(found[n], again[n]) for n in start)
     assert not all(torch.equal(found[n], other[n]) for n in start)
     task, shard = digits(), digits().shard(2).train
     inputs, labels = task.prepare(task.train.inputs[shard], augment=None), task.train.labels[shard]
-    for width in local.widths:  # both learned
-        architecture = static.width(width)
+    for architecture in (quarter, half):  # both learned
         losses = []
         for state in (start, found):
             model = static.build(architecture)

@@ -275,7 +275,7 @@ def test_a_node_answers_as_without_it(trainer, tmp_path, local, family, strength
 def test_a_loss_that_is_another_one_for_every_batch_is_trained_on_the_cpu_and_that_is_said(trainer, tmp_path, caplog):
     """FjORD's. What comes out are the bits of a node without a trainer: tracing has drawn no width."""
     family = replace(LENET, norm="static")
-    order = work_order(1, family, local=OrderedDropout(widths=(0.25, 0.5), distillation=False))
+    order = work_order(1, family, local=OrderedDropout(lower=(family.width(0.25),), distillation=False))
     arrays = []
     for config in ({"gpu-trainer": str(trainer)}, {}):
         caplog.clear()
@@ -310,8 +310,8 @@ def test_a_loss_that_reads_another_model_is_trained_on_the_cpu_and_that_is_said(
 @pytest.mark.parametrize(
     ("local", "earlier"),
     [
-        (OrderedDropout(widths=(0.5, 1.0), distillation=False), False),
-        (OrderedDropout(widths=(0.5, 1.0), distillation=True), False),
+        (OrderedDropout(lower=(LENET.width(0.5),), distillation=False), False),
+        (OrderedDropout(lower=(LENET.width(0.5),), distillation=True), False),
         (TaughtTraining(taught=True, divergence="student || teacher", feature_weight=1.0), True),
         (TaughtTraining(taught=True, divergence="teacher || student", feature_weight=0.5), True),
     ],
