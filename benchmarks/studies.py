@@ -90,18 +90,17 @@ def figures(folder: Path) -> dict:
 
 
 def failed_rounds(folder: Path) -> dict[int, str]:
-    """Rounds of a run in which all devices that were asked failed, with the first device's reason.
+    """Rounds of a run in which all devices that were asked failed, with the reason of one.
 
-    Where training has diverged, that is what the method came to, and such rounds are not among them.
+    Where training has diverged on all of them, that is what the method came to, and such rounds are not among them.
     """
     outcomes: dict[int, list[str]] = {}
     for device in devices_of(folder):
-        outcomes.setdefault(device["round"], []).append(device["outcome"])
-    return {
-        number: reasons[0]
-        for number, reasons in outcomes.items()
-        if all(reason.startswith("failed: ") and "finite" not in reason for reason in reasons)
-    }
+        if not device["outcome"].startswith("skipped: "):
+            outcomes.setdefault(device["round"], []).append(device["outcome"])
+    failed = {n: found for n, found in outcomes.items() if all(one.startswith("failed: ") for one in found)}
+    faults = {number: [one for one in found if "finite" not in one] for number, found in failed.items()}
+    return {number: found[0] for number, found in faults.items() if found}
 
 
 def accuracy(values: list[float]) -> str:

@@ -225,6 +225,11 @@ class ModelSearch(HeteroFL):
         """Smaller shares."""
         return f"smaller shares in model-search.shares = {', '.join(f'{share:g}' for share in self.params.shares)!r}"
 
+    @property
+    def below_the_smallest(self) -> Architecture | None:
+        """The smallest of the space, also where the few that were chosen for other devices are larger."""
+        return None if self.below_smallest == "skip" else self.space.smallest()
+
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose few architectures for what the devices of the fleet may spend now, where few are wanted.
 
@@ -236,13 +241,7 @@ class ModelSearch(HeteroFL):
         options = fleet_options(self.space, fleet, lambda budget: self._search(budget, rng))
         size = "training_flops" if self.params.criterion == "flops" else "parameters"
         self.chosen = fitted_levels(
-            self.family,
-            options,
-            fleet,
-            self.params.architectures,
-            self.price,
-            lambda cost: int(getattr(cost, size)),
-            self.space.smallest() if self.below_smallest == "smallest" else None,
+            self.family, options, fleet, self.params.architectures, self.price, lambda cost: int(getattr(cost, size))
         )
         if not self.chosen:
             log.warning("Model search: no device affords any architecture now, so the smallest is all there is")

@@ -220,7 +220,6 @@ def fitted_levels(
     count: int,
     price: Callable[[Architecture, Sequence[Architecture]], Cost],
     size: Callable[[Cost], int] = attrgetter("parameters"),
-    least: Architecture | None = None,
 ) -> list[Architecture]:
     """Levels under which the sum over devices of log(size) is large, of the largest level that each affords.
 
@@ -234,20 +233,15 @@ def fitted_levels(
         count: how many levels at most.
         price: of training a level with some smaller ones, which come largest first.
         size: of a level, by what it costs to train it alone: its parameters, or its FLOPs.
-        least: what devices get that afford no option; where there are such devices, it is one of the levels. None:
-            they get nothing.
 
     Returns:
         The levels, largest first; none where no device affords any option.
     """
     sizes = {option: size(price(option, ())) for option in options}
     ordered = sorted(sizes, key=lambda option: (sizes[option], option.widths, option.kernels))
-    able = [means for means in fleet if any(means.afford(option, price(option, ())) for option in ordered)]
-    if not able:
+    fleet = [means for means in fleet if any(means.afford(option, price(option, ())) for option in ordered)]
+    if not fleet:
         return []
-    kept = () if least is None or len(able) == len(fleet) else (least,)
-    sizes |= {level: size(price(level, ())) for level in kept}
-    fleet = able
     by_level: dict[tuple[Architecture, ...], NDArray[np.float64]] = {}  # of the last of some levels, by device
 
     def worth(levels: tuple[Architecture, ...]) -> tuple[int, float]:
@@ -257,8 +251,8 @@ def fitted_levels(
             key = levels[:number]
             if key not in by_level:
                 cost = price(level, key[-2::-1])
-                afford = [means.afford(level, cost) for means in fleet]
-                by_level[key] = np.where(afford, math.log(sizes[level]), -math.inf)
+                able = [means.afford(level, cost) for means in fleet]
+                by_level[key] = np.where(able, math.log(sizes[level]), -math.inf)
             logs = np.maximum(logs, by_level[key])
         served = logs[logs > -math.inf]
         return len(served), round(math.fsum(served), 9)
@@ -274,13 +268,13 @@ def fitted_levels(
                 best, value = changed, other
         return best
 
-    found: tuple[Architecture, ...] = kept
+    found: tuple[Architecture, ...] = ()
     while True:
         before = found
         if len(found) < count:
             found = better(found, found)
         for level in found:
-            if level in found and level not in kept:
+            if level in found:
                 found = better(found, tuple(other for other in found if other != level))
         if found == before:
             return list(found[::-1])

@@ -185,6 +185,11 @@ class Wildflower(HeteroFL):
         """Not with momentum, which looks at who owns a coordinate."""
         return super().tells_means_only(params) and not params.momentum
 
+    @property
+    def below_the_smallest(self) -> Architecture | None:
+        """The smallest of `widths`: the smallest level, which was chosen for other devices, may be a large model."""
+        return None if self.below_smallest == "skip" else self.family.candidates(self.widths)[-1]
+
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose the levels for what the devices of the fleet may spend now."""
         named = self.family.candidates(self.widths)
@@ -193,11 +198,10 @@ class Wildflower(HeteroFL):
         if len(named) > 1 and not self.nested:
             log.info("Wildflower: no candidate of %s lies inside another, so each is a level", self.family.name)
             return
-        fleet, smallest = list(fleet), named[-1]
+        fleet, smallest = list(fleet), self.cost(named[-1]).parameters
         options = [*sizes_between(self.family, self.widths), *self.searched(fleet)]
-        options = [option for option in options if self.cost(option).parameters >= self.cost(smallest).parameters]
-        least = smallest if self.below_smallest == "smallest" else None
-        found = fitted_levels(self.family, options, fleet, self.params.levels, self.price, least=least)
+        options = [option for option in options if self.cost(option).parameters >= smallest]
+        found = fitted_levels(self.family, options, fleet, self.params.levels, self.price)
         if not found:
             log.warning("Wildflower: no device affords any level now, so the levels are those of `widths`")
             return

@@ -150,20 +150,22 @@ def test_a_run_that_fails_leaves_the_others_in_results_json(tmp_path, runs, monk
 
 
 @pytest.mark.parametrize(
-    ("outcome", "failing_round", "recorded"),
+    ("outcome", "other", "recorded"),
     [
-        ("failed: KeyError: 'stage2'", 2, False),
-        ("failed: KeyError: 'stage2'", 0, True),  # of one device in each round
-        ("failed: MessageError: training has diverged: 'w' is not finite", 2, True),
-        ("late", 2, True),
+        ("failed: KeyError: 'stage2'", "failed: KeyError: 'stage2'", False),
+        ("failed: KeyError: 'stage2'", "skipped: no architecture fits the budget", False),
+        ("failed: KeyError: 'stage2'", "failed: MessageError: training has diverged: 'w' is not finite", False),
+        ("failed: KeyError: 'stage2'", "trained", True),
+        ("failed: MessageError: 'w' is not finite", "failed: MessageError: 'w' is not finite", True),
+        ("late", "failed: KeyError: 'stage2'", True),
     ],
 )
 def test_a_run_with_a_round_in_which_all_devices_failed_is_not_recorded(
-    outcome, failing_round, recorded, tmp_path, runs, monkeypatch
+    outcome, other, recorded, tmp_path, runs, monkeypatch
 ):
     """It may be a fault of a method that was mended before the run went on from its checkpoint."""
     study = study_in(tmp_path, {"a": ["strategy=fedavg", "rounds=3"]})
-    runs.outcome, runs.failing_round = outcome, failing_round
+    runs.outcomes[2] = (outcome, other)
     if recorded:
         done(study, monkeypatch, "--seeds 1")
     else:

@@ -309,14 +309,14 @@ def test_lower_levels_cost_hardly_more_memory_than_the_own_level_where_activatio
 ONE, TWO, THREE, FOUR = (OneHidden().width(width) for width in (0.25, 0.5, 0.75, 1.0))
 
 
-def fitted(memory, count, each_lower=0, least=None):
+def fitted(memory, count, each_lower=0):
     """Levels for devices with this much memory, where a channel takes 100 bytes and each lower level some more."""
 
     def price(level, lower):
         return Cost(5 * level.widths[0] + 3, 1, 1, 100 * level.widths[0] + each_lower * len(lower), 1)
 
     fleet = [Means(Budget(amount)) for amount in memory]
-    return fitted_levels(OneHidden(), [THREE, ONE, FOUR, TWO, ONE], fleet, count, price, least=least)
+    return fitted_levels(OneHidden(), [THREE, ONE, FOUR, TWO, ONE], fleet, count, price)
 
 
 @pytest.mark.parametrize(
@@ -345,22 +345,6 @@ def test_the_levels_serve_the_fleet_best(memory, count, each_lower, levels):
 
 
 @pytest.mark.parametrize(
-    ("memory", "count", "each_lower", "levels"),
-    [
-        ([0, 50, 400], 2, 0, [FOUR, ONE]),
-        ([0, 400], 1, 0, [ONE]),
-        # With ONE below it FOUR takes 430 bytes and THREE 330.
-        ([50, 410], 2, 30, [THREE, ONE]),
-        # All afford TWO: there is nobody who needs ONE.
-        ([200, 400], 2, 0, [FOUR, TWO]),
-        ([0, 50], 2, 0, []),
-    ],
-)
-def test_who_affords_nothing_and_trains_all_the_same_gets_the_least(memory, count, each_lower, levels):
-    assert fitted(memory, count, each_lower, least=ONE) == levels
-
-
-@pytest.mark.parametrize(
     ("below_smallest", "sizes"),
     [("smallest", {"whole": (6, 16, 120, 84), "quarter": (3, 8, 60, 42)}), ("skip", {"whole": (6, 16, 120, 84)})],
 )
@@ -376,6 +360,8 @@ def test_below_smallest_gives_the_smallest_width_and_not_the_smallest_level_of_t
     engine, scorer = started(small_config(tmp_path, **METHODS["wildflower"] | keys))
     trained = [d for d in engine.run_round(simulated_grid(), 1, scorer).devices if d["outcome"] == "trained"]
     assert {d["tier"]: tuple(d["architecture"]["widths"]) for d in trained} == sizes
+    # It is no level, so that whoever affords the whole trains what it would train without such devices.
+    assert engine.method.candidates == [engine.method.family.full()]
 
 
 def test_members_of_a_choice_are_levels_as_they_are(tmp_path):

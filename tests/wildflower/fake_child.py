@@ -43,8 +43,7 @@ class Runs:
     def __init__(self) -> None:
         self.asked: list[dict[str, str]] = []
         self.fails = ""  # in the names of runs that fail
-        self.outcome = "late"  # of one of the two devices of each round
-        self.failing_round = 0  # in which both devices have that outcome
+        self.outcomes: dict[int, tuple[str, str]] = {}  # of the two devices of a round, in place of trained and late
         self.warns: list[str] = []  # of what runs warn before their rounds
         self.records_data = False  # as runs do; to read data takes a moment
         self.waits = False  # runs go on after their first round
@@ -91,14 +90,9 @@ class Runs:
         for number in range(journal.last_round + 1, config.rounds + 1):
             scores = {"score": 0.5 + 0.1 * config.seed, "delivered_score": 0.4 + 0.1 * config.seed}
             record = fake_runs.a_round(number, strategy=config.strategy, **scores)
-            other = self.outcome if number == self.failing_round else "trained"
-            journal.write_round(
-                record,
-                [
-                    fake_runs.a_device(number, 0, outcome=other),
-                    fake_runs.a_device(number, 1, outcome=self.outcome),
-                ],
-            )
+            one, other = self.outcomes.get(number, ("trained", "late"))
+            devices = [fake_runs.a_device(number, 0, outcome=one), fake_runs.a_device(number, 1, outcome=other)]
+            journal.write_round(record, devices)
             if self.waits:
                 return Process(None)
         journal.finish("finished")
