@@ -616,6 +616,7 @@ class Engine:
         if scorer is None and on_devices is None and not self.tests_on_devices:
             return None  # nobody scores
         scored = self.method.scored_architecture
+        self.scored, self.model_scores = {}, {}
         recipients = self._recipients(grid) if self.settings.evaluate_tiers else []
         if on_devices is not None:
             models = {} if scorer is None and not self.tests_on_devices else self._models(grid)

@@ -97,7 +97,7 @@ def federated_score(
     """What devices' scores on their own test examples come to: every example counts alike.
 
     Sums of the metric are added up, so that it is as if all examples had been scored in one place. A device's own value
-    is that of the global model where its memory holds it, else that of its tier's.
+    is that of its tier's model where its memory does not hold the global one, and where that has a score.
 
     Args:
         scores: of the global model. holding: devices whose memory holds it. by_tier: of every tier's sub-model.
@@ -107,8 +107,8 @@ def federated_score(
     """
     if not scores and not by_tier:
         return None
-    own = {device: score for of_tier in by_tier.values() for device, score in of_tier.items()}
-    own |= {device: score for device, score in scores.items() if device in holding}
+    of_tiers = {device: score for of_tier in by_tier.values() for device, score in of_tier.items()}
+    own = dict(scores) | {device: score for device, score in of_tiers.items() if device not in holding}
     values = {device: metric.value(score.sums, score.examples) for device, score in sorted(own.items())}
     worst = min(values, key=lambda device: (metric.scale.rank(values[device]), device), default=None)
     value, loss = pooled(scores, metric) if scores else (None, None)

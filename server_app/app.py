@@ -52,7 +52,7 @@ from server_app.journal import (
     read_rounds,
 )
 from server_app.labels import write_labels
-from server_app.models import MODULES, save_models
+from server_app.models import MODULES, drop_models_after, save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import take_releases, write_nodes
 from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agreed
@@ -260,6 +260,7 @@ def _take_up(config: RunConfig, run_dir: Path, engine: Engine, journal: Journal)
     # The checkpoints first: they must never be ahead of the journal.
     checkpoint.drop_after(run_dir, saved.round)
     journal.drop_after(saved.round)
+    drop_models_after(run_dir, saved.round)
     return saved.round + 1
 
 

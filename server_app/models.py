@@ -181,6 +181,17 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
                     (folder / FACTS).write_text(alone.model_dump_json(indent=2) + "\n")
 
 
+def drop_models_after(run_dir: Path, round: int) -> None:
+    """Remove the models of evaluations after a round: a run that goes on from there has not had them."""
+    for folder in (run_dir / FOLDER).glob("*"):
+        try:
+            later = _contents(folder).round > round
+        except ModelError:
+            continue  # one that is not whole is passed over by whoever reads as well
+        if later:
+            shutil.rmtree(folder)
+
+
 def load_model(
     run_dir: Path | str, which: Which = "best", tier: str | None = None, architecture: Architecture | None = None
 ) -> tuple[nn.Module, ModelInfo]:

@@ -259,12 +259,11 @@ def test_the_worst_device_is_not_scored_by_a_model_that_its_memory_does_not_hold
     assert found.score == 11 / 12
     assert (found.worst_device, found.worst_score, found.scored_devices) == (1, 0.625, 2)
     assert found.score_by_device == {0: 0.75, 1: 0.625}
-    # Without its tier's model nothing is known of it.
-    found = federated_score(whole, {0}, {}, Accuracy())
-    assert (found.worst_device, found.worst_score, found.scored_devices) == (0, 0.75, 1)
-    # Nobody holds the whole model, and no tier was scored: the whole model has its score all the same.
-    found = federated_score(whole, set(), {}, Accuracy())
-    assert (found.score, found.worst_device, found.worst_score, found.score_by_device) == (11 / 12, None, None, None)
+    # Where no tier is scored, all that is known of it is what the whole model does there.
+    for holding in ({0}, set()):
+        found = federated_score(whole, holding, {}, Accuracy())
+        assert (found.score, found.worst_device, found.worst_score) == (11 / 12, 0, 0.75)
+        assert found.score_by_device == {0: 0.75, 1: 1.0}
 
 
 def spied(grid):

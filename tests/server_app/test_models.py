@@ -16,7 +16,7 @@ from rounds.engine import Scores
 from server_app import app
 from server_app.app import build, run
 from server_app.journal import Journal, read_rounds
-from server_app.models import ModelError, ModelInfo, load_model, save_models
+from server_app.models import ModelError, ModelInfo, drop_models_after, load_model, save_models
 from server_app.scoring import SCORED_TOGETHER
 from tasks.scoring import score
 from tasks.task import TaskSpec, load_task
@@ -331,6 +331,17 @@ def test_an_evaluation_without_the_global_model_is_the_best_only_until_one_has_i
     assert load_model(tmp_path, "newest", tier)[1].round == 4
     with pytest.raises(ModelError, match="holds no global model, which could not be scored; of tiers there are"):
         load_model(tmp_path, "newest")
+
+
+def test_a_run_that_goes_on_from_a_round_has_no_models_of_later_ones(tmp_path, trained):
+    """Scores are the same in both evaluations, so that the best is that of the first."""
+    for number in (1, 2):
+        write(tmp_path, trained, number)
+    drop_models_after(tmp_path, 1)
+    assert load_model(tmp_path, "best")[1].round == 1
+    assert not (tmp_path / "models" / "newest").exists()
+    drop_models_after(tmp_path, 0)
+    assert list((tmp_path / "models").iterdir()) == []
 
 
 def test_a_best_that_cannot_be_read_does_not_stop_a_run(tmp_path, trained):
