@@ -336,7 +336,7 @@ def test_an_evaluation_without_the_global_model_is_the_best_only_until_one_has_i
 def test_a_run_that_goes_on_from_a_round_has_no_models_of_later_ones(tmp_path, trained):
     """Scores are the same in both evaluations, so that the best is that of the first."""
     for number in (1, 2):
-        write(tmp_path, trained, number)
+        write(tmp_path, trained, number, dict.fromkeys(trained[0].scored, 0.5))
     drop_models_after(tmp_path, 1)
     assert json.loads((tmp_path / "models" / "best" / "models.json").read_text())["round"] == 1
     assert not (tmp_path / "models" / "newest").exists()
