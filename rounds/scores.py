@@ -110,7 +110,7 @@ def federated_score(
     of_tiers = {device: score for of_tier in by_tier.values() for device, score in of_tier.items()}
     own = dict(scores) | {device: score for device, score in of_tiers.items() if device not in holding}
     values = {device: metric.value(score.sums, score.examples) for device, score in sorted(own.items())}
-    worst = min(values, key=lambda device: (metric.scale.rank(values[device]), device), default=None)
+    worst = min(values, key=lambda device: (metric.scale.rank(values[device]), device))
     value, loss = pooled(scores, metric) if scores else (None, None)
     tiers = {tier: pooled(of_tier, metric)[0] for tier, of_tier in by_tier.items()}
     return Evaluation(
@@ -118,7 +118,7 @@ def federated_score(
         loss,
         tiers,
         worst_device=worst,
-        worst_score=None if worst is None else values[worst],
+        worst_score=values[worst],
         scored_devices=len(own),
         score_by_device=told(values),
     )

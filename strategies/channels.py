@@ -10,7 +10,7 @@ from torch import Tensor
 from models.base import BlockFamily, Family
 from models.placement import Axis, Coordinates, Select
 
-MAX_GROUPS = 5  # that an error names
+MAX_GROUPS = 5  # An error names no more of them.
 
 
 def channel_norms(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from models.layers import Network
 from strategies.heterofl import HeteroFL
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Order, Setup, Training
-from strategies.nested import MOST_LEVELS, below, check_no_statistics, cuts_below, step_bytes
+from strategies.nested import MOST_LEVELS, are_nested, below, check_no_statistics, cuts_below, step_bytes
 from strategies.params import Params
 
 # The device half ------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class FjORD(HeteroFL):
 
     def __init__(self, setup: Setup, params: FjORDParams) -> None:
         super().__init__(setup, params)
-        if any(below(self.family, candidate, self.candidates) for candidate in self.candidates):
+        if are_nested(self.family, self.candidates):
             check_no_statistics(self.family, self.scored_architecture, "widths of ordered dropout")
 
     @classmethod

@@ -213,6 +213,11 @@ def below(family: Family, architecture: Architecture, levels: Sequence[Architect
     return tuple(found)
 
 
+def are_nested(family: Family, levels: Sequence[Architecture]) -> bool:
+    """Whether any of some levels, which come largest first, lies inside another."""
+    return any(below(family, level, levels) for level in levels)
+
+
 def fitted_levels(
     family: Family,
     options: Iterable[Architecture],

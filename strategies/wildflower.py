@@ -31,7 +31,15 @@ from models.space import Space
 from strategies.heterofl import HeteroFL, MaskedTraining
 from strategies.losses import Loss
 from strategies.method import Bench, Local, Means, Order, Setup, State, Trained, in_floats
-from strategies.nested import MOST_LEVELS, below, check_no_statistics, fitted_levels, levels_loss, training_cost
+from strategies.nested import (
+    MOST_LEVELS,
+    are_nested,
+    below,
+    check_no_statistics,
+    fitted_levels,
+    levels_loss,
+    training_cost,
+)
 from strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
 from strategies.search import ExactSearch, find_priced, fleet_options
 
@@ -169,8 +177,7 @@ class Wildflower(HeteroFL):
         super().__init__(setup, params)
         self.params: WildflowerParams = params
         self.widths = setup.widths
-        self.nested = any(below(self.family, candidate, self.candidates) for candidate in self.candidates)
-        if params.levels != 1 and self.nested:
+        if params.levels != 1 and are_nested(self.family, self.candidates):
             check_no_statistics(self.family, self.scored_architecture, "levels of wildflower")
         learned = [name for name in self.weights if not name.endswith(STATISTICS)]
         self.velocity = {name: torch.zeros_like(self.weights[name]) for name in learned if params.momentum}
@@ -192,10 +199,10 @@ class Wildflower(HeteroFL):
 
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose the levels for what the devices of the fleet may spend now."""
-        named = self.family.candidates(self.widths)
         if not self.params.levels:
             return
-        if len(named) > 1 and not self.nested:
+        named = self.family.candidates(self.widths)
+        if len(named) > 1 and not are_nested(self.family, named):
             log.info("Wildflower: no candidate of %s lies inside another, so each is a level", self.family.name)
             return
         fleet, smallest = list(fleet), self.cost(named[-1]).parameters

@@ -145,7 +145,7 @@ class HypeMeFed(SubModelMethod):
         super().__init__(setup, params, by_exit(setup.family))
         self.params = params
         found = follow(setup.family, params.generate) if params.fill in ("hypernetwork", "ema") else {}
-        # All devices have the same of what is frozen.
+        # Frozen tensors are the same on all devices, so that they need not be guessed.
         guessed = {
             exit: {target: source for target, source in pairs.items() if not setup.family.is_frozen(target)}
             for exit, pairs in found.items()
@@ -156,7 +156,9 @@ class HypeMeFed(SubModelMethod):
         self.averages_of_owners = {name: self.weights[name] for names in self.averaged.values() for name in names}
         self.uploads: list[Upload] = []
         self.trained: set[str] = set()  # targets whose hypernetworks have learned from some round
-        self.units: dict[str, float] = {}  # root mean square change of a tensor, in the last round where devices had it
+        # The root mean square change of a tensor in the last round where devices had it. Nobody changes what is frozen.
+        read = {source for pairs in self.sources.values() for source in pairs.values()}
+        self.units: dict[str, float] = dict.fromkeys(filter(setup.family.is_frozen, read), 0.0)
         self._reading = self._read_round()
         self._shortfalls: dict[str, Tensor] = {}  # by target, in units, in this round
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -300,9 +302,6 @@ class HypeMeFed(SubModelMethod):
             unit = unit_of_changes(self.weights[name], found)
             if unit or name not in self.units:
                 self.units[name] = unit
-        for source in {source for pairs in self.sources.values() for source in pairs.values()}:
-            if self.family.is_frozen(source):
-                self.units[source] = 0.0  # nobody changes it
         self._reading = self._read_round()
 
     def _read_round(self) -> Reading:
