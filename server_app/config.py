@@ -80,6 +80,37 @@ OTHER_NAMES = {
     "output": "output-dir",
     "out": "output-dir",
 }
+# Keys of the run that are read with some values of other keys only: those values in words, and whether a flat
+# configuration has them.
+READ_WITH: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "alpha": (
+        "partition = 'dirichlet' or 'strong-and-weak'",
+        lambda values: values["partition"] in ("dirichlet", "strong-and-weak"),
+    ),
+    "max-examples": ("partition = 'own'", lambda values: values["partition"] == "own"),
+    **dict.fromkeys(
+        ("strong-devices", "strong-share", "strong-test"),
+        ("partition = 'strong-and-weak'", lambda values: values["partition"] == "strong-and-weak"),
+    ),
+    "report-max-age-seconds": ("fleet = ''", lambda values: not values["fleet"]),
+    "local-epochs": ("local-steps = 0", lambda values: not values["local-steps"]),
+    "momentum": ("optimizer = 'sgd'", lambda values: values["optimizer"] == "sgd"),
+    "betas": ("optimizer = 'adam' or 'adamw'", lambda values: values["optimizer"] != "sgd"),
+    "aggregation-trim": ("aggregation = 'trimmed-mean'", lambda values: values["aggregation"] == "trimmed-mean"),
+    **dict.fromkeys(
+        ("dp-clip", "dp-delta"),
+        (
+            "dp-epsilon or dp-noise-multiplier above 0",
+            lambda values: bool(values["dp-epsilon"] or values["dp-noise-multiplier"]),
+        ),
+    ),
+    "secure-minimum": ("secure-aggregation = true", lambda values: bool(values["secure-aggregation"])),
+    "decay-factor": ("decay-rounds", lambda values: bool(values["decay-rounds"])),
+    **dict.fromkeys(
+        ("personal-epochs", "personal-from"),
+        ("personal-every above 0", lambda values: bool(values["personal-every"])),
+    ),
+}
 # What would be right, by the beginning of pydantic's name of an error.
 RIGHT = {
     "int_": "a whole number such as {default}",
@@ -763,8 +794,19 @@ class RunConfig(Params):
 
     def ignored_text(self) -> str:
         """What `ignored` finds, in words; "" where it finds nothing."""
-        found = ", ".join(f"{key} = {value!r}" for key, value in self.ignored().items())
-        return f"Keys of other methods, which strategy = {self.strategy!r} does not read: {found}" if found else ""
+        of_methods, own = [], []
+        for key, value in self.ignored().items():
+            if key in READ_WITH:
+                own.append(f"{key} = {value!r} (read with {READ_WITH[key][0]})")
+            else:
+                of_methods.append(f"{key} = {value!r}")
+        texts = []
+        if of_methods:
+            names = ", ".join(of_methods)
+            texts.append(f"Keys of other methods, which strategy = {self.strategy!r} does not read: {names}")
+        if own:
+            texts.append(f"Keys that this run does not read: {', '.join(own)}")
+        return ". ".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as flat kebab-case keys and TOML scalars."""
@@ -805,8 +847,15 @@ def defaults(strategy: str = "") -> dict[str, Any]:
 def unread(values: Mapping[str, Any]) -> list[str]:
     """The keys of a flat configuration, of any version, that nothing reads in its run.
 
-    They are other methods', or those of a shared part that is turned off.
+    They are other methods', those of a shared part that is turned off, or those of `READ_WITH` with other values.
     """
+    known = {**RunConfig().to_dict(), **values}  # a configuration of an earlier version has fewer keys
+    own = [key for key, (_, is_read) in READ_WITH.items() if key in values and not is_read(known)]
+    return own + _unread_of_methods(values)
+
+
+def _unread_of_methods(values: Mapping[str, Any]) -> list[str]:
+    """Those among them that have a dot in their name."""
     strategy = values["strategy"]
     kind = METHODS.get(strategy) or _loaded(strategy)
     if kind is None and is_reference(strategy):  # what it shares with others is not known here

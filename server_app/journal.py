@@ -623,6 +623,12 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
             f"rounds = {config['rounds']}: the run in {run_dir} has the noise with which {before['rounds']} rounds "
             f"reach dp-epsilon = {config['dp-epsilon']:g}: leave rounds as they were"
         )
+    if config.get("schedule") == "cosine" and before.get("rounds") != config.get("rounds"):
+        raise JournalError(
+            f"rounds = {config['rounds']}: the learning rate of the run in {run_dir} falls to 0 over "
+            f"{before['rounds']} rounds, and rounds that are done had the rates of those: leave rounds as they were, or "
+            "begin another run from its model (initial-weights)"
+        )
     finished = len(read_rounds(run_dir))
     if config.get("resume-from", 0) > finished:
         raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")

@@ -14,6 +14,7 @@ from server_app import keys as keys_of_pyproject
 from server_app.config import (
     OTHER_NAMES,
     PARTS,
+    READ_WITH,
     ConfigError,
     RunConfig,
     all_settings,
@@ -561,7 +562,38 @@ def test_links_of_real_devices_may_set_a_budget():
         ({"distillation.batch-size": 8}, ["distillation.batch-size"]),
         ({"distillation.steps": 1, "distillation.batch-size": 8}, []),
         ({"strategy": "model-search", "heterofl.dynamic": True, "model-search.epsilon": 0.5}, ["heterofl.dynamic"]),
+        ({"momentum": 0.5, "alpha": 0.1, "local-epochs": 2}, []),
+        ({"optimizer": "adam", "momentum": 0.5, "betas": "0.8, 0.9"}, ["momentum"]),
+        ({"betas": "0.8, 0.9"}, ["betas"]),
+        ({"partition": "iid", "alpha": 0.1}, ["alpha"]),
+        ({"partition": "strong-and-weak", "strong-devices": 2, "strong-share": 0.3, "alpha": 0.1}, []),
+        ({"strong-devices": 2, "strong-share": 0.3}, ["strong-devices", "strong-share"]),
+        ({"local-steps": 5, "local-epochs": 2}, ["local-epochs"]),
+        ({"dp-clip": 2.0, "secure-minimum": 3}, ["dp-clip", "secure-minimum"]),
+        ({"dp-clip": 2.0, "dp-noise-multiplier": 1.0}, []),
+        ({"secure-aggregation": True, "secure-minimum": 3}, []),
+        ({"decay-factor": 0.5}, ["decay-factor"]),
+        ({"decay-factor": 0.5, "decay-rounds": "3, 7"}, []),
+        ({"aggregation": "median", "aggregation-trim": 0.1}, ["aggregation-trim"]),
+        ({"aggregation": "trimmed-mean", "aggregation-trim": 0.1}, []),
+        ({"personal-epochs": 0, "personal-from": 3}, ["personal-epochs", "personal-from"]),
+        ({"personal-epochs": 0, "personal-every": 2}, []),
+        ({"report-max-age-seconds": 5.0}, ["report-max-age-seconds"]),
+        ({"report-max-age-seconds": 5.0, "fleet": ""}, []),
+        ({"max-examples": 10}, ["max-examples"]),
     ],
 )
-def test_keys_of_other_methods_are_told_from_those_that_are_read(values, ignored):
+def test_keys_that_nothing_reads_are_told_from_those_that_are_read(values, ignored):
     assert list(RunConfig.from_run_config(values).ignored()) == ignored
+
+
+def test_a_warning_says_with_what_a_key_of_the_run_would_be_read():
+    config = RunConfig.from_run_config({"strategy": "fedavg", "fedprox.mu": 0.3, "optimizer": "adam", "momentum": 0.5})
+    assert config.ignored_text() == (
+        "Keys of other methods, which strategy = 'fedavg' does not read: fedprox.mu = 0.3. "
+        "Keys that this run does not read: momentum = 0.5 (read with optimizer = 'sgd')"
+    )
+
+
+def test_every_key_that_is_read_with_others_is_a_key_of_the_run():
+    assert READ_WITH.keys() <= RunConfig().to_dict().keys()

@@ -201,6 +201,28 @@ def test_keys_that_nothing_reads_may_change_as_between_versions(tmp_path):
         check_resumable(tmp_path, CONFIG | {"fedprox.mu": 1.0, "heterofl.mode": "fixed"})
 
 
+def test_keys_of_the_run_that_nothing_reads_may_change(tmp_path):
+    adam = CONFIG | {"optimizer": "adam", "momentum": 0.9}
+    Journal.open(tmp_path, adam, resume=False)
+    check_resumable(tmp_path, adam | {"momentum": 0.5})
+    with pytest.raises(JournalError, match="momentum was 0.9 and is 0.5, optimizer was 'adam' and is 'sgd'"):
+        check_resumable(tmp_path, adam | {"optimizer": "sgd", "momentum": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("with_it", "why"),
+    [
+        ({"schedule": "cosine"}, "falls to 0 over 3 rounds"),
+        ({"dp-epsilon": 3.0}, "has the noise with which 3 rounds reach dp-epsilon = 3"),
+    ],
+)
+def test_what_the_number_of_rounds_decides_is_not_resumed_for_more_of_them(with_it, why, tmp_path):
+    Journal.open(tmp_path, CONFIG | {"rounds": 3} | with_it, resume=False)
+    check_resumable(tmp_path, CONFIG | {"rounds": 3} | with_it)
+    with pytest.raises(JournalError, match=f"rounds = 5: .*{why}.*leave rounds as they were"):
+        check_resumable(tmp_path, CONFIG | {"rounds": 5} | with_it)
+
+
 def test_a_run_is_not_resumed_for_fewer_rounds_than_it_has(tmp_path):
     three_rounds(tmp_path).finish("finished")
     before = (tmp_path / "config.json").read_bytes()
