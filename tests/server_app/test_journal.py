@@ -205,7 +205,7 @@ def test_keys_of_the_run_that_nothing_reads_may_change(tmp_path):
     adam = CONFIG | {"optimizer": "adam", "momentum": 0.9}
     Journal.open(tmp_path, adam, resume=False)
     check_resumable(tmp_path, adam | {"momentum": 0.5})
-    with pytest.raises(JournalError, match="momentum was 0.9 and is 0.5, optimizer was 'adam' and is 'sgd'"):
+    with pytest.raises(JournalError, match=r"momentum was 0\.9 and is 0\.5, optimizer was 'adam' and is 'sgd'"):
         check_resumable(tmp_path, adam | {"optimizer": "sgd", "momentum": 0.5})
 
 
