@@ -37,10 +37,8 @@ from server_app.config import (
     RunConfig,
     digests_of,
     keep_modules,
-    parse_arguments,
-    rates_of,
-    sampled_devices,
 )
+from server_app.inline_tables import parse_arguments, rates_of
 from server_app.journal import (
     Journal,
     alone_in,
@@ -365,7 +363,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         seed=config.seed,
         rounds=config.rounds,
         devices_per_round=config.devices_per_round,
-        sampled_devices=sampled_devices(config.devices_per_round, config.over_selection),
+        sampled_devices=config.sampled_devices,
         training=LocalTraining(
             epochs=config.local_epochs,
             steps=config.local_steps,

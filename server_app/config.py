@@ -8,7 +8,6 @@ A method's own settings carry its name: `NAME.KEY`. Every setting stands once: a
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
@@ -16,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from devices.validation import did_you_mean, nearest
+from devices.validation import did_you_mean
 from messages.encoding import Wire
 from messages.masks import MIN_MEMBERS
-from models.family import FAMILIES, family_class
 from models.initial import checked_names
 from plugins.beside import digests, keep
-from plugins.reference import is_loaded, is_reference, module_label, one_sentence, top_module
+from plugins.reference import is_loaded, is_reference, module_label, top_module
+from server_app.checks import check
+from server_app.inline_tables import flat, parse_arguments, rates_of
 from server_app.keys import listed_keys, missing_keys
 from strategies import DEFAULT_METHOD, METHODS
 from strategies.method import Method
@@ -30,8 +30,7 @@ from strategies.named import method_of, settings_of
 from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
 from strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
 from tasks.arguments import TaskArguments, must, read_arguments
-from tasks.own import FLOAT32_MAX, OwnArguments
-from tasks.task import TASKS, check_own, kind_of
+from tasks.task import kind_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -127,24 +126,11 @@ def _arguments(value: object) -> object:
     return value
 
 
-def parse_arguments(text: str, like: str = "exits = [1, 2, 3], kernel = 5") -> dict[str, Any]:
-    """The arguments that a text of `family-arguments` stands for. Raises ValueError, with what they are `like`."""
-    try:
-        return tomllib.loads(f"arguments = {{{text}}}")["arguments"]
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f'must be like "{like}": {error}') from None
-
-
 def _names_table(value: object) -> object:
     """What names in a file of weights are called in the family: the inside of an inline TOML table."""
     if isinstance(value, str):
         checked_names(parse_arguments(value, like="'bert' = '', 'fc' = false"))
     return value
-
-
-def rates_of(text: str) -> dict[str, Any]:
-    """What `learning-rates` holds: part of the model -> how many times the learning rate it has."""
-    return _flat(parse_arguments(text, like="classifier = 10, 'encoder.layer.0' = 0.1"))
 
 
 def _rates(value: object) -> object:
@@ -449,6 +435,11 @@ class RunConfig(Params):
         return self.method.name() if is_reference(self.strategy) else self.strategy
 
     @property
+    def sampled_devices(self) -> int:
+        """How many devices a round asks, with over-selection: 10 with 0.3 asks 13."""
+        return self.devices_per_round + round(self.devices_per_round * self.over_selection)
+
+    @property
     def params(self) -> Params:
         """The method's own settings."""
         return self.groups.get(self.method_name, self.method.params_type())
@@ -469,291 +460,21 @@ class RunConfig(Params):
 
     def references(self) -> list[str]:
         """All that the run has from outside, by reference: method, task, family, and members of a family `choice`."""
-        found = [self.strategy, self.task, self.public_task, *self._families()]
+        found = [self.strategy, self.task, self.public_task, *self.families()]
         return [reference for reference in dict.fromkeys(found) if is_reference(reference)]
 
-    def _families(self) -> list[str]:
+    def families(self) -> list[str]:
+        """The run's family, and the members of a family `choice`."""
         return [self.family or kind_of(self.task).family, *_names(parse_arguments(self.family_arguments))]
-
-    def _reads_public(self) -> bool:
-        """Whether the method learns from public data with the run's settings."""
-        when = self.method.public_when
-        return when is not None and all(getattr(self.params, name, None) == value for name, value in when.items())
-
-    def _why_not_public(self) -> str:
-        """What to do where a run has public data that nothing reads."""
-        leave_out = "leave public-task, public-data-dir and public-examples out"
-        if self.method.public_when:
-            wanted = _listed(self.method_name, self.method.public_when)
-            return f"strategy = {self.strategy!r} learns from public data with {wanted} only: set that, or {leave_out}"
-        able = {name: kind.public_when for name, kind in METHODS.items() if kind.public_when is not None}
-        names = [f"{name} with {_listed(name, when)}" if when else name for name, when in able.items()]
-        of_ones_own = ", or set public_when in its class" if is_reference(self.strategy) else ""
-        return (
-            f"strategy = {self.strategy!r} does not learn from public data: {leave_out}, or take one of "
-            f"{', '.join(names)}{of_ones_own}"
-        )
 
     @property
     def is_private(self) -> bool:
         """Whether the run is differentially private."""
         return bool(self.dp_epsilon or self.dp_noise_multiplier)
 
-    def _check_private(self, need: Callable[[bool, str, str], None]) -> None:
-        """What breaks differential privacy, or has no meaning with it (docs/privacy.md)."""
-        with_it = "does not go with differential privacy (dp-epsilon, dp-noise-multiplier)"
-        need(
-            not (self.dp_epsilon and self.dp_noise_multiplier),
-            "dp-noise-multiplier",
-            f"dp-epsilon = {self.dp_epsilon:g} says how much noise there is: leave one of them 0",
-        )
-        need(
-            self.dp_delta < 1 / self.devices,
-            "dp-delta",
-            f"with devices = {self.devices} it must be below {1 / self.devices:.3g}",
-        )
-        need(
-            self.method.tells_means_only(self.params),
-            "strategy",
-            "with these settings it learns more of devices than the mean of what they return, to which noise is added: "
-            "set dp-epsilon = 0 and dp-noise-multiplier = 0, or take a strategy that docs/privacy.md does not refuse",
-        )
-        need(self.aggregation == "mean", "aggregation", f"{with_it}: one device moves a mean of its kind unboundedly")
-        need(not self.norm_bound, "norm-bound", f"{with_it}: dp-clip is the bound")
-        need(not self.both_models, "both-models", f"{with_it}: a device has one bounded change")
-        need(not self.over_selection, "over-selection", f"{with_it}: whether a device counts would hang on the others")
-        need(not self.personal_every, "personal-every", f"{with_it}: devices' own scores have no noise")
-        need(
-            not self.resume_from or bool(self.fleet),
-            "resume-from",
-            f"{with_it} over real nodes: rounds that are done again would not be accounted for",
-        )
-        need(self.devices_per_round <= self.devices, "devices-per-round", f"more than devices = {self.devices}")
-
-    def _check_secure(self, need: Callable[[bool, str, str], None]) -> None:
-        """What the server cannot do without seeing updates by themselves, or what would show them (docs/privacy.md)."""
-        with_it = "does not go with secure-aggregation"
-        need(self.aggregation == "mean", "aggregation", f"{with_it}: it needs every device's values by themselves")
-        need(not self.norm_bound, "norm-bound", f"{with_it}: the server cannot bound updates that it does not see")
-        need(not self.both_models, "both-models", f"{with_it}: a device masks one update in a round")
-        need(not self.personal_every, "personal-every", f"{with_it}: devices' scores come one by one")
-        need(
-            self.secure_minimum <= self.devices_per_round,
-            "secure-minimum",
-            f"with devices-per-round = {self.devices_per_round} no sum is ever of so many",
-        )
-        need(
-            not self.is_private,
-            "secure-aggregation",
-            "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): whether a group is large enough "
-            "to count hangs on the others, and the noise is for one device",
-        )
-
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        def need(good: bool, key: str, why: str) -> None:
-            if not good:
-                raise ValueError(f"{key} = {self.to_dict()[key]!r}: {why}")
-
-        def known(key: str, value: str, names: Mapping[str, object]) -> None:
-            need(value in names, key, f"no such {key}; {nearest(value, names)}")
-
-        def from_outside(key: str, name: str, look_up: Callable[[str], object]) -> None:
-            try:
-                look_up(name)
-            except ValueError as error:
-                raise ValueError(f"{key} = {name!r}: {error}") from None
-
-        from_outside("strategy", self.strategy, method_of)
-        if is_reference(self.task):
-            from_outside("task", self.task, kind_of)
-        else:
-            known("task", self.task, TASKS)
-        try:
-            arguments = self.own_task_arguments()
-        except ValueError as error:
-            raise ValueError(f"task-arguments = {self.task_arguments!r}: {error}") from None
-        if isinstance(arguments, OwnArguments) and self.partition != "own":
-            given = [name for name in OwnArguments.model_fields if getattr(arguments, name)]
-            need(
-                not given,
-                "task-arguments",
-                f"{', '.join(given)} would be read under partition = 'own' only: under {self.partition!r} classes, "
-                "shape, mean and deviation are those of the files; leave it out",
-            )
-        if is_reference(self.public_task):
-            from_outside("public-task", self.public_task, kind_of)
-        elif self.public_task:
-            known("public-task", self.public_task, TASKS)
-        need(
-            bool(self.public_task) or not (self.public_data_dir or self.public_examples),
-            "public-task",
-            "public-data-dir and public-examples say nothing without it",
-        )
-        for family in self._families():
-            if is_reference(family):
-                from_outside("family", family, family_class)
-        if self.family and not is_reference(self.family):
-            known("family", self.family, FAMILIES)
-        need(
-            not self.run_name or (Path(self.run_name).name == self.run_name and self.run_name not in (".", "..")),
-            "run-name",
-            "the name of one folder, without / (output-dir says where it lies)",
-        )
-        sampled = sampled_devices(self.devices_per_round, self.over_selection)
-        if self.fleet:
-            need(
-                sampled <= self.devices,
-                "devices-per-round",
-                f"more than devices = {self.devices}"
-                + (f" (over-selection = {self.over_selection} asks {sampled})" if self.over_selection else ""),
-            )
-        need(bool(self.widths), "widths", "at least one width is needed, such as 1 or '1, 0.5'")
-        need(all(0 < w <= 1 for w in self.widths), "widths", "every width is above 0 and at most 1")
-        need(len(set(self.widths)) == len(self.widths), "widths", "a width is listed twice")
-        need(
-            len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
-            "betas",
-            "must be two numbers from 0 to below 1, such as [0.9, 0.999]",
-        )
-        need(
-            all(r.is_integer() and r >= 1 for r in self.decay_rounds),
-            "decay-rounds",
-            "must be numbers of rounds, from 1 on",
-        )
-        need(
-            self.schedule == "steps" or not self.decay_rounds,
-            "decay-rounds",
-            "schedule = 'cosine' needs none: leave decay-rounds empty, or set schedule = 'steps'",
-        )
-        need(
-            not self.over_selection or self.deadline_seconds > 0 or bool(self.fleet),
-            "over-selection",
-            "needs a fleet or deadline-seconds to tell who is late",
-        )
-        need(
-            not self.personal_every or self.personal_from <= self.rounds,
-            "personal-from",
-            f"with rounds = {self.rounds} no round is scored personally: at most that, or personal-every = 0",
-        )
-        if self.engine == "nodes":
-            need(bool(self.fleet), "engine", "nodes are workers of a fleet's devices, and fleet = '' has none")
-            need(
-                self.partition != "own", "engine", "devices of partition = 'own' have their data on nodes of their own"
-            )
-            need(
-                not self.state_dir,
-                "state-dir",
-                "with engine = 'nodes' what devices keep lies in their node's state-dir",
-            )
-        need(
-            not self.fused_optimizer or self.optimizer != "sgd",
-            "fused-optimizer",
-            "is for optimizer = 'adam' and 'adamw': PyTorch chooses by itself for sgd",
-        )
-        need(
-            not self.resume_from or self.resume,
-            "resume-from",
-            "goes with resume = true only, and names a round of the run that is resumed",
-        )
-        for group, params in self.groups.items():
-            if group not in (*METHODS, self.method_name, *self.method.shared_params):
-                readers = ", ".join(name for name, kind in METHODS.items() if group in kind.shared_params)
-                why = f"strategy = {self.strategy!r} does not read it: leave it out, or take one of {readers}"
-                for name, default in type(params)():
-                    need(getattr(params, name) == default, f"{group}.{kebab(name)}", why)
-        try:
-            self.method.check(self.params, both_models=self.both_models)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise ValueError(f"strategy = {self.strategy!r}: its check fails: {one_sentence(error)}") from error
-        need(
-            self.deliver == "largest" or self.evaluate_tiers,
-            "deliver",
-            "it is the best of what is scored: set evaluate-tiers = true, or deliver = 'largest'",
-        )
-        if self.public_task and not self._reads_public():
-            need(False, "public-task", self._why_not_public())
-        need(
-            self.micro_batch_size < self.batch_size,
-            "micro-batch-size",
-            f"it is a part of batch-size = {self.batch_size}: fewer than that, or 0",
-        )
-        need(
-            not self.initial_weights or self.method.takes_initial_weights,
-            "initial-weights",
-            f"strategy = {self.strategy!r} has no global model that could begin with given weights",
-        )
-        need(
-            bool(self.initial_weights) or not self.initial_names,
-            "initial-names",
-            "says what names in the file of initial-weights are called, and there is none",
-        )
-        need(
-            not self.freeze or self.method.takes_initial_weights,
-            "freeze",
-            f"strategy = {self.strategy!r} has no global model, of which parts could be frozen",
-        )
-        rates = rates_of(self.learning_rates)
-        need(
-            all(type(rate) in (int, float) and 0 <= rate <= FLOAT32_MAX for rate in rates.values()),
-            "learning-rates",
-            "every entry is a part and a multiple, such as classifier = 10",
-        )
-        need(
-            max(rates.values(), default=0) * self.learning_rate <= FLOAT32_MAX,
-            "learning-rates",
-            f"times learning-rate = {self.learning_rate:g} it is more than a number of 32 bits can be",
-        )
-        need(
-            self.aggregation == "mean" or self.method.averages(self.params),
-            "aggregation",
-            f"strategy = {self.strategy!r} relies on the mean with these settings, or has none: leave it 'mean'",
-        )
-        if self.is_private:
-            self._check_private(need)
-        if self.secure_aggregation:
-            self._check_secure(need)
-        if self.wire != "float32":
-            need(
-                not self.secure_aggregation,
-                "wire",
-                "does not go with secure-aggregation, whose masks hide integers of 64 bits: leave it 'float32'",
-            )
-            need(
-                not self.is_private,
-                "wire",
-                "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): what rounding loses of a "
-                "device's change comes in a later round, in which nobody counts it: leave it 'float32'",
-            )
-        parted = self.partition == "strong-and-weak"
-        need(
-            not parted or 0 < self.strong_devices < self.devices,
-            "strong-devices",
-            f"partition = 'strong-and-weak' needs 1 to {self.devices - 1} of the {self.devices} devices",
-        )
-        need(
-            not parted or (not self.test_fraction and not self.examples_per_device),
-            "partition",
-            "deals out all examples, and the test set too: test-fraction and examples-per-device do not go with it",
-        )
-        need(
-            self.examples_per_device == 0 or self.partition != "natural",
-            "examples-per-device",
-            "partition = 'natural' says itself who holds what: use iid or dirichlet, or set it to 0",
-        )
-        if self.partition == "own":
-            try:
-                check_own(self.task)
-            except ValueError as error:
-                raise ValueError(f"partition = 'own': {error}") from None
-            need(not self.examples_per_device, "examples-per-device", "partition = 'own': devices have what they have")
-            need(
-                not self.fleet or bool(self.data_dir),
-                "data-dir",
-                "partition = 'own' in a simulation needs a folder with a folder per device, such as devices/0000",
-            )
+        check(self)
         return self
 
     @classmethod
@@ -897,22 +618,10 @@ def _with_strategy_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{given}: {error}") from None
     name = method_of(strategy).name()
-    found = {key if "." in key else f"{name}.{key}": value for key, value in _flat(content).items()}
+    found = {key if "." in key else f"{name}.{key}": value for key, value in flat(content).items()}
     if twice := sorted(found.keys() & values.keys()):
         raise ConfigError(f"{given}: {', '.join(twice)} is given twice: there, and as a key")
     return {**values, **found, "strategy-settings": ""}
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def _listed(method: str, settings: Mapping[str, Any]) -> str:
-    """Settings of a method, by the names of their fields, as keys with their values."""
-    return " and ".join(f"{method}.{kebab(name)} = {to_scalar(value)!r}" for name, value in settings.items())
 
 
 def _names(arguments: object) -> list[str]:
@@ -975,8 +684,3 @@ def _whole_to_float(field: FieldInfo, value: object) -> object:
     while get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     return float(value) if kind is float and type(value) is int else value
-
-
-def sampled_devices(devices_per_round: int, over_selection: float) -> int:
-    """How many devices a round asks, with over-selection: 10 with 0.3 asks 13."""
-    return devices_per_round + round(devices_per_round * over_selection)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from server_app.inline_tables import flat
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 DOCS = PYPROJECT.parent / "docs"
@@ -36,7 +37,7 @@ def listed_keys(pyproject: Path = PYPROJECT) -> tuple[str, ...] | None:
     if not pyproject.is_file():
         return None
     table = tomllib.loads(pyproject.read_text(encoding="utf-8")).get("tool", {}).get("flwr", {}).get("app", {})
-    return tuple(_flat(table["config"])) if "config" in table else None
+    return tuple(flat(table["config"])) if "config" in table else None
 
 
 def block(defaults: Mapping[str, object], descriptions: Mapping[str, str], parts: Mapping[str, str]) -> str:
@@ -125,14 +126,6 @@ def to_toml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key
 
 
 def block_of_settings(strategy: str = "") -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from plugins.beside import looked_for_beside
 from plugins.reference import is_reference, module_label
+from server_app.inline_tables import flat, parse_arguments
 
 if TYPE_CHECKING:
     from server_app.config import RunConfig
@@ -92,7 +93,7 @@ def beside(experiment: Path | None) -> AbstractContextManager[Mapping[str, Path]
 
 def read_experiment(path: Path) -> dict[str, Any]:
     """The flat keys of an experiment file; a table's name becomes the first part of its keys. Raises SettingsError."""
-    return _flat(read_toml(path, "the experiment"), "")
+    return flat(read_toml(path, "the experiment"))
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -104,13 +105,6 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise SettingsError(f"cannot read {what} {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML: {error}") from None
-
-
-def _flat(content: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def parse_override(text: str, defaults: Mapping[str, Any]) -> tuple[str, Any]:
@@ -190,7 +184,6 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
 
 def _with_absolute_folders(arguments: str, here: Path) -> str:
     """A task's arguments in which names of folders below `here`, such as a tokenizer's, are whole paths."""
-    from server_app.config import parse_arguments
 
     for value in parse_arguments(arguments).values():
         if isinstance(value, str) and value and (here / value).is_dir():

@@ -20,8 +20,9 @@ from models.elastic import ElasticFamily, ElasticSpace
 from models.family import make_family
 from models.initial import load_initial
 from models.supernet import Supernet
-from server_app.config import RunConfig, parse_arguments
+from server_app.config import RunConfig
 from server_app.folders import file_written_whole, newest_whole, written_whole
+from server_app.inline_tables import parse_arguments
 from strategies.predictor import MIN_PAIRS, fit_predictor
 from strategies.supernet import (
     CALIBRATION_BATCHES,

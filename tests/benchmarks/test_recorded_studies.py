@@ -22,7 +22,7 @@ from benchmarks.wire import run as wire
 from devices.fleet import Fleet
 from models.cost import cost
 from models.family import FAMILIES, make_family
-from server_app.config import parse_arguments
+from server_app.inline_tables import parse_arguments
 from wildflower.settings import resolve
 
 STUDIES = [

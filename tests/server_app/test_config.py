@@ -19,7 +19,6 @@ from server_app.config import (
     RunConfig,
     all_settings,
     descriptions,
-    sampled_devices,
 )
 from server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
 from strategies import METHODS
@@ -544,7 +543,8 @@ def test_over_selection_is_told_only_where_it_is_set():
 
 
 def test_over_selection_asks_more():
-    assert [sampled_devices(10, share) for share in (0.0, 0.3, 1.0)] == [10, 13, 20]
+    asked = [RunConfig(devices_per_round=10, over_selection=share).sampled_devices for share in (0.0, 0.3, 1.0)]
+    assert asked == [10, 13, 20]
 
 
 def test_links_of_real_devices_may_set_a_budget():

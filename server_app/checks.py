@@ -1,0 +1,344 @@
+"""Which settings of a run do not go together, and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from devices.validation import nearest
+from models.family import FAMILIES, family_class
+from plugins.reference import is_reference, one_sentence
+from server_app.inline_tables import rates_of
+from strategies import METHODS
+from strategies.named import method_of
+from strategies.params import kebab, to_scalar
+from tasks.own import FLOAT32_MAX, OwnArguments
+from tasks.task import TASKS, check_own, kind_of
+
+if TYPE_CHECKING:
+    from server_app.config import RunConfig
+
+Need = Callable[[bool, str, str], None]
+"""Raises ValueError unless its first argument holds: (whether it holds, key, why not and what would be right)."""
+
+
+def check(config: RunConfig) -> None:
+    """Raise ValueError where settings do not go together; the text names a key, its value and what would be right."""
+
+    def need(good: bool, key: str, why: str) -> None:
+        if not good:
+            raise ValueError(f"{key} = {config.to_dict()[key]!r}: {why}")
+
+    _check_names(config, need)
+    _check_devices(config, need)
+    _check_training(config, need)
+    _check_method(config, need)
+    _check_scores(config, need)
+    if config.is_private:
+        _check_private(config, need)
+    if config.secure_aggregation:
+        _check_secure(config, need)
+    _check_wire(config, need)
+    _check_partition(config, need)
+
+
+def _check_names(config: RunConfig, need: Need) -> None:
+    """What is named: method, task, family, public data, run."""
+
+    def known(key: str, value: str, names: Mapping[str, object]) -> None:
+        need(value in names, key, f"no such {key}; {nearest(value, names)}")
+
+    def from_outside(key: str, name: str, look_up: Callable[[str], object]) -> None:
+        try:
+            look_up(name)
+        except ValueError as error:
+            raise ValueError(f"{key} = {name!r}: {error}") from None
+
+    from_outside("strategy", config.strategy, method_of)
+    if is_reference(config.task):
+        from_outside("task", config.task, kind_of)
+    else:
+        known("task", config.task, TASKS)
+    try:
+        arguments = config.own_task_arguments()
+    except ValueError as error:
+        raise ValueError(f"task-arguments = {config.task_arguments!r}: {error}") from None
+    if isinstance(arguments, OwnArguments) and config.partition != "own":
+        given = [name for name in OwnArguments.model_fields if getattr(arguments, name)]
+        need(
+            not given,
+            "task-arguments",
+            f"{', '.join(given)} would be read under partition = 'own' only: under {config.partition!r} classes, "
+            "shape, mean and deviation are those of the files; leave it out",
+        )
+    if is_reference(config.public_task):
+        from_outside("public-task", config.public_task, kind_of)
+    elif config.public_task:
+        known("public-task", config.public_task, TASKS)
+    need(
+        bool(config.public_task) or not (config.public_data_dir or config.public_examples),
+        "public-task",
+        "public-data-dir and public-examples say nothing without it",
+    )
+    for family in config.families():
+        if is_reference(family):
+            from_outside("family", family, family_class)
+    if config.family and not is_reference(config.family):
+        known("family", config.family, FAMILIES)
+    need(
+        not config.run_name or (Path(config.run_name).name == config.run_name and config.run_name not in (".", "..")),
+        "run-name",
+        "the name of one folder, without / (output-dir says where it lies)",
+    )
+    need(
+        not config.resume_from or config.resume,
+        "resume-from",
+        "goes with resume = true only, and names a round of the run that is resumed",
+    )
+
+
+def _check_devices(config: RunConfig, need: Need) -> None:
+    """Who takes part, and where devices run."""
+    sampled = config.sampled_devices
+    if config.fleet:
+        need(
+            sampled <= config.devices,
+            "devices-per-round",
+            f"more than devices = {config.devices}"
+            + (f" (over-selection = {config.over_selection} asks {sampled})" if config.over_selection else ""),
+        )
+    need(
+        not config.over_selection or config.deadline_seconds > 0 or bool(config.fleet),
+        "over-selection",
+        "needs a fleet or deadline-seconds to tell who is late",
+    )
+    if config.engine == "nodes":
+        need(bool(config.fleet), "engine", "nodes are workers of a fleet's devices, and fleet = '' has none")
+        need(config.partition != "own", "engine", "devices of partition = 'own' have their data on nodes of their own")
+        need(
+            not config.state_dir,
+            "state-dir",
+            "with engine = 'nodes' what devices keep lies in their node's state-dir",
+        )
+
+
+def _check_training(config: RunConfig, need: Need) -> None:
+    """Local training: widths, optimizer, learning rates, batches."""
+    need(bool(config.widths), "widths", "at least one width is needed, such as 1 or '1, 0.5'")
+    need(all(0 < w <= 1 for w in config.widths), "widths", "every width is above 0 and at most 1")
+    need(len(set(config.widths)) == len(config.widths), "widths", "a width is listed twice")
+    need(
+        len(config.betas) == 2 and all(0 <= b < 1 for b in config.betas),
+        "betas",
+        "must be two numbers from 0 to below 1, such as [0.9, 0.999]",
+    )
+    need(
+        all(r.is_integer() and r >= 1 for r in config.decay_rounds),
+        "decay-rounds",
+        "must be numbers of rounds, from 1 on",
+    )
+    need(
+        config.schedule == "steps" or not config.decay_rounds,
+        "decay-rounds",
+        "schedule = 'cosine' needs none: leave decay-rounds empty, or set schedule = 'steps'",
+    )
+    need(
+        not config.fused_optimizer or config.optimizer != "sgd",
+        "fused-optimizer",
+        "is for optimizer = 'adam' and 'adamw': PyTorch chooses by itself for sgd",
+    )
+    need(
+        config.micro_batch_size < config.batch_size,
+        "micro-batch-size",
+        f"it is a part of batch-size = {config.batch_size}: fewer than that, or 0",
+    )
+    rates = rates_of(config.learning_rates)
+    need(
+        all(type(rate) in (int, float) and 0 <= rate <= FLOAT32_MAX for rate in rates.values()),
+        "learning-rates",
+        "every entry is a part and a multiple, such as classifier = 10",
+    )
+    need(
+        max(rates.values(), default=0) * config.learning_rate <= FLOAT32_MAX,
+        "learning-rates",
+        f"times learning-rate = {config.learning_rate:g} it is more than a number of 32 bits can be",
+    )
+
+
+def _check_method(config: RunConfig, need: Need) -> None:
+    """What the method reads, and what it does not go with."""
+    for group, params in config.groups.items():
+        if group not in (*METHODS, config.method_name, *config.method.shared_params):
+            readers = ", ".join(name for name, kind in METHODS.items() if group in kind.shared_params)
+            why = f"strategy = {config.strategy!r} does not read it: leave it out, or take one of {readers}"
+            for name, default in type(params)():
+                need(getattr(params, name) == default, f"{group}.{kebab(name)}", why)
+    try:
+        config.method.check(config.params, both_models=config.both_models)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"strategy = {config.strategy!r}: its check fails: {one_sentence(error)}") from error
+    if config.public_task and not _reads_public(config):
+        need(False, "public-task", _why_not_public(config))
+    need(
+        not config.initial_weights or config.method.takes_initial_weights,
+        "initial-weights",
+        f"strategy = {config.strategy!r} has no global model that could begin with given weights",
+    )
+    need(
+        bool(config.initial_weights) or not config.initial_names,
+        "initial-names",
+        "says what names in the file of initial-weights are called, and there is none",
+    )
+    need(
+        not config.freeze or config.method.takes_initial_weights,
+        "freeze",
+        f"strategy = {config.strategy!r} has no global model, of which parts could be frozen",
+    )
+    need(
+        config.aggregation == "mean" or config.method.averages(config.params),
+        "aggregation",
+        f"strategy = {config.strategy!r} relies on the mean with these settings, or has none: leave it 'mean'",
+    )
+
+
+def _check_scores(config: RunConfig, need: Need) -> None:
+    """What is measured."""
+    need(
+        not config.personal_every or config.personal_from <= config.rounds,
+        "personal-from",
+        f"with rounds = {config.rounds} no round is scored personally: at most that, or personal-every = 0",
+    )
+    need(
+        config.deliver == "largest" or config.evaluate_tiers,
+        "deliver",
+        "it is the best of what is scored: set evaluate-tiers = true, or deliver = 'largest'",
+    )
+
+
+def _check_wire(config: RunConfig, need: Need) -> None:
+    """What does not go with rounded values."""
+    if config.wire == "float32":
+        return
+    need(
+        not config.secure_aggregation,
+        "wire",
+        "does not go with secure-aggregation, whose masks hide integers of 64 bits: leave it 'float32'",
+    )
+    need(
+        not config.is_private,
+        "wire",
+        "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): what rounding loses of a "
+        "device's change comes in a later round, in which nobody counts it: leave it 'float32'",
+    )
+
+
+def _check_partition(config: RunConfig, need: Need) -> None:
+    """How examples are dealt out."""
+    parted = config.partition == "strong-and-weak"
+    need(
+        not parted or 0 < config.strong_devices < config.devices,
+        "strong-devices",
+        f"partition = 'strong-and-weak' needs 1 to {config.devices - 1} of the {config.devices} devices",
+    )
+    need(
+        not parted or (not config.test_fraction and not config.examples_per_device),
+        "partition",
+        "deals out all examples, and the test set too: test-fraction and examples-per-device do not go with it",
+    )
+    need(
+        config.examples_per_device == 0 or config.partition != "natural",
+        "examples-per-device",
+        "partition = 'natural' says itself who holds what: use iid or dirichlet, or set it to 0",
+    )
+    if config.partition == "own":
+        try:
+            check_own(config.task)
+        except ValueError as error:
+            raise ValueError(f"partition = 'own': {error}") from None
+        need(not config.examples_per_device, "examples-per-device", "partition = 'own': devices have what they have")
+        need(
+            not config.fleet or bool(config.data_dir),
+            "data-dir",
+            "partition = 'own' in a simulation needs a folder with a folder per device, such as devices/0000",
+        )
+
+
+def _check_private(config: RunConfig, need: Need) -> None:
+    """What breaks differential privacy, or has no meaning with it (docs/privacy.md)."""
+    with_it = "does not go with differential privacy (dp-epsilon, dp-noise-multiplier)"
+    need(
+        not (config.dp_epsilon and config.dp_noise_multiplier),
+        "dp-noise-multiplier",
+        f"dp-epsilon = {config.dp_epsilon:g} says how much noise there is: leave one of them 0",
+    )
+    need(
+        config.dp_delta < 1 / config.devices,
+        "dp-delta",
+        f"with devices = {config.devices} it must be below {1 / config.devices:.3g}",
+    )
+    need(
+        config.method.tells_means_only(config.params),
+        "strategy",
+        "with these settings it learns more of devices than the mean of what they return, to which noise is added: "
+        "set dp-epsilon = 0 and dp-noise-multiplier = 0, or take a strategy that docs/privacy.md does not refuse",
+    )
+    need(config.aggregation == "mean", "aggregation", f"{with_it}: one device moves a mean of its kind unboundedly")
+    need(not config.norm_bound, "norm-bound", f"{with_it}: dp-clip is the bound")
+    need(not config.both_models, "both-models", f"{with_it}: a device has one bounded change")
+    need(not config.over_selection, "over-selection", f"{with_it}: whether a device counts would hang on the others")
+    need(not config.personal_every, "personal-every", f"{with_it}: devices' own scores have no noise")
+    need(
+        not config.resume_from or bool(config.fleet),
+        "resume-from",
+        f"{with_it} over real nodes: rounds that are done again would not be accounted for",
+    )
+    need(config.devices_per_round <= config.devices, "devices-per-round", f"more than devices = {config.devices}")
+
+
+def _check_secure(config: RunConfig, need: Need) -> None:
+    """What the server cannot do without seeing updates by themselves, or what would show them (docs/privacy.md)."""
+    with_it = "does not go with secure-aggregation"
+    need(config.aggregation == "mean", "aggregation", f"{with_it}: it needs every device's values by themselves")
+    need(not config.norm_bound, "norm-bound", f"{with_it}: the server cannot bound updates that it does not see")
+    need(not config.both_models, "both-models", f"{with_it}: a device masks one update in a round")
+    need(not config.personal_every, "personal-every", f"{with_it}: devices' scores come one by one")
+    need(
+        config.secure_minimum <= config.devices_per_round,
+        "secure-minimum",
+        f"with devices-per-round = {config.devices_per_round} no sum is ever of so many",
+    )
+    need(
+        not config.is_private,
+        "secure-aggregation",
+        "does not go with differential privacy (dp-epsilon, dp-noise-multiplier): whether a group is large enough "
+        "to count hangs on the others, and the noise is for one device",
+    )
+
+
+def _reads_public(config: RunConfig) -> bool:
+    """Whether the method learns from public data with the run's settings."""
+    when = config.method.public_when
+    return when is not None and all(getattr(config.params, name, None) == value for name, value in when.items())
+
+
+def _why_not_public(config: RunConfig) -> str:
+    """What to do where a run has public data that nothing reads."""
+    leave_out = "leave public-task, public-data-dir and public-examples out"
+    if config.method.public_when:
+        wanted = _listed(config.method_name, config.method.public_when)
+        return f"strategy = {config.strategy!r} learns from public data with {wanted} only: set that, or {leave_out}"
+    able = {name: kind.public_when for name, kind in METHODS.items() if kind.public_when is not None}
+    names = [f"{name} with {_listed(name, when)}" if when else name for name, when in able.items()]
+    of_ones_own = ", or set public_when in its class" if is_reference(config.strategy) else ""
+    return (
+        f"strategy = {config.strategy!r} does not learn from public data: {leave_out}, or take one of "
+        f"{', '.join(names)}{of_ones_own}"
+    )
+
+
+def _listed(method: str, settings: Mapping[str, Any]) -> str:
+    """Settings of a method, by the names of their fields, as keys with their values."""
+    return " and ".join(f"{method}.{kebab(name)} = {to_scalar(value)!r}" for name, value in settings.items())

@@ -1,0 +1,28 @@
+"""Keys whose text is the inside of an inline TOML table, such as "exits = [1, 2, 3], kernel = 5"."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+
+def parse_arguments(text: str, like: str = "exits = [1, 2, 3], kernel = 5") -> dict[str, Any]:
+    """The arguments that a text of `family-arguments` stands for. Raises ValueError, with what they are `like`."""
+    try:
+        return tomllib.loads(f"arguments = {{{text}}}")["arguments"]
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f'must be like "{like}": {error}') from None
+
+
+def rates_of(text: str) -> dict[str, Any]:
+    """What `learning-rates` holds: part of the model -> how many times the learning rate it has."""
+    return flat(parse_arguments(text, like="classifier = 10, 'encoder.layer.0' = 0.1"))
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as flat keys: {"fedprox": {"mu": 1}} -> {"fedprox.mu": 1}."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
