@@ -13,6 +13,7 @@ from server_app.config import RunConfig
 from server_app.journal import read_devices
 from server_app.units import bytes_text
 from strategies.method import Method
+from strategies.submodel import SubModelMethod
 
 NO_PROGRESS_ROUNDS = 3  # in a row, after which something is wrong
 
@@ -40,7 +41,9 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
     reasons = [", ".join(f"{count} {word}" for word, count in outcomes.most_common())]
     if others:
         [(why, count)] = others.most_common(1)
-        reasons.append(f"{count} times {why}: ask more devices-per-round, or give them fewer widths to choose from")
+        reasons.append(
+            f"{count} times {why}: ask more devices-per-round, or let there be {fewer_models(config, method)}"
+        )
     if outcomes["skipped"] > others.total():
         needed = method.cost(method.smallest_architecture)
         poor = memory_bytes < needed.peak_training_memory_bytes
@@ -72,9 +75,14 @@ def _ways(payload: Mapping[str, int | None]) -> str:
 
 
 def goes_by_widths(config: RunConfig, method: Method) -> bool:
-    """Whether `widths` say what a method's candidates are. Levels, depths and members are the family's own."""
+    """Whether `widths` say what a method's candidates are.
+
+    Levels, depths and members are the family's own, and some methods choose by exits or layers.
+    """
     narrowest, candidates = min(config.widths), method.family.candidates
-    return method.remedy is None and candidates([narrowest]) != candidates([narrowest / 2])
+    if method.remedy is not None or candidates([narrowest]) == candidates([narrowest / 2]):
+        return False
+    return not isinstance(method, SubModelMethod) or set(method.candidates) <= set(candidates(config.widths))
 
 
 def smaller_model(config: RunConfig, method: Method) -> str:
@@ -85,6 +93,13 @@ def smaller_model(config: RunConfig, method: Method) -> str:
     if goes_by_widths(config, method) and method.smallest_architecture == narrowest:
         return f"a smaller width in widths = {config.to_dict()['widths']!r}"
     return "a smaller family or smaller family-arguments"
+
+
+def fewer_models(config: RunConfig, method: Method) -> str:
+    """What lets more devices share a sub-model, whose sum secure aggregation needs."""
+    if goes_by_widths(config, method):
+        return f"fewer widths than widths = {config.to_dict()['widths']!r}"
+    return "fewer different models among the candidates"
 
 
 def smaller_batches(config: RunConfig, method: Method) -> list[str]:

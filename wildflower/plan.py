@@ -22,7 +22,7 @@ from rounds.population import ConnectedDevices, NodeState
 from server_app.app import build, task_spec
 from server_app.config import RunConfig
 from server_app.journal import read_devices
-from server_app.no_progress import goes_by_widths, smaller_batches, smaller_model
+from server_app.no_progress import fewer_models, goes_by_widths, smaller_batches, smaller_model
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
 from server_app.units import bytes_text, range_text, seconds_text
@@ -317,8 +317,8 @@ def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     return [
         f"Devices of {who} train in {len(small)} of {len(expected)} groups of equal sub-models, of which a round has "
         f"{range_text(min(small.values()), max(small.values()))} devices on average. A group of fewer than "
-        f"secure-minimum = {config.secure_minimum} is left out of the round. Try fewer widths, or more "
-        f"devices-per-round than {config.devices_per_round}."
+        f"secure-minimum = {config.secure_minimum} is left out of the round. Try "
+        f"{fewer_models(config, engine.method)}, or more devices-per-round than {config.devices_per_round}."
     ]
 
 

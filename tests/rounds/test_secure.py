@@ -20,7 +20,7 @@ from rounds.flower import FlowerStrategy
 from rounds.secure import parts_of
 from server_app.app import run
 from server_app.config import ConfigError
-from server_app.no_progress import NoProgressError
+from server_app.no_progress import NoProgressError, fewer_models
 from tests.grid import InProcessGrid
 from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
 from wildflower.plan import make_plan
@@ -177,11 +177,23 @@ def test_groups_that_are_too_small_are_left_out(tmp_path):
     assert outcomes == {"skipped: the sum of its group would be of 3 devices, and secure-minimum is 4"}
     (tmp_path / "b").mkdir()
     plan = make_plan(small_config(tmp_path / "b", **keys | SECURE | {"secure-minimum": 4}))
-    assert any("secure-minimum" in warning for warning in plan.warnings)
+    [warning] = [text for text in plan.warnings if "secure-minimum" in text]
+    assert "Try fewer widths than widths = '1, 0.5, 0.25', or more devices-per-round than 6." in warning
     (tmp_path / "c").mkdir()
     with pytest.raises(NoProgressError, match="times the sum of its group would be of 3 devices, and") as error:
         run(grid, small_config(tmp_path / "c", **keys | SECURE | {"secure-minimum": 4, "rounds": 1}))
     assert "memory" not in str(error.value)  # which is not what is missing
+    assert "or let there be fewer widths than widths = '1, 0.5, 0.25'" in str(error.value)
+
+
+def test_where_widths_play_no_part_no_fewer_of_them_are_advised(tmp_path):
+    for name, advice in (
+        ("heterofl", "fewer widths than widths = '1, 0.5, 0.25'"),
+        ("depthfl", "fewer different models"),
+    ):
+        config = small_config(tmp_path, **METHODS[name])
+        engine, _ = started(config)
+        assert fewer_models(config, engine.method).startswith(advice)
 
 
 def with_reply(grid: InProcessGrid, change: Callable[[dict], None], step: str) -> None:
