@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
 import torch
@@ -554,8 +554,10 @@ class Engine:
             self.population.overran(device, largest_bytes / max(1, orders[0].budget.memory_bytes))
         far = sorted({a.device for a in work.assignments if a.update is not None and a.update.bounded})
         if far:
-            text = "Round %s: the updates of devices %s are scaled down to norm-bound"
-            log(WARNING, text, work.round, far)
+            if self.settings.privacy is not None:  # where this is as it should be
+                log(INFO, "Round %s: the updates of devices %s are scaled down to dp-clip", work.round, far)
+            else:
+                log(WARNING, "Round %s: the updates of devices %s are scaled down to norm-bound", work.round, far)
         troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
         for outcome, times in troubles.most_common(3):
             text = "Round %s: %s of %s work orders%s %s"

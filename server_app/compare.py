@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from server_app.charts import Chart, Line, line_chart
-from server_app.config import defaults, unread
+from server_app.config import READ_WITH, defaults, unread
 from server_app.journal import (
     DATA,
     INITIAL,
@@ -300,13 +300,19 @@ def _group(runs: Sequence[Run]) -> list[Group]:
 def _names(runs: Sequence[Run]) -> list[str]:
     """What rows are called: the method or the given name, and the settings that tell it from others of the same."""
     heads = [run.row or str(run.config["strategy"]) for run in runs]
+    experiments = [run.experiment for run in runs]
+    differing = {
+        head: _differing([experiment for its, experiment in zip(heads, experiments, strict=True) if its == head])
+        for head in dict.fromkeys(heads)
+    }
     names: list[str] = []
-    for head, run in zip(heads, runs, strict=True):
-        experiment = run.experiment
-        alike = [other.experiment for its, other in zip(heads, runs, strict=True) if its == head]
-        keys = [key for key in _differing(alike) if key in experiment]
+    for head, experiment in zip(heads, experiments, strict=True):
+        keys = [key for key in differing[head] if key in experiment]
         prefix = f"{experiment['strategy']}."
-        settings = (f"{key.removeprefix(prefix)}={_shortened(experiment[key])}" for key in keys)
+        short = {key: key.removeprefix(prefix) for key in keys}
+        # A method's key may be called as one of the run's is: momentum, and wildflower.momentum.
+        shown = {key: key if name in experiment else name for key, name in short.items()}
+        settings = (f"{shown[key]}={_shortened(experiment[key])}" for key in keys)
         name = " ".join([head, *settings])
         again = sum(earlier == name or earlier.startswith(f"{name} (") for earlier in names)
         names.append(f"{name} ({again + 1})" if again else name)
@@ -314,9 +320,17 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _differing(experiments: Sequence[dict[str, object]]) -> list[str]:
-    """The keys in which experiments differ."""
-    keys = sorted({key for experiment in experiments for key in experiment})
-    return [key for key in keys if len({json.dumps(e.get(key), sort_keys=True) for e in experiments}) > 1]
+    """The keys in which experiments differ.
+
+    A key of the run that another one rules out in some of them, such as `momentum` under Adam, has the values of the
+    others alone.
+    """
+
+    def values(key: str) -> set[str]:
+        read = [e for e in experiments if key in e] if key in READ_WITH else experiments
+        return {json.dumps(experiment.get(key), sort_keys=True) for experiment in read}
+
+    return [key for key in sorted({key for e in experiments for key in e}) if len(values(key)) > 1]
 
 
 def _shortened(value: object) -> str:
@@ -335,7 +349,7 @@ def _advice(groups: Sequence[Group], scale: Scale) -> list[str]:
     experiments = [group.runs[0].experiment for group in groups]
     known = all(DATA_HASH in experiment for experiment in experiments)
     keys = [*THE_QUESTION, *([DATA_HASH] if known else [])]
-    questions = [{key: experiment.get(key) for key in keys} for experiment in experiments]
+    questions = [{key: experiment[key] for key in keys if key in experiment} for experiment in experiments]
     if other := _differing(questions):
         return [f"The runs differ in {', '.join(other)}, so that none of the methods is recommended.", *told]
     if any(run.summary.delivered_score is None for group in groups for run in group.runs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
@@ -361,7 +362,7 @@ class RunConfig(Params):
     )
     schedule: Literal["steps", "cosine"] = Field(
         "steps",
-        description="Schedule of the learning rate: steps (at decay-rounds), cosine (down to 0 in the last round)",
+        description="Schedule of the learning rate: steps (at decay-rounds), cosine (falls towards 0 over all rounds)",
     )
     decay_rounds: Numbers = Field(
         (), description="Rounds after each of which the learning rate is multiplied by decay-factor"
@@ -570,9 +571,14 @@ def unread(values: Mapping[str, Any]) -> list[str]:
 
     They are other methods', those of a shared part that is turned off, or those of `READ_WITH` with other values.
     """
-    known = {**RunConfig().to_dict(), **values}  # a configuration of an earlier version has fewer keys
+    known = {**_run_defaults(), **values}  # a configuration of an earlier version has fewer keys
     own = [key for key, (_, is_read) in READ_WITH.items() if key in values and not is_read(known)]
     return own + _unread_of_methods(values)
+
+
+@cache
+def _run_defaults() -> Mapping[str, Any]:
+    return RunConfig().to_dict()
 
 
 def _unread_of_methods(values: Mapping[str, Any]) -> list[str]:

@@ -137,7 +137,7 @@ class RoundRecord(ScoreRecord):
     devices_replied: Count
     devices_failed: Count
     devices_refused: Count
-    devices_bounded: Count  # whose updates were scaled down to norm-bound
+    devices_bounded: Count  # whose updates were scaled down to norm-bound or dp-clip
     devices_state_lost: Count = 0  # that began anew because what they kept is gone; earlier versions do not have it
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
     bytes_down: Bytes
@@ -208,7 +208,7 @@ class DeviceRecord(Record):
     simulated_seconds: Seconds | None
     examples: Count | None
     loss: float | None
-    bounded: bool  # its update was scaled down to norm-bound
+    bounded: bool  # its update was scaled down to norm-bound or dp-clip
     outcome: str
 
     @model_validator(mode="before")

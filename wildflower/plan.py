@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from devices.budget import Budget
 from models.architecture import Architecture
+from models.cost import Cost
 from rounds.engine import Engine
 from rounds.lateness import load_of
 from rounds.own import OwnData
@@ -26,7 +27,7 @@ from server_app.no_progress import fewer_models, goes_by_widths, smaller_batches
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
 from server_app.units import bytes_text, range_text, seconds_text
-from strategies.method import Method, Selection
+from strategies.method import Method, Selection, fit_in_turn
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,7 +69,7 @@ class DevicePlan:
     training_seconds: float | None
     upload_seconds: float | None
     binds: tuple[str, ...]
-    affords: bool
+    exceeds: tuple[str, ...]  # the limits beyond which its model is; of a device without a model none
 
     @property
     def seconds(self) -> float:
@@ -78,7 +79,7 @@ class DevicePlan:
     def to_json(self) -> dict[str, Any]:
         """All fields by name; seconds that never end are null, as unknown ones are, because JSON knows no infinity."""
         values = {name: None if value == math.inf else value for name, value in asdict(self).items()}
-        return values | {"binds": list(self.binds)}
+        return values | {"binds": list(self.binds), "exceeds": list(self.exceeds)}
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def plan_device(engine: Engine, device: int) -> DevicePlan:
     binds = binding(engine, device, budget)
     if orders[0].given is None:
         needed = engine.method.cost(engine.method.smallest_architecture).peak_training_memory_bytes
-        return DevicePlan(device, tier, 0, 0, 0, needed, budget.memory_bytes, None, None, None, binds, affords=False)
+        return DevicePlan(device, tier, 0, 0, 0, needed, budget.memory_bytes, None, None, None, binds, ())
     load = load_of(orders, engine.method.family, engine.population, engine.settings)
     report = engine.population.report(device)
     needed = max(order.task.cost.peak_training_memory_bytes for order in orders)
@@ -217,7 +218,18 @@ def plan_device(engine: Engine, device: int) -> DevicePlan:
         training_seconds=None if report.flop_per_s is None else load.flops / report.flop_per_s,
         upload_seconds=_seconds(load.bytes_up, report.up_mbit_per_s),
         binds=binds,
-        affords=needed <= budget.memory_bytes,
+        exceeds=exceeded([order.task.cost for order in orders], budget),
+    )
+
+
+def exceeded(prices: Sequence[Cost], budget: Budget) -> tuple[str, ...]:
+    """The limits of a budget beyond which models are that a device trains one after the other."""
+    return tuple(
+        name
+        for name in LIMITS
+        if not fit_in_turn(
+            prices, replace(budget, **{k: v for other in LIMITS if other != name for k, v in LIMITS[other].items()})
+        )
     )
 
 
@@ -252,7 +264,7 @@ def binding(engine: Engine, device: int, budget: Budget) -> tuple[str, ...]:
 def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     """What a user should change before the run, in sentences."""
     method = engine.method
-    found: list[str] = []
+    found = [ignored] if (ignored := config.ignored_text()) else []
     smallest = method.cost(method.smallest_architecture)
     for tier, devices in _by_tier(plan.left_out).items():
         of = [device for device in plan.devices if device.tier == tier]
@@ -268,11 +280,10 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             f"and what binds is {' and '.join(limits)} "
             f"({bytes_text(min(d.memory_bytes for d in devices))} of memory). Try {_smaller(engine, config, limits)}."
         )
-    beyond = [device for device in plan.devices if device.parameters and not device.affords]
+    beyond = [device for device in plan.devices if device.exceeds]
     for tier, devices in _by_tier(beyond).items():
         found.append(
-            f"Tier {tier} gets a model that needs {bytes_text(max(d.needed_memory_bytes for d in devices))} of memory "
-            f"where {bytes_text(min(d.memory_bytes for d in devices))} may be used: strategy = {config.strategy!r} "
+            f"Tier {tier} gets a model beyond its budget: {_excess(devices, config)}. strategy = {config.strategy!r} "
             f"with below-smallest = {config.below_smallest!r} gives it all the same."
         )
     if config.secure_aggregation:
@@ -296,6 +307,22 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
             "smaller models are among the candidates."
         )
     return found
+
+
+def _excess(devices: Sequence[DevicePlan], config: RunConfig) -> str:
+    """By what the models of a tier's devices are beyond their budgets."""
+    limits = {limit for device in devices for limit in device.exceeds}
+    found = []
+    if "memory" in limits:
+        needed, has = max(d.needed_memory_bytes for d in devices), min(d.memory_bytes for d in devices)
+        found.append(f"it needs {bytes_text(needed)} of memory where {bytes_text(has)} may be used")
+    if "link" in limits:
+        down, up = max(d.bytes_down for d in devices), max(d.bytes_up for d in devices)
+        found.append(f"{bytes_text(down)} down and {bytes_text(up)} up are more than its link may carry")
+    if "time" in limits:
+        longest = max(device.seconds for device in devices)
+        found.append(f"a round takes {seconds_text(longest)} where round-seconds = {config.round_seconds:g}")
+    return ", and ".join(found)
 
 
 def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
@@ -339,7 +366,10 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
     method, parameters = engine.method, given[0].parameters
     begin = f"All devices {'that get a model ' if plan.left_out else ''}get the same one, of {parameters:,} parameters"
     if method.smallest_architecture == _largest(method):
-        return f"{begin}: strategy = {config.strategy!r} has no other with these settings. Try strategy = 'heterofl'."
+        widths = goes_by_widths(config, method) and len(config.widths) == 1
+        other = "strategy = 'wildflower'" if config.strategy == "heterofl" else "strategy = 'heterofl'"
+        remedy = f"more widths than widths = {config.to_dict()['widths']!r}" if widths else other
+        return f"{begin}: strategy = {config.strategy!r} has no other with these settings. Try {remedy}."
     if not any(device.binds for device in given):
         spare = min(device.memory_bytes / max(1, device.needed_memory_bytes) for device in given)
         return (

@@ -196,7 +196,8 @@ def plan(
 ) -> list[Planned]:
     """The runs of a sweep, each checked before any is started: all with one seed, then all with the next one.
 
-    Of runs of one row that differ only in keys that nothing reads, the first is planned.
+    Of runs of one row that differ only in keys that nothing reads, one is planned: the first that was begun already, or
+    else the first.
 
     Raises SettingsError for settings that no run can start with, for fleets that have another number of devices, for
     first weights that are not there, for a grid over a key that no run reads, where a folder holds a run of other
@@ -234,7 +235,7 @@ def plan(
     taken: set[Path] = set()
     known: Known = {}
     unread_everywhere = set(grid)
-    asked: set[tuple[str, str]] = set()
+    asked: dict[tuple[str, str], int] = {}  # -> its place among the planned
     for seed, row, combination in wanted:
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
         own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
@@ -252,9 +253,9 @@ def plan(
         unread_everywhere &= ignored
         read = {key: value for key, value in values.items() if key not in ignored and key != "run-name"}
         same = row.name, json.dumps(read)
-        if same in asked:
+        place_of_same = asked.get(same)
+        if place_of_same is not None and (is_run(planned[place_of_same].run_dir) or not is_run(run_dir)):
             continue  # it would be the same run again
-        asked.add(same)
         try:
             check_population(config, None)
             check_files(config, known)
@@ -270,7 +271,12 @@ def plan(
             except (ValueError, OSError) as error:  # of the files themselves
                 raise SettingsError(str(error)) from None
         taken.add(run_dir)
-        planned.append(Planned(run_dir, config.rounds, tuple(own), seed, row.name))
+        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name)
+        if place_of_same is None:
+            asked[same] = len(planned)
+            planned.append(run)
+        else:
+            planned[place_of_same] = run
     if unread_everywhere:
         key = min(unread_everywhere)
         raise SettingsError(f"--grid {key}: no run of the sweep reads this key, so that its values make no difference")

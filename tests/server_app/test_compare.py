@@ -179,6 +179,27 @@ def test_what_a_method_does_not_read_makes_no_other_experiment(tmp_path):
     ]
 
 
+def test_keys_that_another_key_rules_out_name_no_row_and_are_no_difference(tmp_path):
+    sgd = [a_run(tmp_path / f"sgd{m}", [m], optimizer="sgd", momentum=m) for m in (0.5, 0.9)]
+    adam = a_run(tmp_path / "adam", [0.1], optimizer="adam", momentum=0.9)
+    names = ["heterofl momentum=0.9 optimizer=sgd", "heterofl momentum=0.5 optimizer=sgd", "heterofl optimizer=adam"]
+    assert [row["method"] for row in rows_of(compare([*sgd, adam]), ACCURACY)] == names
+    names = ["heterofl optimizer=sgd", "heterofl optimizer=adam"]
+    assert [row["method"] for row in rows_of(compare([sgd[0], adam]), ACCURACY)] == names
+    iid = a_run(tmp_path / "iid", [0.4], partition="iid", alpha=0.1)
+    skewed = a_run(tmp_path / "skewed", [0.4], partition="dirichlet", alpha=0.1)
+    assert compare([iid, skewed]).advice == [
+        "The runs differ in partition, so that none of the methods is recommended."
+    ]
+
+
+def test_a_key_of_a_method_keeps_its_name_where_the_run_has_one_that_is_called_alike(tmp_path):
+    keys = {"strategy": "wildflower", "momentum": 0.9}
+    runs = [a_run(tmp_path / str(m), [m], **keys, **{"wildflower.momentum": m}) for m in (0.5, 0.1)]
+    names = ["wildflower wildflower.momentum=0.5", "wildflower wildflower.momentum=0.1"]
+    assert [row["method"] for row in rows_of(compare(runs), ACCURACY)] == names
+
+
 # Which method to take ---------------------------------------------------------------------------------------------
 
 

@@ -218,15 +218,19 @@ def test_devices_take_part_by_chance_and_none_is_left_waiting(tmp_path):
     assert np.var(counts) == pytest.approx(6 * 2 / 3 / 3, rel=0.25)
 
 
-def test_the_server_bounds_what_real_nodes_send(tmp_path):
+def test_the_server_bounds_what_real_nodes_send(tmp_path, caplog):
     """A step with a huge learning rate goes far; without noise the model moves by the clip at most."""
     keys = STATIC | {"fleet": "", "devices": 2, "devices-per-round": 2, "dp-noise-multiplier": 1e-9, "dp-clip": 0.01}
     config = small_config(tmp_path, **keys | {"learning-rate": 50.0})
     engine, _ = started(config)
     engine.start()
     before = {name: value.clone() for name, value in engine.state().tensors.items()}
-    result = engine.run_round(connected_grid(2, tmp_path), 1, lambda model: None)
+    with caplog.at_level("INFO"):
+        result = engine.run_round(connected_grid(2, tmp_path), 1, lambda model: None)
     assert result.record["devices_bounded"] == 2
+    [told] = [record for record in caplog.records if "scaled down" in record.getMessage()]
+    assert told.getMessage() == "Round 1: the updates of devices [0, 1] are scaled down to dp-clip"
+    assert told.levelname == "INFO"  # which is what clipping is for
     after = engine.state().tensors
     moved = math.sqrt(sum(float((after[n].double() - before[n].double()).square().sum()) for n in before))
     assert 0 < moved <= 0.01 * (1 + 1e-4)

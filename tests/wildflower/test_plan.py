@@ -151,7 +151,37 @@ def test_all_alike_is_told(tmp_path):
     assert "All devices get the same one" in told
     assert "nothing limits them" in told
     [told] = make_plan(small_config(tmp_path, **keys, strategy="fedavg")).warnings
-    assert "has no other" in told
+    assert told.endswith("strategy = 'fedavg' has no other with these settings. Try strategy = 'heterofl'.")
+    [told] = make_plan(small_config(tmp_path, **keys, widths=1)).warnings
+    assert told.endswith("strategy = 'heterofl' has no other with these settings. Try more widths than widths = '1'.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "exceeds", "words"),
+    [
+        # This LeNet-5 has 21,430 parameters, 85.7 kB: 0.086 s of a link of 8 Mbit/s.
+        ({"transfer-seconds": 0.05}, ("link",), " kB up are more than its link may carry. strategy"),
+        ({"round-seconds": 0.1}, ("time",), "where round-seconds = 0.1. strategy = 'fedavg' with below-smallest"),
+        ({"memory-fraction": 0.0005}, ("memory",), "of memory where 500 kB may be used. strategy"),
+        (
+            {"memory-fraction": 0.0005, "transfer-seconds": 0.05},
+            ("memory", "link"),
+            "of memory where 500 kB may be used, and 85.",
+        ),
+        ({"transfer-seconds": 0.2, "round-seconds": 3600}, (), None),
+    ],
+)
+def test_a_model_beyond_any_limit_is_told(settings, exceeds, words, tmp_path):
+    plan = make_plan(unequal(tmp_path, **{"strategy": "fedavg", "fedavg.use": "all-large", **settings}))
+    quick = tiers(plan)["quick"]
+    assert quick.exceeds == exceeds
+    told = [text for text in plan.warnings if text.startswith("Tier quick gets a model beyond its budget: ")]
+    assert [words in text for text in told] == ([True] if exceeds else [])
+
+
+def test_keys_that_nothing_reads_are_told(tmp_path):
+    first, *_ = make_plan(unequal(tmp_path, **{"decay-factor": 0.5})).warnings
+    assert first == "Keys that this run does not read: decay-factor = 0.5 (read with decay-rounds)"
 
 
 LEVELS = """

@@ -346,6 +346,17 @@ def test_what_would_be_the_same_run_again_is_run_once(folder, runs):
     assert asked == [("heterofl", "0.1"), ("fedprox", "0.1"), ("fedprox", "1")]
 
 
+def test_of_equal_combinations_the_one_that_was_run_stands_for_all(folder, runs):
+    """FedAvg does not read fedprox.mu: more values before the one that was run are the same run."""
+    both = "--seeds", "1", "--grid", "strategy=fedavg,fedprox", "--grid"
+    assert swept(folder, *both, "fedprox.mu=1").exit_code == 0
+    done = swept(folder, *both, "fedprox.mu=0.1,1,2")
+    assert "4 runs" in done.output
+    assert "2 of them finished" in done.output
+    asked = [(call["strategy"], call["fedprox.mu"]) for call in runs.asked]
+    assert asked == [("fedavg", "1"), ("fedprox", "1"), ("fedprox", "0.1"), ("fedprox", "2")]
+
+
 def test_more_rounds_go_on_where_a_run_ended(folder, runs):
     assert swept(folder, "--seeds", "1").exit_code == 0
     done = swept(folder, "--seeds", "1", "--set", "rounds=2")
