@@ -42,7 +42,8 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
     if others:
         [(why, count)] = others.most_common(1)
         reasons.append(
-            f"{count} times {why}: ask more devices-per-round, or let there be {fewer_models(config, method)}"
+            f"{count} times {why}: ask more devices-per-round, let there be {fewer_models(config, method)}, or take a "
+            "strategy under which more devices train the same channels"
         )
     if outcomes["skipped"] > others.total():
         needed = method.cost(method.smallest_architecture)

@@ -341,11 +341,16 @@ def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     if not small:
         return []
     who = ", ".join(sorted({tier for group in small for tier in tiers[group]}))
+    by_device = len({architecture for architecture, _ in expected}) < len(expected)
+    remedy = (
+        "a strategy that does not cut other channels for every device"
+        if by_device
+        else f"{fewer_models(config, engine.method)}, or more devices-per-round than {config.devices_per_round}"
+    )
     return [
         f"Devices of {who} train in {len(small)} of {len(expected)} groups of equal sub-models, of which a round has "
         f"{range_text(min(small.values()), max(small.values()))} devices on average. A group of fewer than "
-        f"secure-minimum = {config.secure_minimum} is left out of the round. Try "
-        f"{fewer_models(config, engine.method)}, or more devices-per-round than {config.devices_per_round}."
+        f"secure-minimum = {config.secure_minimum} is left out of the round. Try {remedy}."
     ]
 
 
@@ -371,6 +376,8 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
         remedy = f"more widths than widths = {config.to_dict()['widths']!r}" if widths else other
         return f"{begin}: strategy = {config.strategy!r} has no other with these settings. Try {remedy}."
     if not any(device.binds for device in given):
+        if plan.left_out:
+            return f"{begin}, the whole model: nothing limits them."
         spare = min(device.memory_bytes / max(1, device.needed_memory_bytes) for device in given)
         return (
             f"{begin}, the whole model: nothing limits them, and the poorest has {spare:.3g} times the memory that it "

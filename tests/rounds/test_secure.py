@@ -183,7 +183,13 @@ def test_groups_that_are_too_small_are_left_out(tmp_path):
     with pytest.raises(NoProgressError, match="times the sum of its group would be of 3 devices, and") as error:
         run(grid, small_config(tmp_path / "c", **keys | SECURE | {"secure-minimum": 4, "rounds": 1}))
     assert "memory" not in str(error.value)  # which is not what is missing
-    assert "or let there be fewer widths than widths = '1, 0.5, 0.25'" in str(error.value)
+    assert "let there be fewer widths than widths = '1, 0.5, 0.25', or take a strategy" in str(error.value)
+
+
+def test_where_no_two_devices_have_the_same_channels_another_strategy_is_advised(tmp_path):
+    plan = make_plan(small_config(tmp_path, **METHODS["federated-dropout"] | FAST | VIT | SECURE))
+    [warning] = [text for text in plan.warnings if "secure-minimum" in text]
+    assert warning.endswith("Try a strategy that does not cut other channels for every device.")
 
 
 def test_where_widths_play_no_part_no_fewer_of_them_are_advised(tmp_path):
