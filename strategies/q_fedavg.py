@@ -82,7 +82,7 @@ class QFedAvgParams(Params):
     """q-FedAvg's settings."""
 
     q: Rate = Field(
-        1.0, description="Fairness: 0 treats examples alike; the larger, the more devices of high loss count"
+        1.0, description="Fairness: 0 counts all devices alike; the larger, the more devices of high loss count"
     )
 
 
