@@ -306,12 +306,12 @@ def _names(runs: Sequence[Run]) -> list[str]:
         for head in dict.fromkeys(heads)
     }
     names: list[str] = []
-    for head, experiment in zip(heads, experiments, strict=True):
+    for head, run, experiment in zip(heads, runs, experiments, strict=True):
         keys = [key for key in differing[head] if key in experiment]
         prefix = f"{experiment['strategy']}."
         short = {key: key.removeprefix(prefix) for key in keys}
         # A method's key may be called as one of the run's is: momentum, and wildflower.momentum.
-        shown = {key: key if name in experiment else name for key, name in short.items()}
+        shown = {key: key if name in run.config else name for key, name in short.items()}
         settings = (f"{shown[key]}={_shortened(experiment[key])}" for key in keys)
         name = " ".join([head, *settings])
         again = sum(earlier == name or earlier.startswith(f"{name} (") for earlier in names)

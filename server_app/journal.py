@@ -625,7 +625,7 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
         )
     if config.get("schedule") == "cosine" and before.get("rounds") != config.get("rounds"):
         raise JournalError(
-            f"rounds = {config['rounds']}: the learning rate of the run in {run_dir} falls to 0 over "
+            f"rounds = {config['rounds']}: the learning rate of the run in {run_dir} falls towards 0 over "
             f"{before['rounds']} rounds, and the rounds that are done had those rates: leave rounds as they were, or "
             "begin another run from its model (initial-weights)"
         )

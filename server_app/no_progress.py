@@ -42,8 +42,8 @@ def why_nobody_trained(run_dir: Path, config: RunConfig, method: Method) -> str:
     if others:
         [(why, count)] = others.most_common(1)
         reasons.append(
-            f"{count} times {why}: ask more devices-per-round, let there be {fewer_models(config, method)}, or take a "
-            "strategy under which more devices train the same channels"
+            f"{count} times {why}: try {more_of_each(config, method)}, or a strategy under which more devices train "
+            "the same channels"
         )
     if outcomes["skipped"] > others.total():
         needed = method.cost(method.smallest_architecture)
@@ -96,11 +96,15 @@ def smaller_model(config: RunConfig, method: Method) -> str:
     return "a smaller family or smaller family-arguments"
 
 
-def fewer_models(config: RunConfig, method: Method) -> str:
-    """What lets more devices share a sub-model, whose sum secure aggregation needs."""
+def more_of_each(config: RunConfig, method: Method) -> str:
+    """What lets more devices of a round share a sub-model, whose sum secure aggregation needs."""
     if goes_by_widths(config, method):
-        return f"fewer widths than widths = {config.to_dict()['widths']!r}"
-    return "fewer different models among the candidates"
+        fewer = f"fewer widths than widths = {config.to_dict()['widths']!r}"
+    else:
+        fewer = "fewer different models among the candidates"
+    if config.fleet and config.devices_per_round >= config.devices:
+        return fewer
+    return f"{fewer}, more devices-per-round than {config.devices_per_round}"
 
 
 def smaller_batches(config: RunConfig, method: Method) -> list[str]:

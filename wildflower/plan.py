@@ -23,7 +23,7 @@ from rounds.population import ConnectedDevices, NodeState
 from server_app.app import build, task_spec
 from server_app.config import RunConfig
 from server_app.journal import read_devices
-from server_app.no_progress import fewer_models, goes_by_widths, smaller_batches, smaller_model
+from server_app.no_progress import goes_by_widths, more_of_each, smaller_batches, smaller_model
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
 from server_app.units import bytes_text, range_text, seconds_text
@@ -55,7 +55,7 @@ class DevicePlan:
         needed_memory_bytes, memory_bytes: of training by the price, and what the device may use for it.
         download_seconds, training_seconds, upload_seconds: of a round; None where nobody has measured link or speed.
         binds: "memory", "link", "time": without which limits it would get a larger model. Empty: it gets the largest.
-        affords: whether it can afford what it gets.
+        exceeds: the limits beyond which its model is; none of a device that gets no model.
     """
 
     device: int
@@ -69,7 +69,7 @@ class DevicePlan:
     training_seconds: float | None
     upload_seconds: float | None
     binds: tuple[str, ...]
-    exceeds: tuple[str, ...]  # the limits beyond which its model is; of a device without a model none
+    exceeds: tuple[str, ...]
 
     @property
     def seconds(self) -> float:
@@ -311,16 +311,16 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
 
 def _excess(devices: Sequence[DevicePlan], config: RunConfig) -> str:
     """By what the models of a tier's devices are beyond their budgets."""
-    limits = {limit for device in devices for limit in device.exceeds}
+    of_memory, of_link, of_time = ([d for d in devices if limit in d.exceeds] for limit in LIMITS)
     found = []
-    if "memory" in limits:
-        needed, has = max(d.needed_memory_bytes for d in devices), min(d.memory_bytes for d in devices)
+    if of_memory:
+        needed, has = max(d.needed_memory_bytes for d in of_memory), min(d.memory_bytes for d in of_memory)
         found.append(f"it needs {bytes_text(needed)} of memory where {bytes_text(has)} may be used")
-    if "link" in limits:
-        down, up = max(d.bytes_down for d in devices), max(d.bytes_up for d in devices)
+    if of_link:
+        down, up = max(d.bytes_down for d in of_link), max(d.bytes_up for d in of_link)
         found.append(f"{bytes_text(down)} down and {bytes_text(up)} up are more than its link may carry")
-    if "time" in limits:
-        longest = max(device.seconds for device in devices)
+    if of_time:
+        longest = max(device.seconds for device in of_time)
         found.append(f"a round takes {seconds_text(longest)} where round-seconds = {config.round_seconds:g}")
     return ", and ".join(found)
 
@@ -345,7 +345,7 @@ def _small_sums(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
     remedy = (
         "a strategy that does not cut other channels for every device"
         if by_device
-        else f"{fewer_models(config, engine.method)}, or more devices-per-round than {config.devices_per_round}"
+        else more_of_each(config, engine.method)
     )
     return [
         f"Devices of {who} train in {len(small)} of {len(expected)} groups of equal sub-models, of which a round has "
@@ -371,9 +371,11 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
     method, parameters = engine.method, given[0].parameters
     begin = f"All devices {'that get a model ' if plan.left_out else ''}get the same one, of {parameters:,} parameters"
     if method.smallest_architecture == _largest(method):
-        widths = goes_by_widths(config, method) and len(config.widths) == 1
-        other = "strategy = 'wildflower'" if config.strategy == "heterofl" else "strategy = 'heterofl'"
-        remedy = f"more widths than widths = {config.to_dict()['widths']!r}" if widths else other
+        if _wider_choice(config, method):
+            remedy = f"more widths than widths = {config.to_dict()['widths']!r}"
+        else:
+            heterofl = "strategy = 'heterofl', or " if config.strategy != "heterofl" else ""
+            remedy = f"{heterofl}a family or family-arguments with more widths, depths or levels"
         return f"{begin}: strategy = {config.strategy!r} has no other with these settings. Try {remedy}."
     if not any(device.binds for device in given):
         if plan.left_out:
@@ -390,6 +392,15 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
         f"{begin}: try more models between the smallest and the largest, such as levels or depths in family-arguments, "
         "or the method's own keys."
     )
+
+
+def _wider_choice(config: RunConfig, method: Method) -> bool:
+    """Whether another width would be another model for some device. Some methods give one model to all."""
+    if not goes_by_widths(config, method):
+        return False
+    widths = (*config.widths, min(config.widths) / 2)
+    engine, _ = build(config.model_copy(update={"widths": widths}))
+    return len(set(engine.method.deliverable)) > 1
 
 
 def _largest(method: Method) -> Architecture:

@@ -196,8 +196,8 @@ def plan(
 ) -> list[Planned]:
     """The runs of a sweep, each checked before any is started: all with one seed, then all with the next one.
 
-    Of runs of one row that differ only in keys that nothing reads, one is planned: the first that was begun already, or
-    else the first.
+    Of runs of one row that differ only in keys that nothing reads, one is planned: the first that is finished, or
+    else that was begun, or else the first.
 
     Raises SettingsError for settings that no run can start with, for fleets that have another number of devices, for
     first weights that are not there, for a grid over a key that no run reads, where a folder holds a run of other
@@ -253,8 +253,9 @@ def plan(
         unread_everywhere &= ignored
         read = {key: value for key, value in values.items() if key not in ignored and key != "run-name"}
         same = row.name, json.dumps(read)
+        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name)
         place_of_same = asked.get(same)
-        if place_of_same is not None and (is_run(planned[place_of_same].run_dir) or not is_run(run_dir)):
+        if place_of_same is not None and _stage(run) <= _stage(planned[place_of_same]):
             continue  # it would be the same run again
         try:
             check_population(config, None)
@@ -271,7 +272,6 @@ def plan(
             except (ValueError, OSError) as error:  # of the files themselves
                 raise SettingsError(str(error)) from None
         taken.add(run_dir)
-        run = Planned(run_dir, config.rounds, tuple(own), seed, row.name)
         if place_of_same is None:
             asked[same] = len(planned)
             planned.append(run)
@@ -354,6 +354,11 @@ def sweep(
     finally:
         child.stop([job.process for job in running])
     return Outcome(planned, [run for run in planned if _finished(run)], failed, interrupted)
+
+
+def _stage(run: Planned) -> int:
+    """How far a run is: 0 where it was not begun, 1 where it was, 2 where it is finished."""
+    return int(is_run(run.run_dir)) + int(_finished(run))
 
 
 def _finished(run: Planned) -> bool:

@@ -198,6 +198,16 @@ def test_a_key_of_a_method_keeps_its_name_where_the_run_has_one_that_is_called_a
     runs = [a_run(tmp_path / str(m), [m], **keys, **{"wildflower.momentum": m}) for m in (0.5, 0.1)]
     names = ["wildflower wildflower.momentum=0.5", "wildflower wildflower.momentum=0.1"]
     assert [row["method"] for row in rows_of(compare(runs), ACCURACY)] == names
+    adam = a_run(tmp_path / "adam", [0.05], **keys, **{"wildflower.momentum": 0.1, "optimizer": "adam"})
+    names[1:] = [
+        "wildflower optimizer=sgd wildflower.momentum=0.1",
+        "wildflower optimizer=adam wildflower.momentum=0.1",
+    ]
+    names[0] = "wildflower optimizer=sgd wildflower.momentum=0.5"
+    runs = [
+        a_run(tmp_path / f"sgd{m}", [m], **keys, **{"wildflower.momentum": m, "optimizer": "sgd"}) for m in (0.5, 0.1)
+    ]
+    assert [row["method"] for row in rows_of(compare([*runs, adam]), ACCURACY)] == names
 
 
 # Which method to take ---------------------------------------------------------------------------------------------

@@ -357,6 +357,16 @@ def test_of_equal_combinations_the_one_that_was_run_stands_for_all(folder, runs)
     assert asked == [("fedavg", "1"), ("fedprox", "1"), ("fedprox", "0.1"), ("fedprox", "2")]
 
 
+def test_of_equal_combinations_a_finished_one_stands_before_one_that_was_begun(folder, runs):
+    both = "--seeds", "1", "--grid", "strategy=fedavg,fedprox", "--grid"
+    for values in ("fedprox.mu=0.1", "fedprox.mu=1"):
+        assert swept(folder, *both, values).exit_code == 0
+    (folder / "out" / "strategy=fedavg,fedprox.mu=0.1,seed=1" / "summary.json").unlink()  # as of a run that was killed
+    done = swept(folder, *both, "fedprox.mu=0.1,1")
+    assert "3 runs" in done.output
+    assert "3 of them finished" in done.output
+
+
 def test_more_rounds_go_on_where_a_run_ended(folder, runs):
     assert swept(folder, "--seeds", "1").exit_code == 0
     done = swept(folder, "--seeds", "1", "--set", "rounds=2")
