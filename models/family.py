@@ -58,7 +58,7 @@ def family_class(name: object) -> type[Family]:
     Raises ValueError with the nearest valid name, or with what is wrong with the reference.
     """
     if isinstance(name, str) and is_reference(name):
-        found = named(name, Family)
+        found = named(name, (Family, nn.Module))
         if inspect.isroutine(found) or (isinstance(found, type) and issubclass(found, nn.Module)):
             return Levels
         kind: type[Family] = class_of(name, Family, "a family, where it is no function and no nn.Module,")

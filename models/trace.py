@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -113,7 +114,7 @@ def follow(
     """
     # Batch norm refuses a single example over a 1x1 map; training never meets one either.
     examples = max(2, batch_size)
-    with _errors_logged_once(), FakeTensorMode():
+    with _without_onednn(), _errors_logged_once(), FakeTensorMode():
         with converted_and_copied():
             model = _built(build).train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
@@ -187,6 +188,16 @@ def _built(build: Callable[[], nn.Module]) -> nn.Module:
             f"what makes its network depends on the values of a tensor ({cause.func}), such as 'if weight.max() > 1': "
             "it is priced by tensors without values, so that it may depend on their shapes alone"
         ) from error
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """With oneDNN an LSTM is one operator, of which neither the FLOPs nor what it keeps can be seen from outside."""
+    with ExitStack() as stack:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a format of Intel's GPUs, whatever is set
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        yield
 
 
 @contextmanager

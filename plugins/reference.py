@@ -90,11 +90,12 @@ def _is_other(file: str) -> bool:
     return own or file.startswith(("<", *_INSTALLED))
 
 
-def named(reference: str, wanted: type) -> Any:
+def named(reference: str, wanted: type | tuple[type, ...]) -> Any:
     """What a reference names, whatever it is. Raises PluginError where there is nothing.
 
     Args:
-        wanted: what it should be, a class or a value of it; for the error that says what there is instead.
+        wanted: what it should be, a class or a value of it, or several of them; for the error that says what there is
+            instead.
     """
     if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
         raise PluginError(f"{reference!r} must be like 'package.module:Name'")
@@ -107,7 +108,7 @@ def named(reference: str, wanted: type) -> Any:
         raise PluginError(f"{name} has no {attribute}; {_nearest(attribute, there)}") from None
 
 
-def _fits(value: object, wanted: type, module: str) -> bool:
+def _fits(value: object, wanted: type | tuple[type, ...], module: str) -> bool:
     """Whether something of a module is a value of a class, or a class of it that is written there."""
     if isinstance(value, type):
         return issubclass(value, wanted) and value.__module__.startswith(module)

@@ -130,6 +130,7 @@ class Engine:
         tier_architectures: the newest architecture of every tier.
         scored: the models of the last evaluation, exactly as they were scored.
         model_scores: the score of each of them.
+        tier_scores: where devices test, the score of each tier's model on the devices of that tier.
         delivered_tiers: by that evaluation, the architecture that most devices of each tier would be given.
         own: what devices say of data that they alone hold; None where the server deals them out.
         oldest_checkpoint: the round of the oldest checkpoint that the run may go on from. Devices keep what such a run
@@ -142,6 +143,7 @@ class Engine:
         self.tier_architectures: dict[str, Architecture] = {}
         self.scored: dict[Architecture, Model] = {}
         self.model_scores: dict[Architecture, float] = {}
+        self.tier_scores: dict[str, float] = {}
         self.delivered_tiers: dict[str, Architecture] = {}
         self.oldest_checkpoint: int | None = None
         self._own_by_tier: dict[str, float] = {}  # the newest scores of models that devices have of their own
@@ -618,7 +620,7 @@ class Engine:
         if scorer is None and on_devices is None and not self.tests_on_devices:
             return None  # nobody scores
         scored = self.method.scored_architecture
-        self.scored, self.model_scores = {}, {}
+        self.scored, self.model_scores, self.tier_scores = {}, {}, {}
         recipients = self._recipients(grid) if self.settings.evaluate_tiers else []
         if on_devices is not None:
             models = {} if scorer is None and not self.tests_on_devices else self._models(grid)
@@ -740,6 +742,7 @@ class Engine:
         holding = {device for device in whole if self._holds(Order(device, scored))}
         evaluation = federated_score(whole, holding, tiers, self.settings.metric)
         by_tier, nothing = evaluation.score_by_tier if evaluation else {}, self.settings.score_without_model
+        self.tier_scores = dict(by_tier)
         delivered = delivered_on_devices(recipients, by_tier, lambda device: True, nothing)
         return evaluation and replace(evaluation, delivered=delivered)
 

@@ -63,7 +63,8 @@ class SavedModel(_Read):
         tiers: the tiers most of whose devices would be given this model, and those whose devices would be given none
             now and were given this architecture last.
         exits: what a model with several exits says: what its "deepest" says, or the "mean" of the exits' logits.
-        score: the value of the task's metric on its test set.
+        score: the value of the task's metric on its test set. Of the best model of a tier whose devices test
+            themselves, that on the tier's devices.
     """
 
     file: str = Field(pattern=r"^[a-z0-9-]+\.safetensors$")
@@ -173,11 +174,12 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
     for saved in found:
         for tier in saved.tiers:
             best_of_tier = _folder_of_tier(run_dir, tier)
+            own = saved.model_copy(update={"score": engine.tier_scores.get(tier, saved.score)})
             before = _score(best_of_tier, tier)
-            if before is None or rank(saved.score) > rank(before):
+            if before is None or rank(own.score) > rank(before):
                 with written_whole(best_of_tier) as folder:
                     _link(newest / saved.file, folder / saved.file)
-                    alone = contents.model_copy(update={"models": [saved]})
+                    alone = contents.model_copy(update={"models": [own]})
                     (folder / FACTS).write_text(alone.model_dump_json(indent=2) + "\n")
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -209,7 +210,8 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
     try:
         with Image.open(file) as image:
             width, height = image.size
-            if width * height <= MAX_PIXELS:
+            of_32_bits = image.mode in ("I", "F")
+            if width * height <= MAX_PIXELS and not of_32_bits:
                 return pixels_of(image, mode, size)
     except UnidentifiedImageError:  # whose text names the file, or an object in memory by its address
         raise ValueError("its bytes are of no image format that is known here") from None
@@ -219,6 +221,8 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
         of_system = error.strerror if isinstance(error, OSError) else None
         lacks = str(error) if "not available" in str(error) else ""  # a decoder, in this installation of Pillow
         raise ValueError(of_system or lacks or "it is damaged, or a part of it is missing") from error
+    if of_32_bits:  # which Pillow would clip to 255
+        raise ValueError("its pixels have 32 bits, and nothing says which value is white: save it with 8 or 16 bits")
     raise ValueError(f"{width} x {height} are more than {MAX_PIXELS} pixels")
 
 
@@ -226,11 +230,13 @@ def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:
     """The bytes (channels, height, width) of an image that is open.
 
     Args:
-        mode: Pillow's "L" or "RGB", to which the image is converted.
+        mode: Pillow's "L" or "RGB", to which the image is converted. Of gray values of 16 bits the upper 8 are taken.
         size: height and width, or one side of a square, to which it is resized; empty keeps its size.
     """
-    from PIL.Image import Resampling
+    from PIL.Image import Resampling, fromarray
 
+    if image.mode.startswith("I;16"):  # which Pillow would clip to 255
+        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image if image.mode == mode else image.convert(mode)
     if size and image.size != (size[-1], size[0]):
         image = image.resize((size[-1], size[0]), Resampling.BILINEAR)

@@ -371,7 +371,7 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
     method, parameters = engine.method, given[0].parameters
     begin = f"All devices {'that get a model ' if plan.left_out else ''}get the same one, of {parameters:,} parameters"
     if method.smallest_architecture == _largest(method):
-        if _wider_choice(config, method):
+        if _wider_choice(engine, config):
             remedy = f"more widths than widths = {config.to_dict()['widths']!r}"
         else:
             heterofl = "strategy = 'heterofl', or " if config.strategy != "heterofl" else ""
@@ -394,13 +394,13 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
     )
 
 
-def _wider_choice(config: RunConfig, method: Method) -> bool:
+def _wider_choice(engine: Engine, config: RunConfig) -> bool:
     """Whether another width would be another model for some device. Some methods give one model to all."""
-    if not goes_by_widths(config, method):
+    if not goes_by_widths(config, engine.method):
         return False
     widths = (*config.widths, min(config.widths) / 2)
-    engine, _ = build(config.model_copy(update={"widths": widths}))
-    return len(set(engine.method.deliverable)) > 1
+    other, _ = build(config.model_copy(update={"widths": widths}), engine.own)
+    return len(set(other.method.deliverable)) > 1
 
 
 def _largest(method: Method) -> Architecture:

@@ -153,6 +153,20 @@ def by_value(classes: int) -> nn.Module:
     return module if module[1].weight.is_meta or module[1].weight.max() < 2 else nn.Sequential()
 
 
+class Shuffled(nn.Module):
+    """Inputs in a fixed random order, under a fixed random mask, and a norm."""
+
+    def __init__(self, classes: int, momentum: float | None = 0.1) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.randperm(64))
+        self.register_buffer("mask", torch.rand(64), persistent=False)
+        self.norm = nn.BatchNorm1d(64, momentum=momentum)
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x.flatten(1)[:, self.order] * self.mask))
+
+
 class FrozenNorm(nn.Module):
     """A network whose norm stays in evaluation mode, and whose first layer is not trained."""
 

@@ -232,6 +232,11 @@ def test_pricing_allocates_nothing(monkeypatch):
         ({"name": "torch.nn:Flatten"}, "has no tensors to train"),
         ({"name": f"{OWN}:math"}, "has no math"),
         ({"name": f"{OWN}:lazy"}, "has a lazy layer .* no shape before its first batch: say its sizes"),
+        (
+            {"name": f"{OWN}:Shuffled", "levels": [{"momentum": None}]},
+            "its BatchNorm1d has momentum = None, .* does not travel: give it a momentum",
+        ),
+        ({"name": f"{OWN}:Dep"}, "has no Dep; did you mean 'Deep'"),
         ({"name": f"{OWN}:passed_on"}, "missing .* 'classes'.*only what the function itself names .* is filled in"),
     ],
 )
@@ -277,6 +282,22 @@ def test_what_a_module_writes_in_place_leaves_the_tensors_beside_it_alone():
     means = (hidden @ first["second.weight"].T + first["second.bias"]).mean(0)
     assert torch.allclose(network.state_dict()["mean"], 0.5 * means, atol=1e-6)
     assert network.state_dict()["mean"].data_ptr() == views["mean"].data_ptr()  # not copied
+
+
+def test_what_is_drawn_at_random_and_does_not_travel_is_the_same_everywhere():
+    family = make_family({"name": f"{OWN}:Shuffled", "input_shape": [1, 8, 8], "classes": 10})
+    weights = family.build(family.full()).state_dict()
+    assert not {"order", "mask"} & set(weights)
+    torch.manual_seed(1)
+    one = with_weights(family, family.full(), weights)
+    after = torch.rand(1)
+    torch.manual_seed(2)
+    other = with_weights(family, family.full(), weights)
+    assert torch.equal(one.order, other.order)
+    assert torch.equal(one.mask, other.mask)
+    assert sorted(one.order.tolist()) == list(range(64))
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(1))  # nothing else is drawn otherwise for it
 
 
 def test_initializers_that_draw_again_are_priced():

@@ -33,6 +33,26 @@ def test_a_traced_step_costs_what_the_described_layers_do(spec, optimizer):
     assert step.convolutions == family.convolutions(arch)
 
 
+class Recurrent(torch.nn.Module):
+    """Five steps of three values, read by a recurrent layer of four units; two classes."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.recurrent, self.head = getattr(torch.nn, kind)(3, 4, batch_first=True), torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.recurrent(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrent_layers_by_hand(kind, gates):
+    """Every weight is used in each of five steps; the inputs and the first state need no gradient."""
+    step = follow(lambda: Recurrent(kind), 6, (5, 3), torch.float32, 2)
+    of_inputs, of_states = 2 * gates * 4 * 3, 2 * gates * 4 * 4
+    by_hand = 2 * 5 * of_inputs + (3 * 5 - 1) * of_states + 3 * 2 * 4 * 2
+    assert step.cost(6, "sgd").training_flops == by_hand
+
+
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_an_encoder_holds_what_pytorch_allocates(kind, optimizer):

@@ -245,6 +245,10 @@ def test_a_device_is_scored_by_its_tiers_model_where_its_memory_does_not_hold_th
     assert (last.worst_device, last.worst_score) == (worst, pytest.approx(of_device[worst] / 6))
     assert last.score == pytest.approx(sum(whole) / 24)  # all devices of a simulation score the whole model
     assert last.score_by_tier == {"large": pytest.approx(whole[0] / 6), "tiny": pytest.approx(sum(tiny.values()) / 18)}
+    for tier in ("large", "tiny"):
+        best = load_model(run_dir, "best", tier)[1]
+        by_round = {record.round: record.score_by_tier[tier] for record in read_rounds(run_dir)}
+        assert best.model.score == by_round[best.round] == max(by_round.values())
 
 
 def accuracy_of(right, examples):

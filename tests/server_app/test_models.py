@@ -333,6 +333,18 @@ def test_an_evaluation_without_the_global_model_is_the_best_only_until_one_has_i
         load_model(tmp_path, "newest")
 
 
+def test_the_best_model_of_a_tier_is_best_on_the_tiers_own_devices(tmp_path, trained):
+    """Where devices test, a model that several tiers have is better on some of them than on others."""
+    engine, _ = trained
+    for number, of_half in ((1, 0.8), (2, 0.6), (3, 0.7)):
+        with mock.patch.object(engine, "tier_scores", {"half": of_half}):
+            write(tmp_path, trained, number)  # over all devices each is better than the one before
+    assert (load_model(tmp_path)[1].round, load_model(tmp_path)[1].model.score) == (3, 0.3)
+    found = load_model(tmp_path, "best", "half")[1]
+    assert (found.round, found.model.score) == (1, 0.8)
+    assert load_model(tmp_path, "best", "quarter")[1].round == 3
+
+
 def test_a_run_that_goes_on_from_a_round_has_no_models_of_later_ones(tmp_path, trained):
     """Scores are the same in both evaluations, so that the best is that of the first."""
     for number in (1, 2):

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from messages.wire import DATA_ANSWER_LIMITS
 from rounds.own import OwnData
 from tasks.data import Vocabulary
+from tasks.images import read_image
 from tasks.own import (
     MAX_NAMES,
     Agreed,
@@ -320,6 +321,22 @@ def test_a_damaged_image_is_told_in_plain_words(form, tmp_path):
     file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])
     told = f"{file}: cannot be read as an image: it is damaged, or a part of it is missing"
     assert wrong(tmp_path, "images", gray()) == told
+
+
+def test_images_of_16_bits_are_read_by_their_upper_8(tmp_path):
+    deep = np.array([[0, 255, 256], [32768, 40000, 65535]], dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert read_image(tmp_path / "deep.png", "L").tolist() == [[[0, 0, 1], [128, 156, 255]]]
+    assert read_image(tmp_path / "deep.png", "RGB")[2].tolist() == [[0, 0, 1], [128, 156, 255]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_images_of_32_bits_are_refused_in_plain_words(dtype, tmp_path):
+    file = tmp_path / "cat" / "1.tiff"
+    file.parent.mkdir()
+    Image.fromarray(np.linspace(0, 1, 64).reshape(8, 8).astype(dtype)).save(file)
+    told = "its pixels have 32 bits, and nothing says which value is white: save it with 8 or 16 bits"
+    assert wrong(tmp_path, "images", gray()) == f"{file}: cannot be read as an image: {told}"
 
 
 def test_numbers_of_images_are_split_whatever_they_are(tmp_path):
