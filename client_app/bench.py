@@ -213,9 +213,7 @@ class DeviceBench:
     def build(self, weights: Weights | None = None) -> Network:
         """See `strategies.method.Bench`."""
         if weights is None:
-            model = self.family.build(self.architecture)
-            model.load_state_dict(self._frozen, strict=False)
-            return model.to(self.device)
+            weights = self.family.build(self.architecture).state_dict()
         return with_weights(self.family, self.architecture, {**weights, **self._frozen}).to(self.device)
 
     def _frozen_tensors(self, arrays: list[bytes]) -> Weights:

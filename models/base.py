@@ -629,12 +629,14 @@ def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
 def fill_buffers(model: Network, family: Family, architecture: Architecture) -> None:
     """Give a model without memory the buffers that it still lacks, as a fresh one has them.
 
-    Those that are drawn at random, such as a fixed permutation, are the same on every device and in every score.
+    Those that are drawn at random, such as a fixed permutation, are the same for an architecture on every device and in
+    every score.
     """
     if not any(buffer.is_meta for buffer in model.buffers()):
         return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    # A GPU's generator is left alone: the device's own draws go on from it.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(0)
         fresh = dict(family.build(architecture).named_buffers(remove_duplicate=False))
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         if buffer.is_meta:

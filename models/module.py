@@ -44,11 +44,6 @@ class AnyNetwork(Network):
         self._inside = (module,)  # in a tuple, or it would be a child of its own
         for part in module.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                if part.momentum is None and part.track_running_stats:
-                    raise ValueError(
-                        f"its {type(part).__name__} has momentum = None, which is a mean over all batches, and the "
-                        "number of batches does not travel: give it a momentum, such as 0.1"
-                    )
                 part.num_batches_tracked = None
             for name, buffer in part._buffers.items():
                 if buffer is not None and not buffer.is_floating_point():

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 from plugins import beside
 
+MAX_NAMES = 12  # of what a module has, in an error
+
 APP = Path(__file__).parents[1]
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}", re.ASCII)
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -144,7 +146,8 @@ def _looked(name: str) -> str:
 def _nearest(name: str, there: Iterable[str]) -> str:
     there = list(there)
     close = difflib.get_close_matches(name, there, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(there) or 'nothing of that kind'}"
+    shown = [*there[:MAX_NAMES], *(["..."] if len(there) > MAX_NAMES else [])]
+    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(shown) or 'nothing of that kind'}"
 
 
 def _described(value: object) -> str:

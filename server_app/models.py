@@ -174,6 +174,8 @@ def save_models(run_dir: Path, engine: Engine, task: Task) -> None:
     for saved in found:
         for tier in saved.tiers:
             best_of_tier = _folder_of_tier(run_dir, tier)
+            if engine.tests_on_devices and tier not in engine.tier_scores:
+                continue  # none of its devices scored the model, and how others did says nothing of it
             own = saved.model_copy(update={"score": engine.tier_scores.get(tier, saved.score)})
             before = _score(best_of_tier, tier)
             if before is None or rank(own.score) > rank(before):

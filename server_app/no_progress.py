@@ -104,7 +104,7 @@ def more_of_each(config: RunConfig, method: Method) -> str:
         fewer = "fewer different models among the candidates"
     if config.fleet and config.devices_per_round >= config.devices:
         return fewer
-    return f"{fewer}, more devices-per-round than {config.devices_per_round}"
+    return f"{fewer}, or more devices-per-round than {config.devices_per_round}"
 
 
 def smaller_batches(config: RunConfig, method: Method) -> list[str]:

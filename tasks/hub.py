@@ -296,12 +296,10 @@ def _decode_image(encoded: bytes, repository: Repository, position: int) -> Tens
     """An image file as bytes of shape (channels, height, width)."""
     import PIL.Image
 
+    from tasks.images import pixels_of  # which imports this module
+
     try:
         with PIL.Image.open(io.BytesIO(encoded)) as image:
-            whole = image.convert("RGB" if repository.channels == 3 else "L")
-            if repository.size:
-                whole = whole.resize((repository.size[-1], repository.size[0]), PIL.Image.Resampling.BILINEAR)
-            pixels = np.array(whole)
+            return pixels_of(image, "RGB" if repository.channels == 3 else "L", repository.size)
     except (PIL.UnidentifiedImageError, OSError, TypeError) as error:
         raise ValueError(f"{repository.path}: image {position} cannot be decoded: {error}") from error
-    return torch.from_numpy(pixels).view(*pixels.shape[:2], repository.channels).permute(2, 0, 1)

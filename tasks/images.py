@@ -92,7 +92,7 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
             "train/cat/1.jpg, or metadata.csv with the columns file_name and label"
         )
     key = digest(
-        decoded=DECODED_VERSION,
+        decoded=[DECODED_VERSION, 2],  # the second is raised where this task reads images otherwise
         files=describe_files(files),
         size=arguments.size,
         color=arguments.color,
@@ -210,7 +210,8 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
     try:
         with Image.open(file) as image:
             width, height = image.size
-            of_32_bits = image.mode in ("I", "F")
+            of_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")  # as Pillow reads some that have 16
+            of_32_bits = image.mode in ("I", "F") and not of_16_bits
             if width * height <= MAX_PIXELS and not of_32_bits:
                 return pixels_of(image, mode, size)
     except UnidentifiedImageError:  # whose text names the file, or an object in memory by its address
@@ -222,7 +223,9 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
         lacks = str(error) if "not available" in str(error) else ""  # a decoder, in this installation of Pillow
         raise ValueError(of_system or lacks or "it is damaged, or a part of it is missing") from error
     if of_32_bits:  # which Pillow would clip to 255
-        raise ValueError("its pixels have 32 bits, and nothing says which value is white: save it with 8 or 16 bits")
+        raise ValueError(
+            "its pixels are signed or have 32 bits, and nothing says which value is white: save it with 8 or 16 bits"
+        )
     raise ValueError(f"{width} x {height} are more than {MAX_PIXELS} pixels")
 
 
@@ -235,8 +238,8 @@ def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:
     """
     from PIL.Image import Resampling, fromarray
 
-    if image.mode.startswith("I;16"):  # which Pillow would clip to 255
-        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode.startswith("I"):  # which Pillow would clip to 255
+        image = fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     image = image if image.mode == mode else image.convert(mode)
     if size and image.size != (size[-1], size[0]):
         image = image.resize((size[-1], size[0]), Resampling.BILINEAR)

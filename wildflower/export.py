@@ -51,7 +51,7 @@ class Facts(BaseModel):
             output is a number. Earlier versions wrote none where classes have no names.
         mean, std: with which the program normalizes by channel; None where inputs are tokens.
         family, architecture, exits: from which the network is built again around the tensors of a safetensors file.
-        score: the value of `metric` on the task's test set.
+        score: the value of `metric` on the task's test set, or on the tier's devices where they test.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")

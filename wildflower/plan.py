@@ -374,7 +374,7 @@ def _all_alike(plan: Plan, given: Sequence[DevicePlan], engine: Engine, config: 
         if _wider_choice(engine, config):
             remedy = f"more widths than widths = {config.to_dict()['widths']!r}"
         else:
-            heterofl = "strategy = 'heterofl', or " if config.strategy != "heterofl" else ""
+            heterofl = "strategy = 'heterofl' with several widths, or " if config.strategy != "heterofl" else ""
             remedy = f"{heterofl}a family or family-arguments with more widths, depths or levels"
         return f"{begin}: strategy = {config.strategy!r} has no other with these settings. Try {remedy}."
     if not any(device.binds for device in given):
@@ -399,7 +399,10 @@ def _wider_choice(engine: Engine, config: RunConfig) -> bool:
     if not goes_by_widths(config, engine.method):
         return False
     widths = (*config.widths, min(config.widths) / 2)
-    other, _ = build(config.model_copy(update={"widths": widths}), engine.own)
+    try:
+        other, _ = build(config.model_copy(update={"widths": widths}), engine.own)
+    except ValueError:  # what is too narrow for the family or the method is no choice
+        return False
     return len(set(other.method.deliverable)) > 1
 
 

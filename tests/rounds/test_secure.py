@@ -194,8 +194,8 @@ def test_where_no_two_devices_have_the_same_channels_another_strategy_is_advised
 
 def test_where_widths_play_no_part_no_fewer_of_them_are_advised(tmp_path):
     for name, advice in (
-        ("heterofl", "fewer widths than widths = '1, 0.5, 0.25', more devices-per-round than 4"),
-        ("depthfl", "fewer different models among the candidates, more devices-per-round than 4"),
+        ("heterofl", "fewer widths than widths = '1, 0.5, 0.25', or more devices-per-round than 4"),
+        ("depthfl", "fewer different models among the candidates, or more devices-per-round than 4"),
     ):
         config = small_config(tmp_path, **METHODS[name])
         engine, _ = started(config)

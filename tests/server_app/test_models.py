@@ -343,6 +343,14 @@ def test_the_best_model_of_a_tier_is_best_on_the_tiers_own_devices(tmp_path, tra
     found = load_model(tmp_path, "best", "half")[1]
     assert (found.round, found.model.score) == (1, 0.8)
     assert load_model(tmp_path, "best", "quarter")[1].round == 3
+    # Where no device of the tier has scored it, how others did makes it no tier's best.
+    with (
+        mock.patch.object(type(engine), "tests_on_devices", True),
+        mock.patch.object(engine, "tier_scores", {"quarter": 0.1}),
+    ):
+        write(tmp_path, trained, 9)
+    assert load_model(tmp_path)[1].round == 9
+    assert load_model(tmp_path, "best", "half")[1].round == 1
 
 
 def test_a_run_that_goes_on_from_a_round_has_no_models_of_later_ones(tmp_path, trained):

@@ -328,6 +328,10 @@ def test_images_of_16_bits_are_read_by_their_upper_8(tmp_path):
     Image.fromarray(deep).save(tmp_path / "deep.png")
     assert read_image(tmp_path / "deep.png", "L").tolist() == [[[0, 0, 1], [128, 156, 255]]]
     assert read_image(tmp_path / "deep.png", "RGB")[2].tolist() == [[0, 0, 1], [128, 156, 255]]
+    Image.fromarray(deep.astype(">u2")).save(tmp_path / "big.tiff")
+    (tmp_path / "deep.pgm").write_bytes(b"P5 3 2 65535\n" + deep.astype(">u2").tobytes())
+    for name in ("big.tiff", "deep.pgm"):
+        assert read_image(tmp_path / name, "L").tolist() == [[[0, 0, 1], [128, 156, 255]]]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
@@ -335,7 +339,7 @@ def test_images_of_32_bits_are_refused_in_plain_words(dtype, tmp_path):
     file = tmp_path / "cat" / "1.tiff"
     file.parent.mkdir()
     Image.fromarray(np.linspace(0, 1, 64).reshape(8, 8).astype(dtype)).save(file)
-    told = "its pixels have 32 bits, and nothing says which value is white: save it with 8 or 16 bits"
+    told = "its pixels are signed or have 32 bits, and nothing says which value is white: save it with 8 or 16 bits"
     assert wrong(tmp_path, "images", gray()) == f"{file}: cannot be read as an image: {told}"
 
 

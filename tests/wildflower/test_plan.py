@@ -151,7 +151,9 @@ def test_all_alike_is_told(tmp_path):
     assert "All devices get the same one" in told
     assert "nothing limits them" in told
     [told] = make_plan(small_config(tmp_path, **keys, strategy="fedavg")).warnings
-    told_fedavg = "strategy = 'fedavg' has no other with these settings. Try strategy = 'heterofl', or a family or "
+    told_fedavg = (
+        "strategy = 'fedavg' has no other with these settings. Try strategy = 'heterofl' with several widths, or a "
+    )
     assert told_fedavg in told
     [told] = make_plan(small_config(tmp_path, **keys, strategy="fedavg", widths=1)).warnings
     assert told_fedavg in told
