@@ -140,29 +140,20 @@ class Levels(ModuleFamily):
             raise PluginError(f"{self.function} at level {text} returns {type(module).__name__}, not an nn.Module")
         return module if isinstance(module, Network) else AnyNetwork(module)
 
-    def _check_norms(self, where: str, number: int) -> None:
-        """Raise ValueError where statistics would never move, because batch norm's counters do not travel."""
-        with torch.device("meta"):
-            network = self.build(Architecture((number,))).train()
-        for name, part in network.named_modules():
-            if isinstance(part, _BatchNorm) and part.training and part.track_running_stats and part.momentum is None:
-                raise ValueError(
-                    f"{where}: {name} has momentum = None, which is a mean over all batches, and the number of batches "
-                    "does not travel: give it a momentum, such as 0.1"
-                )
-
     def _check_slices(self) -> None:
         """Raise ValueError where a level's tensors are no leading slices of those of the level above."""
         above: dict[str, Tensor] = {}
         for number in range(len(self.levels), 0, -1):
-            state = meta_state(self, Architecture((number,)))
+            with torch.device("meta"):
+                network = self.build(Architecture((number,))).train()
+            state = network.state_dict()
             where = f"{self.function}: level {number} ({self.levels[number - 1]})"
             if not state:
                 raise ValueError(f"{where} has no tensors to train")
             if whole := [name for name, tensor in state.items() if not tensor.is_floating_point()]:
                 raise ValueError(f"{where}: {whole[0]} is {state[whole[0]].dtype}, and only floating point is learned")
             _check_ties(where, state)
-            self._check_norms(where, number)
+            _check_norms(where, network)
             for name, tensor in state.items() if above else ():
                 if name not in above:
                     raise ValueError(
@@ -194,6 +185,16 @@ def _parameters(function: Callable[..., Any]) -> Collection[str]:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return ()
+
+
+def _check_norms(where: str, network: Network) -> None:
+    """Raise ValueError where running statistics would never move, because batch norm's counters do not travel."""
+    for name, part in network.named_modules():
+        if isinstance(part, _BatchNorm) and part.training and part.track_running_stats and part.momentum is None:
+            raise ValueError(
+                f"{where}: {name} has momentum = None, which is a mean over all batches, and the number of batches "
+                "does not travel: give it a momentum, such as 0.1"
+            )
 
 
 def _check_ties(where: str, state: Mapping[str, Tensor]) -> None:

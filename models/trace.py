@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -192,12 +191,13 @@ def _built(build: Callable[[], nn.Module]) -> nn.Module:
 
 @contextmanager
 def _without_onednn() -> Iterator[None]:
-    """With oneDNN an LSTM is one operator, of which neither the FLOPs nor what it keeps can be seen from outside."""
-    with ExitStack() as stack:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a format of Intel's GPUs, whatever is set
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+    """Turn oneDNN off. It computes an LSTM in one operator, which hides the FLOPs and what is kept for later."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # the stub has the descriptor
+    try:
         yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 @contextmanager

@@ -556,10 +556,9 @@ class Engine:
             self.population.overran(device, largest_bytes / max(1, orders[0].budget.memory_bytes))
         far = sorted({a.device for a in work.assignments if a.update is not None and a.update.bounded})
         if far:
-            if self.settings.privacy is not None:  # where this is as it should be
-                log(INFO, "Round %s: the updates of devices %s are scaled down to dp-clip", work.round, far)
-            else:
-                log(WARNING, "Round %s: the updates of devices %s are scaled down to norm-bound", work.round, far)
+            # Under differential privacy clipping is the usual case, and nothing to warn of.
+            level, key = (WARNING, "norm-bound") if self.settings.privacy is None else (INFO, "dp-clip")
+            log(level, "Round %s: the updates of devices %s are scaled down to %s", work.round, far, key)
         troubles = Counter(a.outcome for a in work.assignments if a.outcome.startswith(("failed", "refused")))
         for outcome, times in troubles.most_common(3):
             text = "Round %s: %s of %s work orders%s %s"

@@ -309,10 +309,11 @@ def _names(runs: Sequence[Run]) -> list[str]:
     for head, run, experiment in zip(heads, runs, experiments, strict=True):
         keys = [key for key in differing[head] if key in experiment]
         prefix = f"{experiment['strategy']}."
-        short = {key: key.removeprefix(prefix) for key in keys}
-        # A method's key may be called as one of the run's is: momentum, and wildflower.momentum.
-        shown = {key: key if name in run.config else name for key, name in short.items()}
-        settings = (f"{shown[key]}={_shortened(experiment[key])}" for key in keys)
+        settings = []
+        for key in keys:
+            short = key.removeprefix(prefix)
+            # A method's key keeps its whole name where the run has a key of the short one, such as momentum.
+            settings.append(f"{key if short in run.config else short}={_shortened(experiment[key])}")
         name = " ".join([head, *settings])
         again = sum(earlier == name or earlier.startswith(f"{name} (") for earlier in names)
         names.append(f"{name} ({again + 1})" if again else name)

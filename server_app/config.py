@@ -80,8 +80,8 @@ OTHER_NAMES = {
     "output": "output-dir",
     "out": "output-dir",
 }
-# Keys of the run that are read with some values of other keys only: those values in words, and whether a flat
-# configuration has them.
+# Keys of the run that are read only if other keys have certain values. Each has those values in words, and a function
+# that says whether a flat configuration has them.
 READ_WITH: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "alpha": (
         "partition = 'dirichlet' or 'strong-and-weak'",
@@ -582,7 +582,7 @@ def _run_defaults() -> Mapping[str, Any]:
 
 
 def _unread_of_methods(values: Mapping[str, Any]) -> list[str]:
-    """Those among them that have a dot in their name."""
+    """The unread keys of methods and of the parts that they share, which have a dot in their name."""
     strategy = values["strategy"]
     kind = METHODS.get(strategy) or _loaded(strategy)
     if kind is None and is_reference(strategy):  # what it shares with others is not known here

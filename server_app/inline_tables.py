@@ -21,7 +21,7 @@ def rates_of(text: str) -> dict[str, Any]:
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as flat keys: {"fedprox": {"mu": 1}} -> {"fedprox.mu": 1}."""
+    """Nested tables as flat keys: {"part": {"key": 1}} -> {"part.key": 1}."""
     found: dict[str, Any] = {}
     for key, value in content.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

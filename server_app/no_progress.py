@@ -97,7 +97,7 @@ def smaller_model(config: RunConfig, method: Method) -> str:
 
 
 def more_of_each(config: RunConfig, method: Method) -> str:
-    """What lets more devices of a round share a sub-model, whose sum secure aggregation needs."""
+    """What to change so that more devices of a round train the same sub-model, over which secure aggregation sums."""
     if goes_by_widths(config, method):
         fewer = f"fewer widths than widths = {config.to_dict()['widths']!r}"
     else:

@@ -294,12 +294,9 @@ def _encoded(rows: Dataset, repository: Repository) -> Iterator[tuple[bytes, int
 
 def _decode_image(encoded: bytes, repository: Repository, position: int) -> Tensor:
     """An image file as bytes of shape (channels, height, width)."""
-    import PIL.Image
-
-    from tasks.images import pixels_of  # which imports this module
+    from tasks.images import read_image  # which imports this module
 
     try:
-        with PIL.Image.open(io.BytesIO(encoded)) as image:
-            return pixels_of(image, "RGB" if repository.channels == 3 else "L", repository.size)
-    except (PIL.UnidentifiedImageError, OSError, TypeError) as error:
+        return read_image(io.BytesIO(encoded), "RGB" if repository.channels == 3 else "L", repository.size)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{repository.path}: image {position} cannot be decoded: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -55,7 +55,7 @@ class DevicePlan:
         needed_memory_bytes, memory_bytes: of training by the price, and what the device may use for it.
         download_seconds, training_seconds, upload_seconds: of a round; None where nobody has measured link or speed.
         binds: "memory", "link", "time": without which limits it would get a larger model. Empty: it gets the largest.
-        exceeds: the limits beyond which its model is; none of a device that gets no model.
+        exceeds: the limits that its model exceeds; empty where it gets no model.
     """
 
     device: int
@@ -223,14 +223,13 @@ def plan_device(engine: Engine, device: int) -> DevicePlan:
 
 
 def exceeded(prices: Sequence[Cost], budget: Budget) -> tuple[str, ...]:
-    """The limits of a budget beyond which models are that a device trains one after the other."""
-    return tuple(
-        name
-        for name in LIMITS
-        if not fit_in_turn(
-            prices, replace(budget, **{k: v for other in LIMITS if other != name for k, v in LIMITS[other].items()})
-        )
-    )
+    """The limits of a budget that the models of a device exceed. It trains them one after the other."""
+    return tuple(name for name in LIMITS if not fit_in_turn(prices, _without(budget, LIMITS.keys() - {name})))
+
+
+def _without(budget: Budget, limits: Collection[str]) -> Budget:
+    """A budget as it would be without some of its limits."""
+    return replace(budget, **{key: value for name in limits for key, value in LIMITS[name].items()})
 
 
 def _seconds(nbytes: int, mbit_per_s: float | None) -> float | None:
@@ -253,8 +252,7 @@ def binding(engine: Engine, device: int, budget: Budget) -> tuple[str, ...]:
     for size in range(1, len(LIMITS) + 1):
         found: list[str] = []
         for names in combinations(LIMITS, size):
-            without = {key: value for name in names for key, value in LIMITS[name].items()}
-            if parameters(replace(budget, **without)) > has:
+            if parameters(_without(budget, names)) > has:
                 found += names
         if found:
             return tuple(name for name in LIMITS if name in found)
@@ -310,7 +308,7 @@ def warnings_of(plan: Plan, engine: Engine, config: RunConfig) -> list[str]:
 
 
 def _excess(devices: Sequence[DevicePlan], config: RunConfig) -> str:
-    """By what the models of a tier's devices are beyond their budgets."""
+    """How far the models of a tier's devices exceed their budgets."""
     of_memory, of_link, of_time = ([d for d in devices if limit in d.exceeds] for limit in LIMITS)
     found = []
     if of_memory:
