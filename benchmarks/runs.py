@@ -11,7 +11,7 @@ from rounds.engine import Engine
 from server_app import checkpoint
 from server_app.app import build
 from server_app.config import RunConfig
-from server_app.journal import todays_names
+from server_app.run_records import todays_names
 from strategies.submodel import SubModelMethod
 from tasks.task import TaskSpec, load_task
 

@@ -26,7 +26,8 @@ import torch
 from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of
 from benchmarks.tables import markdown, write_between
 from server_app.folders import file_written_whole
-from server_app.journal import JournalError, todays_names
+from server_app.run_folder import JournalError
+from server_app.run_records import todays_names
 from wildflower.flower import stop_signals_interrupt
 from wildflower.local import ONE_THREAD
 from wildflower.settings import SettingsError

@@ -39,22 +39,15 @@ from server_app.config import (
     keep_modules,
 )
 from server_app.inline_tables import parse_arguments, rates_of
-from server_app.journal import (
-    Journal,
-    alone_in,
-    check_folder,
-    check_same_data,
-    check_same_fleet,
-    check_same_initial,
-    is_of_a_folder,
-    read_rounds,
-)
+from server_app.journal import Journal
 from server_app.labels import write_labels
 from server_app.models import MODULES, drop_models_after, save_models
 from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
 from server_app.nodes import take_releases, write_nodes
 from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agreed
 from server_app.rehearsal import rehearse_step
+from server_app.resuming import check_folder, check_same_data, check_same_fleet, check_same_initial, is_of_a_folder
+from server_app.run_folder import alone_in, read_rounds
 from server_app.scoring import scorer
 from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
 from server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary

@@ -13,21 +13,11 @@ from statistics import fmean, stdev
 
 from server_app.charts import Chart, Line, line_chart
 from server_app.config import READ_WITH, defaults, unread
-from server_app.journal import (
-    DATA,
-    INITIAL,
-    PLUGINS,
-    JournalError,
-    RoundRecord,
-    Summary,
-    is_of_a_folder,
-    is_run,
-    read_config,
-    read_rounds,
-    read_summary,
-    summarize,
-)
 from server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
+from server_app.resuming import is_of_a_folder
+from server_app.run_folder import DATA, INITIAL, PLUGINS, JournalError, is_run, read_config, read_rounds, read_summary
+from server_app.run_records import RoundRecord, Summary
+from server_app.summary import summarize
 from server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
 from tasks.metrics import Scale
 

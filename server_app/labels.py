@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from server_app.folders import file_written_whole
-from server_app.journal import JournalError
+from server_app.run_folder import JournalError
 from tasks.arguments import in_words
 from tasks.scoring import MAX_CLASSES
 from tasks.task import Task

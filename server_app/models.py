@@ -31,7 +31,7 @@ from plugins.beside import check_kept, digests, looked_for_beside
 from plugins.reference import PluginError, is_reference, top_module
 from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
-from server_app.journal import PLUGINS, JournalError, read_config, read_rounds, read_summary
+from server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
 from tasks.arguments import in_words
 from tasks.task import Task
 

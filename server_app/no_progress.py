@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rounds.engine import NOTHING_FITS
 from server_app.config import RunConfig
-from server_app.journal import read_devices
+from server_app.run_folder import read_devices
 from server_app.units import bytes_text
 from strategies.method import Method
 from strategies.submodel import SubModelMethod

@@ -13,7 +13,7 @@ from typing import Any
 from devices.report import DeviceReport
 from devices.validation import check_number, check_text, check_whole, json_object
 from rounds.population import NodeState
-from server_app.journal import JournalError
+from server_app.run_folder import JournalError
 
 FILE = "nodes.json"
 RELEASES = "release"  # the nodes that are to be released from quarantine, one a line

@@ -14,7 +14,7 @@ from rounds.own import OwnData, ask_here, ask_nodes, tell
 from rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
 from server_app.config import ConfigError, RunConfig
 from server_app.folders import file_written_whole
-from server_app.journal import JournalError
+from server_app.run_folder import JournalError
 from tasks.arguments import in_words
 from tasks.data import DataSet
 from tasks.own import Agreed, Declared, Summary, agree, declared_by

@@ -15,22 +15,11 @@ from typing import IO, Any
 from server_app.charts import Chart, Line, bar_chart, cell_chart, line_chart
 from server_app.config import RunConfig, descriptions
 from server_app.folders import file_written_whole
-from server_app.journal import (
-    BudgetRecord,
-    DeviceRecord,
-    RoundRecord,
-    Summary,
-    flat,
-    has_virtual_clock,
-    in_fleet_order,
-    read_config,
-    read_devices,
-    read_rounds,
-    read_summary,
-    summarize,
-)
 from server_app.labels import Labels, read_labels
 from server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Preformatted, Table, page
+from server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
+from server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, Summary, flat
+from server_app.summary import in_fleet_order, summarize
 from server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from server_app.compare import Comparison
-    from server_app.journal import JournalError
+    from server_app.run_folder import JournalError
     from wildflower.python import Run, RunError, Sweep, compare, load, run, sweep
     from wildflower.settings import SettingsError
 

@@ -126,7 +126,7 @@ def sweep(
     All runs with one seed come before those with the next one. What is finished is not run again, what was stopped goes
     on. The exit code is 0 when all runs are finished, 1 when one failed and 130 when the sweep was stopped.
     """
-    from server_app.journal import JournalError
+    from server_app.run_folder import JournalError
     from wildflower.experiment import INTERRUPTED
     from wildflower.flower import stop_signals_interrupt
     from wildflower.settings import SettingsError
@@ -159,8 +159,9 @@ def sweep(
 @app.command()
 def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]) -> None:
     """Write report.html again from what a run has left so far, and print its figures."""
-    from server_app.journal import JournalError, has_virtual_clock, read_summary, summarize
     from server_app.report import write_report
+    from server_app.run_folder import JournalError, has_virtual_clock, read_summary
+    from server_app.summary import summarize
     from wildflower.experiment import summary_table
     from wildflower.tables import terminal
 
@@ -191,7 +192,7 @@ def compare(
 
     Runs that differ only in their seed are one row, with mean and spread.
     """
-    from server_app.journal import JournalError, runs_of
+    from server_app.run_folder import JournalError, runs_of
 
     try:
         runs = runs_of(run_dirs)
@@ -202,7 +203,7 @@ def compare(
 
 def _compare(run_dirs: Sequence[Path], html: Path | None, target: float | None, rows: Sequence[str]) -> None:
     from server_app.compare import compare as compare_runs
-    from server_app.journal import JournalError
+    from server_app.run_folder import JournalError
     from wildflower.tables import terminal
 
     try:
@@ -296,8 +297,8 @@ def plan(
     """
     import json
 
-    from server_app.journal import JournalError
     from server_app.models import ModelError, modules_of
+    from server_app.run_folder import JournalError
     from wildflower.settings import SettingsError, beside, of_run, place, resolve
     from wildflower.tables import terminal
 
@@ -469,8 +470,8 @@ def nodes(
     ] = None,
 ) -> None:
     """List the nodes that a SuperLink knows, and with --run what each said last."""
-    from server_app.journal import JournalError
     from server_app.nodes import ask_release
+    from server_app.run_folder import JournalError
     from wildflower.flower import FlowerError
     from wildflower.nodes import HEADERS, node_rows
     from wildflower.tables import terminal

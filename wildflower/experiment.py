@@ -23,19 +23,9 @@ from rich.table import Table
 
 from plugins.beside import files_of
 from plugins.reference import is_reference
-from server_app.journal import (
-    JournalError,
-    RoundRecord,
-    Summary,
-    check_folder,
-    check_resumable,
-    check_same_data,
-    check_same_fleet,
-    check_same_plugins,
-    is_held,
-    read_rounds,
-    read_summary,
-)
+from server_app.resuming import check_folder, check_resumable, check_same_data, check_same_fleet, check_same_plugins
+from server_app.run_folder import JournalError, is_held, read_rounds, read_summary
+from server_app.run_records import RoundRecord, Summary
 from server_app.trackers import TrackerError, check_installed
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.bundle import make_bundle

@@ -22,10 +22,10 @@ from rounds.own import OwnData
 from rounds.population import ConnectedDevices, NodeState
 from server_app.app import build, task_spec
 from server_app.config import RunConfig
-from server_app.journal import read_devices
 from server_app.no_progress import goes_by_widths, more_of_each, smaller_batches, smaller_model
 from server_app.nodes import LastReport, read_nodes
 from server_app.own import own_of_run
+from server_app.run_folder import read_devices
 from server_app.units import bytes_text, range_text, seconds_text
 from strategies.method import Method, Selection, fit_in_turn
 

@@ -17,22 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from server_app.compare import Comparison
 from server_app.compare import compare as compare_runs
-from server_app.journal import (
-    DeviceRecord,
+from server_app.resuming import check_folder, check_resumable
+from server_app.run_folder import (
     JournalError,
-    RoundRecord,
-    Summary,
-    check_folder,
-    check_resumable,
-    flat,
     has_virtual_clock,
     read_config,
     read_devices,
     read_rounds,
     read_summary,
     runs_of,
-    summarize,
 )
+from server_app.run_records import DeviceRecord, RoundRecord, Summary, flat
+from server_app.summary import summarize
 from wildflower import child
 from wildflower.experiment import (
     LOOK_SECONDS,

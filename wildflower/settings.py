@@ -76,7 +76,7 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
 def of_run(run_dir: Path, overrides: Sequence[str]) -> "RunConfig":
     """The configuration of a run, with `overrides` ("key=value") over it. Raises SettingsError, JournalError."""
     from server_app.config import ConfigError, RunConfig, defaults
-    from server_app.journal import read_config
+    from server_app.run_folder import read_config
 
     written = read_config(run_dir)["config"]
     usual = defaults(written["strategy"])

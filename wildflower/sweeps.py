@@ -16,15 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from server_app.journal import (
-    SWEEP_LOGS,
-    JournalError,
-    Summary,
-    check_resumable,
-    check_same_plugins,
-    is_run,
-    read_summary,
-)
+from server_app.resuming import check_resumable, check_same_plugins
+from server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_summary
+from server_app.run_records import Summary
 from server_app.units import score_format, seconds_text
 from wildflower import child
 from wildflower.experiment import JournalWatch, check_population, notebook_bar

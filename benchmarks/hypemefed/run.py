@@ -26,6 +26,8 @@ PRELIMINARY = {
     "hypernetworks, weights": ["strategy=hypemefed", "hypemefed.exits=false", *WEIGHTS],
     "neither": ["strategy=hypemefed", "hypemefed.exits=false", "hypemefed.fill=owners"],
     "exits, stale layers": ["strategy=hypemefed", "hypemefed.fill=stale"],
+    # The control of the row with all guesses: an average of the past, which knows nothing of the device.
+    "exits, moving average of all": ["strategy=hypemefed", "hypemefed.fill=ema", "hypemefed.generate=all"],
 }
 # On data where what a device changed in one layer says something of the next (guesses.py).
 FEW_CLASSES = ["partition=dirichlet", "alpha=0.1"]
@@ -34,6 +36,7 @@ PRELIMINARY |= {
     for name in (
         *("all-large", "all-small", "exclusive"),
         *("exits and hypernetworks", "exits and hypernetworks, all", "exits"),
+        *("exits, stale layers", "exits, moving average of all"),
     )
 }
 TEN = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.studies import Study, accuracy, main
 from benchmarks.tables import markdown, write_between
-from server_app.journal import todays_names
+from server_app.run_records import todays_names
 
 HERE = Path(__file__).resolve().parent
 TWINS = ("resnet", "vit", "bert")

@@ -23,7 +23,7 @@ from client_app.app import app as client
 from messages.orders import Batch
 from messages.wire import from_records
 from server_app.config import RunConfig
-from server_app.journal import read_rounds
+from server_app.run_folder import read_rounds
 from tasks.task import Task
 from tests.grid import InProcessGrid
 from tests.small_run import changed_reply

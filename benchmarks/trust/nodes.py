@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.trust.privacy import digest
 from server_app import checkpoint
-from server_app.journal import read_devices, read_rounds
+from server_app.run_folder import read_devices, read_rounds
 from tests.deployment import Deployment
 from wildflower.settings import write_toml
 

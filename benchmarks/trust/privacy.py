@@ -27,7 +27,7 @@ from messages.wire import from_records
 from rounds.engine import Scores
 from server_app.app import build
 from server_app.config import RunConfig
-from server_app.journal import read_rounds
+from server_app.run_folder import read_rounds
 from tests.grid import InProcessGrid
 
 RESULTS = Path(__file__).with_name("privacy.json")

@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import load
 
 from devices.bandwidth import SERVICE
-from server_app.journal import RoundRecord
+from server_app.run_records import RoundRecord
 from tests.compose.engine import (
     BANDWIDTH_PORT,
     GATE_PORT,

@@ -16,7 +16,7 @@ from PIL import Image
 from server_app.app import build
 from server_app.app import run as run_here
 from server_app.config import RunConfig
-from server_app.journal import read_rounds
+from server_app.run_folder import read_rounds
 from tests.compose.engine import NODES, PROJECT, ROOT, Deployment, build_images, engine, fill, run, wait_for
 from tests.own_folders import digits, image_folder
 from tests.small_run import simulated_grid

@@ -15,8 +15,8 @@ import pytest
 from server_app import checkpoint
 from server_app.app import run
 from server_app.config import RunConfig
-from server_app.journal import read_devices, read_rounds, read_summary
 from server_app.nodes import read_nodes
+from server_app.run_folder import read_devices, read_rounds, read_summary
 from tests.deployment import Deployment, kill
 from tests.small_run import connected_grid, same_bits
 from tests.wildflower.test_bundle import OWN, run_what_is_ones_own

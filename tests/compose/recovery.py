@@ -24,7 +24,8 @@ from typing import Any
 import psutil
 import pytest
 
-from server_app.journal import DeviceRecord, RoundRecord, read_devices, read_rounds
+from server_app.run_folder import read_devices, read_rounds
+from server_app.run_records import DeviceRecord, RoundRecord
 from tests.deployment import ROOT, Deployment, free_port, kill
 
 NODES = 3

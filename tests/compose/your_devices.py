@@ -14,7 +14,7 @@ from PIL import Image
 
 from server_app.app import run
 from server_app.checkpoint import load
-from server_app.journal import read_devices, read_rounds
+from server_app.run_folder import read_devices, read_rounds
 from tests.deployment import Deployment
 from tests.small_run import same_bits, simulated_grid
 from wildflower.settings import resolve

@@ -85,7 +85,7 @@ import sys
 from pathlib import Path
 import strategies
 from server_app.app import run
-from server_app.journal import read_rounds
+from server_app.run_folder import read_rounds
 from tests.small_run import simulated_grid
 from wildflower.settings import beside, resolve
 assert Path(strategies.__file__).is_relative_to(Path.cwd()), strategies.__file__

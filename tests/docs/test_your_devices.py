@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from client_app.app import app as client
 from server_app.app import run
-from server_app.journal import read_rounds
+from server_app.run_folder import read_rounds
 from tasks.task import TASKS, TaskSpec, describe
 from tests.grid import InProcessGrid
 from tests.small_run import simulated_grid

@@ -20,7 +20,7 @@ import json
 import sys
 from pathlib import Path
 from server_app.app import run
-from server_app.journal import read_rounds
+from server_app.run_folder import read_rounds
 from tests.small_run import simulated_grid
 from wildflower.settings import beside, place, resolve
 from datetime import datetime

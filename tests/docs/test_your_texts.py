@@ -10,7 +10,7 @@ import transformers
 from typer.testing import CliRunner
 
 from server_app.app import run
-from server_app.journal import read_config, read_rounds
+from server_app.run_folder import read_config, read_rounds
 from tests.small_run import simulated_grid
 from tests.tasks.text_files import VOCABULARY, make_tokenizer
 from wildflower.command import app

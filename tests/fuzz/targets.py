@@ -48,7 +48,7 @@ from rounds.work import Assignment, Given, Work
 from server_app import checkpoint
 from server_app.checkpoint import Checkpoint, CheckpointError
 from server_app.config import ConfigError, RunConfig
-from server_app.journal import JournalError, read_config, read_devices, read_rounds, read_summary
+from server_app.run_folder import JournalError, read_config, read_devices, read_rounds, read_summary
 from strategies.heterofl import MaskedTraining
 from strategies.method import LEADING, Order, State, local_half
 from strategies.submodel import initial_weights

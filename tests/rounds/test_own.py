@@ -18,9 +18,9 @@ from rounds.scores import federated_score
 from server_app.app import build, run
 from server_app.checkpoint import load as load_checkpoint
 from server_app.config import ConfigError, RunConfig
-from server_app.journal import JournalError, read_devices, read_rounds, read_summary
 from server_app.models import ModelError, load_model
 from server_app.own import read_agreed
+from server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from strategies.statistics import TakeStatistics
 from tasks.metrics import Accuracy
 from tasks.own import Agreed

@@ -11,8 +11,8 @@ from messages.error import MessageError
 from rounds.instances import Instances
 from rounds.quarantine import Quarantine
 from server_app.app import run
-from server_app.journal import JournalError, read_devices
 from server_app.nodes import ask_release, read_nodes, take_releases
+from server_app.run_folder import JournalError, read_devices
 from tests.small_run import changed_reply, connected_grid, small_config
 from wildflower.nodes import table
 

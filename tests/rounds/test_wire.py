@@ -16,7 +16,7 @@ from rounds.work import Work
 from server_app.app import build, run
 from server_app.checkpoint import load
 from server_app.config import ConfigError
-from server_app.journal import read_devices, read_rounds
+from server_app.run_folder import read_devices, read_rounds
 from strategies.recipfl.recipfl import RecipFL
 from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
 

@@ -15,16 +15,9 @@ from server_app import checkpoint
 from server_app.app import app, build, run, run_folder
 from server_app.checkpoint import CheckpointError
 from server_app.config import ConfigError
-from server_app.journal import (
-    Journal,
-    JournalError,
-    alone_in,
-    read_config,
-    read_devices,
-    read_rounds,
-    read_summary,
-)
+from server_app.journal import Journal
 from server_app.no_progress import NoProgressError
+from server_app.run_folder import JournalError, alone_in, read_config, read_devices, read_rounds, read_summary
 from tasks.task import load_task
 from tests.own_folders import digits, npz_folder
 from tests.small_run import FLEET, METHODS, FakeTime, connected_grid, same_bits, simulated_grid, small_config

@@ -8,7 +8,8 @@ from fake_runs import CONFIG, a_round
 from page_figures import charts_of
 
 from server_app.compare import compare
-from server_app.journal import Journal, JournalError
+from server_app.journal import Journal
+from server_app.run_folder import JournalError
 
 
 def a_run(run_dir: Path, scores: list[float | None], *, finished: bool = True, **config) -> Path:

@@ -14,7 +14,7 @@ from rounds.frozen import Frozen
 from server_app import checkpoint
 from server_app.app import build, run
 from server_app.config import ConfigError, RunConfig
-from server_app.journal import read_rounds
+from server_app.run_folder import read_rounds
 from strategies.method import LEADING, Selection, of_one_device
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
 

@@ -6,9 +6,9 @@ from fake_runs import a_device, a_round, three_rounds
 from page_figures import charts_of
 
 from server_app import labels as module
-from server_app.journal import JournalError
 from server_app.labels import FILE, Labels, class_names, read_labels, write_labels
 from server_app.report import write_report
+from server_app.run_folder import JournalError
 from tasks.task import TaskSpec, load_task
 
 SPEC = {"name": "digits", "devices": 4, "seed": 1, "partition": "dirichlet", "alpha": 0.1}

@@ -15,8 +15,9 @@ from models.layers import lighten
 from rounds.engine import Scores
 from server_app import app
 from server_app.app import build, run
-from server_app.journal import Journal, read_rounds
+from server_app.journal import Journal
 from server_app.models import ModelError, ModelInfo, drop_models_after, load_model, save_models
+from server_app.run_folder import read_rounds
 from server_app.scoring import SCORED_TOGETHER
 from tasks.scoring import score
 from tasks.task import TaskSpec, load_task

@@ -5,8 +5,8 @@ import pytest
 from devices.report import DeviceReport
 from rounds.population import NodeState
 from server_app import nodes
-from server_app.journal import JournalError
 from server_app.nodes import FILE, read_nodes, write_nodes
+from server_app.run_folder import JournalError
 
 REPORT = DeviceReport("jetson-nano", memory_total_bytes=10, memory_available_bytes=5, links_problem="gone")
 LARGEST = 2**64 - 1

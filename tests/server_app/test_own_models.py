@@ -16,7 +16,7 @@ from plugins.beside import looked_for_beside
 from server_app import checkpoint
 from server_app.app import build, run
 from server_app.config import ConfigError, RunConfig
-from server_app.journal import JournalError, read_config, read_rounds
+from server_app.run_folder import JournalError, read_config, read_rounds
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
 
 MODELS = """

@@ -21,8 +21,10 @@ from rounds.rehearsal import RehearsalError
 from server_app import checkpoint
 from server_app.app import build, run, start
 from server_app.config import ConfigError, RunConfig, all_settings, defaults, descriptions, unread
-from server_app.journal import Journal, JournalError, check_resumable, read_config, read_rounds, read_summary
+from server_app.journal import Journal
 from server_app.rehearsal import rehearse_step
+from server_app.resuming import check_resumable
+from server_app.run_folder import JournalError, read_config, read_rounds, read_summary
 from strategies.fedprox import FedProx
 from strategies.settings import RoundSettings
 from tasks.task import TaskSpec, load_task

@@ -9,8 +9,10 @@ from page_figures import charts_of, split
 from plotly.offline import get_plotlyjs
 
 from server_app import report
-from server_app.journal import DeviceRecord, Journal, JournalError, read_devices
+from server_app.journal import Journal
 from server_app.report import gather_activity, shade, shade_bounds, write_report
+from server_app.run_folder import JournalError, read_devices
+from server_app.run_records import DeviceRecord
 
 EVIL = "<script>alert('1')</script>&"
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from models.base import with_weights
 from server_app.app import run
 from server_app.config import ConfigError, RunConfig
-from server_app.journal import read_rounds
+from server_app.run_folder import read_rounds
 from server_app.vocabulary import check_last_token, check_vocabulary
 from tasks.task import TaskSpec, load_task
 from tests.small_run import simulated_grid, small_config, started

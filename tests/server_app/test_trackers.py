@@ -9,7 +9,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from server_app import trackers
-from server_app.journal import Journal, JournalError
+from server_app.journal import Journal
+from server_app.run_folder import JournalError
 from tests.server_app.fake_runs import CONFIG, a_device, a_round
 
 

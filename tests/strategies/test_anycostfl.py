@@ -17,7 +17,7 @@ from rounds.rehearsal import RehearsalError
 from server_app.app import run
 from server_app.checkpoint import load
 from server_app.config import ConfigError
-from server_app.journal import read_devices, read_rounds
+from server_app.run_folder import read_devices, read_rounds
 from strategies.anycostfl import AnycostFL, AnycostFLParams, Code, channel_norms, code_of, strongest
 from strategies.method import Contribution, Group, Order, Training, local_half, with_parameter_copies
 from strategies.submodel import initial_weights

@@ -16,7 +16,7 @@ from messages.sums import UNIT, WeightedSum
 from models.placement import whole
 from server_app.app import run
 from server_app.config import ConfigError
-from server_app.journal import JournalError, read_rounds, read_summary
+from server_app.run_folder import JournalError, read_rounds, read_summary
 from strategies.method import LEADING, Contribution, Group, Method, Order
 from strategies.privacy import Privacy, PrivateMean, epsilon_after, gaussian, noise_multiplier_for
 from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from server_app.app import build, run, run_folder
 from server_app.compare import compare
 from server_app.config import ConfigError
-from server_app.journal import JournalError, read_devices, read_rounds, read_summary
 from server_app.no_progress import NoProgressError
+from server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from strategies.heterofl import HeteroFL
 from tasks.data import Data, make_data_set
 from tasks.labels import NO_LABEL

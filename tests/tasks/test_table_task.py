@@ -7,7 +7,7 @@ import torch
 
 from server_app.app import run
 from server_app.config import RunConfig
-from server_app.journal import read_devices, read_rounds
+from server_app.run_folder import read_devices, read_rounds
 from tasks.own import Agreed, Form
 from tasks.tables import TableArguments
 from tasks.task import TaskSpec, describe, load_task

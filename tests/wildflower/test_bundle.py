@@ -19,7 +19,8 @@ from rich.console import Console
 from plugins.beside import digests, files_of, look_for, looked_for_beside
 from plugins.reference import PluginError, class_of
 from server_app.config import RunConfig, digests_of
-from server_app.journal import Journal, read_config, read_rounds, read_summary
+from server_app.journal import Journal
+from server_app.run_folder import read_config, read_rounds, read_summary
 from strategies.method import Method
 from tests.programs import run_python
 from wildflower.bundle import make_bundle

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from server_app.journal import RoundRecord, read_rounds, read_summary
+from server_app.run_folder import read_rounds, read_summary
+from server_app.run_records import RoundRecord
 
 ROOT = Path(__file__).parents[2]
 

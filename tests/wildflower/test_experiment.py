@@ -15,7 +15,9 @@ import pytest
 from rich.console import Console
 
 from devices.fleet import Fleet, bundled_fleet
-from server_app.journal import Journal, RoundRecord, Summary, alone_in, is_held
+from server_app.journal import Journal
+from server_app.run_folder import alone_in, is_held
+from server_app.run_records import RoundRecord, Summary
 from tests.server_app import fake_runs
 from wildflower import flower
 from wildflower.experiment import (

@@ -19,8 +19,8 @@ from models.base import with_weights
 from models.family import make_family
 from plugins.beside import looked_for_beside
 from server_app.app import build, run
-from server_app.journal import read_rounds
 from server_app.models import ModelError, load_model
+from server_app.run_folder import read_rounds
 from tasks.task import TaskSpec, load_task
 from tests.programs import run_python
 from tests.small_run import METHODS, simulated_grid, small_config

@@ -11,8 +11,9 @@ from devices.report import DeviceReport
 from plugins.beside import looked_for_beside
 from rounds.population import NodeState
 from server_app.app import build, run
-from server_app.journal import Journal, read_devices
+from server_app.journal import Journal
 from server_app.nodes import write_nodes
+from server_app.run_folder import read_devices
 from tests.small_run import METHODS, simulated_grid, small_config
 from wildflower import plan as plans
 from wildflower.command import app

@@ -11,7 +11,8 @@ import pytest
 
 import wildflower as wf
 from server_app.config import RunConfig
-from server_app.journal import check_resumable, is_held
+from server_app.resuming import check_resumable
+from server_app.run_folder import is_held
 from wildflower import child, python, sweeps
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import wildflower as wf
-from server_app.journal import read_config, read_summary
+from server_app.run_folder import read_config, read_summary
 from wildflower import sweeps
 from wildflower.command import app
 from wildflower.settings import SettingsError

@@ -1,0 +1,141 @@
+"""Whether a run may start in a folder, or go on there: with the same settings, fleet, modules, weights and data."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plugins.reference import is_reference
+from server_app.run_folder import DATA, INITIAL, PLUGINS, JournalError, is_run, read_config, read_rounds, read_summary
+
+# Tasks whose data set is what the folder holds; those of named data sets may lie anywhere.
+DATA_OF_A_FOLDER = ("idx", "npz", "images", "table", "text")
+# What a resumed run may change without becoming another experiment: where things lie, and how far and how fast it goes.
+MAY_CHANGE_ON_RESUME = frozenset(
+    {"resume", "resume-from", "keep-checkpoints", "tracker", "rounds", "workers", "engine", "output-dir", "data-dir"}
+    | {"evaluate-every", "personal-every", "personal-from"}
+)
+
+
+def check_folder(run_dir: Path, resume: bool) -> None:
+    """Raise JournalError unless a new run may start in `run_dir`, or with `resume` an earlier one go on there."""
+    exists = is_run(run_dir)
+    if exists and not resume and not _broke_off_at_once(run_dir):
+        summary = read_summary(run_dir)
+        state = f"a {summary.status}" if summary else "an unfinished"
+        raise JournalError(
+            f"{run_dir} already holds {state} run, which is not overwritten: "
+            "choose another run-name, or go on with it by resume=true"
+        )
+    if resume and not exists:
+        raise JournalError(f"{run_dir} holds no run to resume: check output-dir and run-name, or set resume=false")
+
+
+def _broke_off_at_once(run_dir: Path) -> bool:
+    """Whether a run ended before its first checkpoint, as on a full disk: there is nothing of it to keep."""
+    from server_app import checkpoint  # which imports torch, and this is seldom asked
+
+    return not checkpoint.exists(run_dir) and len(read_rounds(run_dir)) <= 1
+
+
+def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
+    """Raise JournalError unless the run in `run_dir` may go on with this configuration.
+
+    Keys that nothing reads make no difference, such as those of other methods, of which another version may have
+    others.
+    """
+    from server_app.checkpoint import CheckpointError, check_there
+    from server_app.config import unread  # both import torch
+
+    before = read_config(run_dir)["config"]
+    read = set().union(*(values.keys() - set(unread(values)) for values in (before, config)))
+    changed = [
+        f"{key} was {before.get(key)!r} and is {config.get(key)!r}"
+        for key in sorted(before.keys() | config.keys())
+        if before.get(key) != config.get(key)
+        and key in read
+        and (key not in MAY_CHANGE_ON_RESUME or (key == "data-dir" and is_of_a_folder(config.get("task"))))
+    ]
+    engines = before.get("engine", "local"), config.get("engine", "local")
+    if engines[0] != engines[1] and "nodes" in engines:
+        # What devices keep lies in the run's folder, or in those of the nodes.
+        changed.append(f"engine was {engines[0]!r} and is {engines[1]!r}")
+    if changed:
+        raise JournalError(f"the run in {run_dir} cannot be resumed with another configuration: " + ", ".join(changed))
+    if config.get("dp-epsilon") and before.get("rounds") != config.get("rounds"):
+        raise JournalError(
+            f"rounds = {config['rounds']}: the run in {run_dir} has the noise with which {before['rounds']} rounds "
+            f"reach dp-epsilon = {config['dp-epsilon']:g}: leave rounds as they were"
+        )
+    if config.get("schedule") == "cosine" and before.get("rounds") != config.get("rounds"):
+        raise JournalError(
+            f"rounds = {config['rounds']}: the learning rate of the run in {run_dir} falls towards 0 over "
+            f"{before['rounds']} rounds, and the rounds that are done had those rates: leave rounds as they were, or "
+            "begin another run from its model (initial-weights)"
+        )
+    finished = len(read_rounds(run_dir))
+    if config.get("resume-from", 0) > finished:
+        raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")
+    if config.get("resume-from", 0):
+        try:
+            check_there(run_dir, config["resume-from"])
+        except CheckpointError as error:
+            raise JournalError(str(error)) from None
+    finished = config.get("resume-from", 0) or finished
+    # Nothing would be run, and config.json would say fewer rounds than there are.
+    if config["rounds"] < finished:
+        raise JournalError(
+            f"rounds = {config['rounds']}, but the run in {run_dir} has {finished}: ask for {finished} or more to go "
+            "on with it, or start another run under another run-name"
+        )
+
+
+def is_of_a_folder(task: object) -> bool:
+    """Whether a task's data set is what its folder holds; of one from outside the project nothing else is known."""
+    return task in DATA_OF_A_FOLDER or is_reference(task)
+
+
+def check_same_fleet(run_dir: Path, config: Mapping[str, Any], fleet_digest: str) -> None:
+    """Raise JournalError unless the fleet's files hold what they held when the run in `run_dir` began."""
+    if read_config(run_dir)["fleet-sha256"] != fleet_digest:
+        raise JournalError(
+            f"the run in {run_dir} cannot be resumed: the fleet file {config.get('fleet')!r} or a trace that it names "
+            "is not what it was when the run began; put the old files back, or start another run"
+        )
+
+
+def check_same_plugins(run_dir: Path, plugins: Mapping[str, str]) -> None:
+    """Raise JournalError unless the modules from outside are what they were when the run in `run_dir` began."""
+    before = read_config(run_dir).get(PLUGINS, {})
+    changed = sorted(name for name in before.keys() | plugins.keys() if before.get(name) != plugins.get(name))
+    if changed:
+        raise JournalError(
+            f"the run in {run_dir} cannot be resumed: {', '.join(changed)} from outside the project "
+            f"{'is' if len(changed) == 1 else 'are'} not as when the run began; put the old files back, or start "
+            "another run"
+        )
+
+
+def check_same_initial(run_dir: Path, digest: str) -> None:
+    """Raise JournalError unless the file of first weights is the one that the run in `run_dir` began with."""
+    if read_config(run_dir).get(INITIAL, "") != digest:
+        raise JournalError(
+            f"the run in {run_dir} cannot be resumed: the file of initial-weights is not as when the run began; put "
+            "the old one back, or start another run"
+        )
+
+
+def check_same_data(run_dir: Path, data: Mapping[str, Any]) -> None:
+    """Raise JournalError unless the data are those that the run in `run_dir` began with, where it says which.
+
+    Runs of earlier versions do not say it, and neither do those whose devices hold their own.
+    """
+    before = read_config(run_dir).get(DATA, {})
+    changed = [key for key in before if before[key] != data.get(key)]
+    if not changed:
+        return
+    told = [f"{key.replace('-', ' ')}: {before[key]} then, {data.get(key)} now" for key in changed if key != "sha256"]
+    raise JournalError(
+        f"the run in {run_dir} cannot be resumed: its data are not what they were when the run began "
+        f"({'; '.join(told) or 'there are as many examples, and their labels or inputs differ'}); put the old data "
+        "back, or start another run"
+    )

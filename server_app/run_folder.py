@@ -1,0 +1,196 @@
+"""The folder of a run: which folders are runs, who writes to one, and what its files say."""
+
+import fcntl
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from pydantic import ValidationError
+
+from devices.validation import shown
+from server_app.run_records import DeviceRecord, RoundRecord, Summary
+from tasks.arguments import in_words
+
+LOCK, LOCK_SECONDS = "lock", 0.2
+SWEEP_LOGS = "logs"  # what the runs of a sweep have said lies beside their folders
+CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
+PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
+INITIAL = "initial-weights-sha256"  # of the file of first weights, where a run has one
+DATA = "data"  # what identifies the data, `Task.identity`; not of devices that hold their own, nor of earlier versions
+
+
+class JournalError(RuntimeError):
+    """A run folder that cannot be written to, or that does not hold what a run leaves behind."""
+
+
+AnyRecord = TypeVar("AnyRecord", RoundRecord, DeviceRecord)
+
+
+@contextmanager
+def alone_in(run_dir: Path) -> Iterator[None]:
+    """Hold the run's folder: two processes that write one journal would ruin it. JournalError where another holds it.
+
+    The lock goes with the process that holds it, so that a killed run leaves none behind.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / LOCK
+    with path.open("a") as file:
+        if not _locked(file, seconds=LOCK_SECONDS):
+            raise JournalError(f"another process is writing the run in {run_dir}: wait for it, or stop its ServerApp")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def is_run(run_dir: Path) -> bool:
+    """Whether a folder holds a run, finished or not."""
+    return (run_dir / "config.json").exists() or (run_dir / "rounds.jsonl").exists()
+
+
+def runs_of(folders: Iterable[Path]) -> list[Path]:
+    """The folders of the runs that these folders are or hold, each once: a sweep's folder holds its runs.
+
+    The logs of a sweep are passed over, so that all that lies in its folder may be given. Raises JournalError for a
+    folder that neither is a run nor holds one.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        if is_run(folder):
+            found.append(folder)
+        elif inside := sorted(path for path in folder.glob("*/") if is_run(path)):
+            found += inside
+        elif not (folder.name == SWEEP_LOGS and any(is_run(path) for path in folder.absolute().parent.glob("*/"))):
+            raise JournalError(
+                f"{folder} is neither the folder of a run, which has a config.json, nor one that holds such folders, "
+                "as that of a sweep does: give folders like runs/NAME"
+            )
+    return list({path.resolve(): path for path in found}.values())
+
+
+def _locked(file: IO[str], seconds: float) -> bool:
+    """Lock an open file; a process that only looks whether it is locked holds it for a moment."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+
+
+def is_held(run_dir: Path) -> bool | None:
+    """Whether a process writes the run; None where none has begun, or the last one has ended in order.
+
+    False: the one that did was killed, and could not take its lock away.
+    """
+    path = run_dir / LOCK
+    try:
+        with path.open("r") as file:
+            if not _locked(file, seconds=0.0):
+                return True
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except FileNotFoundError:
+        return None
+    return False if path.exists() else None  # it may have been taken away in between
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The content of config.json, an object of CONFIG_KEYS. Raises JournalError when there is no run."""
+    path = run_dir / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise JournalError(f"{run_dir} is not the folder of a run: it has no config.json") from None
+    except (ValueError, RecursionError) as error:  # of its letters, its form, or how deep it is
+        raise JournalError(
+            f"{path} is not JSON: {error}. Without the configuration that it began with a run does not go on: put the "
+            "file back from a copy, or start another run"
+        ) from None
+    if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL, DATA} != set(CONFIG_KEYS):
+        raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
+    kinds = {"config": dict, "fleet-sha256": str, "seed": int, PLUGINS: dict, INITIAL: str, DATA: dict}
+    wrong = [(key, content[key]) for key, kind in kinds.items() if not isinstance(content.get(key, kind()), kind)]
+    if not wrong:
+        texts = {
+            "config.strategy": content["config"].get("strategy"),
+            f"{DATA}.sha256": content.get(DATA, {}).get("sha256", ""),
+        }
+        texts |= {f"{PLUGINS}.{name}": digest for name, digest in content.get(PLUGINS, {}).items()}
+        wrong = [(key, value) for key, value in texts.items() if not isinstance(value, str)]
+    if wrong:
+        key, value = wrong[0]
+        raise JournalError(f"{path}: {key} = {shown(value)} is not what a run writes there")
+    return content
+
+
+def has_virtual_clock(run_dir: Path) -> bool:
+    """Whether a run's devices are those of a fleet, whose time is simulated. Raises JournalError without a run."""
+    return bool(read_config(run_dir)["config"].get("fleet", "of an earlier version"))
+
+
+def read_summary(run_dir: Path) -> Summary | None:
+    """The content of summary.json, or None while the run has not ended."""
+    path = run_dir / "summary.json"
+    if not path.exists():
+        return None
+    try:
+        return Summary.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise JournalError(f"{path}: {in_words(error)}") from None
+
+
+def read_rounds(run_dir: Path) -> list[RoundRecord]:
+    """The finished rounds, 1, 2, ... without gaps. A torn last line, as a crash leaves it, is not a finished round."""
+    rounds = list(_read_lines(run_dir / "rounds.jsonl", RoundRecord))
+    for expected, record in enumerate(rounds, start=1):
+        if record.round != expected:
+            raise JournalError(
+                f"{run_dir / 'rounds.jsonl'}, line {expected}: round {record.round} instead of {expected}"
+            )
+    return rounds
+
+
+def read_devices(run_dir: Path) -> Iterator[DeviceRecord]:
+    """The devices of every round, one after the other, also those of a round that a crash kept from finishing."""
+    return _read_lines(run_dir / "devices.jsonl", DeviceRecord)
+
+
+def whole_rounds(run_dir: Path) -> int:
+    """How many rounds both files of the journal have in full: a damaged disk may have taken the end of either.
+
+    What devices.jsonl has beyond the last round is of a round that a crash kept from finishing, and does not matter.
+    """
+    rounds = read_rounds(run_dir)
+    lines: Counter[int] = Counter()
+    devices: defaultdict[int, set[int]] = defaultdict(set)
+    for device in read_devices(run_dir):
+        lines[device.round] += 1
+        devices[device.round].add(device.device)
+    for record in rounds:
+        if record.device_lines is not None:
+            whole = lines[record.round] >= record.device_lines
+        else:
+            whole = len(devices[record.round]) >= record.devices_sampled
+        if not whole:
+            return record.round - 1
+    return len(rounds)
+
+
+def _read_lines(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return  # torn by a crash: only the last line can lack its end
+            try:
+                yield kind.model_validate_json(line)
+            except ValidationError as error:
+                raise JournalError(f"{path}, line {number}: {in_words(error)}") from None

@@ -1,0 +1,301 @@
+"""What a line of a journal and a summary hold, in the names of today, whichever version wrote it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from server_app.units import score_format
+from tasks.metrics import Scale, scale_of
+
+# What journals called scores while accuracy was the only metric.
+EARLIER_NAMES = {
+    "accuracy": "score",
+    "accuracy_by_tier": "score_by_tier",
+    "accuracy_by_exit": "score_by_exit",
+    "personal_accuracy": "personal_score",
+    "personal_accuracy_by_tier": "personal_score_by_tier",
+    "final_accuracy": "final_score",
+    "best_accuracy": "best_score",
+}
+EARLIER_PAYLOAD = "payload_bytes"  # of the heavier way, and of the slower link of a budget
+EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
+
+Count = Annotated[int, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0)]  # above 1 when a budget was overrun
+
+
+class Record(BaseModel):
+    """A line of a journal file: every key must be there, no other may.
+
+    Numbers that JSON does not have are written as the strings "NaN", "Infinity" and "-Infinity", and are read back as
+    floats.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+def todays_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of rounds.jsonl or a summary with scores under today's names; what has them is left as it is."""
+    if "metric" in record or EARLIER_NAMES.keys().isdisjoint(record):
+        return dict(record)
+    renamed = {EARLIER_NAMES.get(key, key): value for key, value in record.items()}
+    return {"metric": "accuracy", "higher_is_better": True} | renamed
+
+
+class ScoreRecord(Record):
+    """A record with scores, which are values of its metric; older files have accuracies."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _todays_names(cls, record: Any) -> Any:
+        return todays_names(record) if isinstance(record, dict) else record
+
+
+class RoundRecord(ScoreRecord):
+    """One finished round. `wall_seconds` is what this round took, `simulated_seconds` the virtual clock at its end."""
+
+    round: Annotated[int, Field(ge=1)]
+    strategy: str
+    task: str
+    metric: str
+    higher_is_better: bool  # of its values
+    score: float | None  # these four are None in a round without evaluation
+    loss: float | None  # these two also where the global model could not be scored
+    score_by_tier: dict[str, float] | None
+    score_by_exit: list[float] | None  # from the shallowest on; None too where the family has one exit only
+    # Of what devices would be given now. None too with evaluate-tiers = false; earlier versions do not have these five.
+    delivered_score: float | None = None
+    delivered_score_by_tier: dict[str, float] | None = None
+    delivered_devices: Count | None = None
+    devices_without_model: Count | None = None
+    devices_beyond_budget: Count | None = None
+    # Of the whole model, by the names of classes; None too where labels are not one class per example, where there are
+    # many classes, and where devices score. Earlier versions do not have this, and do not have score_by_device.
+    accuracy_by_class: dict[str, Share] | None = None
+    # Of what each device would be given, or where devices score, what each did; None too where there are many devices.
+    score_by_device: dict[int, float] | None = None
+    # None too where the server has a test set; earlier versions do not have them.
+    worst_device: Annotated[int, Field(ge=0)] | None = None
+    worst_score: float | None = None
+    scored_devices: Count | None = None
+    personal_score: float | None  # these four are None in a round without personal evaluation
+    personal_score_by_tier: dict[str, float] | None
+    personal_devices: Count | None
+    personal_failed: Count | None
+    # None too where there are many devices, unless these have label sets of their own; earlier versions do not have it.
+    personal_score_by_device: dict[int, float] | None = None
+    # Of further networks that devices scored on their own examples; None too where the method has none.
+    personal_score_by_network: dict[str, float] | None = None
+    # What all rounds so far cost of privacy. None without differential privacy; earlier versions do not have them.
+    epsilon: float | None = None
+    delta: float | None = None
+    # Lines of devices.jsonl that are of this round, one for each order. The journal counts them; earlier versions do
+    # not have it.
+    device_lines: Count | None = None
+    devices_sampled: Count
+    devices_replied: Count
+    devices_failed: Count
+    devices_refused: Count
+    devices_bounded: Count  # whose updates were scaled down to norm-bound or dp-clip
+    devices_state_lost: Count = 0  # that began anew because what they kept is gone; earlier versions do not have it
+    devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
+    bytes_down: Bytes
+    bytes_up: Bytes
+    memory_utilisation: Share | None  # None when no device trained
+    bandwidth_utilisation: Share | None  # None when no device trained under a payload budget
+    distinct_architectures: Count
+    simulated_seconds: Seconds
+    wall_seconds: Seconds
+    server_seconds: dict[str, Seconds]  # assign, payload, absorb, finish (aggregation), evaluate, and a method's own
+    metrics: dict[str, float | None]  # of the method's own
+    server_peak_rss_bytes: Bytes
+
+    @property
+    def scale(self) -> Scale:
+        """What the scores mean."""
+        return scale_of(self.metric, self.higher_is_better)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        """Earlier versions wrote the figures of distillation beside the others."""
+        if not isinstance(line, dict) or "metrics" in line:
+            return line
+        own = {key: value for key, value in line.items() if key in EARLIER_METRICS}
+        rest = {key: value for key, value in line.items() if key not in EARLIER_METRICS}
+        return rest | {"metrics": {key: value for key, value in own.items() if value is not None}}
+
+
+def _both_ways(line: Any) -> Any:
+    """Earlier versions wrote one payload for both ways."""
+    if not isinstance(line, dict) or EARLIER_PAYLOAD not in line:
+        return line
+    rest = {key: value for key, value in line.items() if key != EARLIER_PAYLOAD}
+    return {"download_bytes": line[EARLIER_PAYLOAD], "upload_bytes": line[EARLIER_PAYLOAD]} | rest
+
+
+class BudgetRecord(Record):
+    """What a device might spend in a round; None is no limit."""
+
+    memory_bytes: Bytes
+    download_bytes: Bytes | None
+    upload_bytes: Bytes | None
+    deadline_seconds: Seconds | None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        return _both_ways(line)
+
+
+class DeviceRecord(Record):
+    """One device in one round. What a device that did not train cannot have is None."""
+
+    device: Annotated[int, Field(ge=0)]
+    node: int | None
+    round: Annotated[int, Field(ge=1)]
+    tier: str | None
+    architecture: dict[str, Any] | None
+    parameters: Count | None
+    download_bytes: Bytes | None
+    upload_bytes: Bytes | None
+    budget: BudgetRecord | None
+    predicted_memory_bytes: Bytes | None
+    training_flops: Count | None = None  # of one example, by the price; earlier versions do not have it
+    measured_memory_bytes: Bytes | None
+    seconds: Seconds | None
+    simulated_seconds: Seconds | None
+    examples: Count | None
+    loss: float | None
+    bounded: bool  # its update was scaled down to norm-bound or dp-clip
+    outcome: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, line: Any) -> Any:
+        return _both_ways(line)
+
+    @field_validator("outcome")
+    @classmethod
+    def _known_outcome(cls, outcome: str) -> str:
+        if outcome in ("trained", "late") or outcome.startswith(("failed: ", "refused: ", "skipped: ")):
+            return outcome
+        raise ValueError(f"{outcome!r} is not 'trained', 'late', 'failed: ...', 'refused: ...' or 'skipped: ...'")
+
+    @property
+    def outcome_word(self) -> str:
+        """The outcome without its reason: trained, late, failed, refused or skipped."""
+        return self.outcome.split(":", 1)[0]
+
+
+class Summary(ScoreRecord):
+    """The whole run in a few figures. Bytes and wall seconds are sums over the rounds. A file never says unfinished."""
+
+    status: Literal["finished", "failed", "unfinished"]
+    rounds: Count
+    metric: str | None  # None where no round was finished
+    higher_is_better: bool
+    # Final scores are means over the last fifth of the evaluations; summaries of earlier versions have the last one.
+    final_score: float | None
+    best_score: float | None
+    best_round: int | None
+    score_by_tier: dict[str, float] | None
+    score_by_exit: list[float] | None
+    delivered_score: float | None = None  # earlier versions do not have these ten
+    delivered_score_by_tier: dict[str, float] | None = None
+    worst_tier: str | None = None
+    worst_tier_score: float | None = None
+    last_score: float | None = None  # of the last evaluation alone
+    last_delivered_score: float | None = None
+    # These three are the most in one of the evaluations that the final scores are means of; earlier versions have the
+    # last one's.
+    delivered_devices: Count | None = None
+    devices_without_model: Count | None = None
+    devices_beyond_budget: Count | None = None
+    worst_device: Count | None = None  # these three of the last evaluation, where devices score
+    worst_device_score: float | None = None
+    scored_devices: Count | None = None
+    final_evaluations: Count | None = None  # how many the means are over
+    personal_score: float | None  # means over the personal evaluations in the last fifth of the rounds
+    personal_score_by_tier: dict[str, float] | None
+    personal_score_by_network: dict[str, float] | None = None
+    epsilon: float | None = None  # of the whole run; these two are None without differential privacy
+    delta: float | None = None
+    bytes_down: Bytes
+    bytes_up: Bytes
+    devices_by_outcome: dict[str, int]
+    simulated_seconds: Seconds
+    wall_seconds: Seconds
+    error: str | None
+
+    @property
+    def scale(self) -> Scale:
+        """What the scores mean."""
+        return scale_of(self.metric, self.higher_is_better)
+
+    def delivered_note(self) -> str:
+        """What stands beside the delivered score: over how many evaluations it is, the last, and who is left out."""
+        parts, text = [], score_format(self.scale)
+        if (self.final_evaluations or 0) > 1 and self.last_delivered_score is not None:
+            last = text(self.last_delivered_score)
+            parts.append(f"mean of the last {self.final_evaluations} evaluations, the last {last}")
+        devices, most = self.delivered_devices or 0, "up to " if (self.final_evaluations or 0) > 1 else ""
+        if self.devices_without_model:
+            parts.append(f"{most}{self.devices_without_model} of {devices} devices get none")
+        if self.devices_beyond_budget:
+            parts.append(f"{most}{self.devices_beyond_budget} of {devices} devices get more than they afford")
+        return "; ".join(parts)
+
+
+def scalars_of(record: RoundRecord) -> dict[str, float | None]:
+    """The figures of a round by the names that TensorBoard and trackers show them under."""
+    scalars: dict[str, float | None] = {
+        f"delivered_{record.metric}": record.delivered_score,
+        record.metric: record.score,
+        "loss": record.loss,
+        "epsilon": record.epsilon,
+        f"personal_{record.metric}": record.personal_score,
+        "bytes/down": record.bytes_down,
+        "bytes/up": record.bytes_up,
+        "utilisation/memory": record.memory_utilisation,
+        "utilisation/bandwidth": record.bandwidth_utilisation,
+        "devices/sampled": record.devices_sampled,
+        "devices/replied": record.devices_replied,
+        "devices/failed": record.devices_failed,
+        "devices/refused": record.devices_refused,
+        "devices/bounded": record.devices_bounded,
+        "devices/state_lost": record.devices_state_lost,
+        "devices/below_smallest": record.devices_below_smallest,
+        "architectures": record.distinct_architectures,
+        "seconds/simulated": record.simulated_seconds,
+        "seconds/wall": record.wall_seconds,
+        "server/peak_rss_bytes": record.server_peak_rss_bytes,
+    }
+    metric, by_tier, by_exit = record.metric, record.score_by_tier or {}, record.score_by_exit or []
+    scalars |= {f"{metric}_by_tier/{tier}": value for tier, value in by_tier.items()}
+    delivered = record.delivered_score_by_tier or {}
+    scalars |= {f"delivered_{metric}_by_tier/{tier}": value for tier, value in delivered.items()}
+    scalars |= {f"{metric}_by_exit/{number}": value for number, value in enumerate(by_exit, start=1)}
+    personal = record.personal_score_by_tier or {}
+    scalars |= {f"personal_{metric}_by_tier/{tier}": value for tier, value in personal.items()}
+    beside = record.personal_score_by_network or {}
+    scalars |= {f"personal_{metric}_by_network/{name}": value for name, value in beside.items()}
+    scalars |= {f"metrics/{name}": value for name, value in record.metrics.items()}
+    scalars |= {f"server_seconds/{name}": value for name, value in record.server_seconds.items()}
+    return scalars
+
+
+def flat(record: Mapping[str, Any], whole: Iterable[str] = ()) -> dict[str, Any]:
+    """A record with an entry per part of its dicts and lists, which count from 1; the `whole` ones stay as they are."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        if key not in whole and isinstance(value, dict):
+            found |= {f"{key}.{part}": entry for part, entry in value.items()}
+        elif key not in whole and isinstance(value, list):
+            found |= {f"{key}.{number}": entry for number, entry in enumerate(value, start=1)}
+        else:
+            found[key] = value
+    return found
