@@ -44,7 +44,7 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     others.
     """
     from server_app.checkpoint import CheckpointError, check_there
-    from server_app.config import unread  # both import torch
+    from server_app.config import RunConfig, unread  # both import torch
 
     before = read_config(run_dir)["config"]
     read = set().union(*(values.keys() - set(unread(values)) for values in (before, config)))
@@ -72,6 +72,14 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
             f"{before['rounds']} rounds, and the rounds that are done had those rates: leave rounds as they were, or "
             "begin another run from its model (initial-weights)"
         )
+    if before.get("rounds") != config.get("rounds"):
+        run = RunConfig.from_run_config(config)
+        if run.method.depends_on_rounds(run.params):
+            raise JournalError(
+                f"rounds = {config['rounds']}: what {run.method_name} does in a round of the run in {run_dir} depends "
+                f"on its having {before['rounds']} rounds: leave rounds as they were, or begin another run from its "
+                "model (initial-weights)"
+            )
     finished = len(read_rounds(run_dir))
     if config.get("resume-from", 0) > finished:
         raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")

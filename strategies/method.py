@@ -555,6 +555,14 @@ class Method(ABC):
         """
         return cls.averages(params)
 
+    @classmethod
+    def depends_on_rounds(cls, params: Any) -> bool:
+        """Whether what is done in a round depends on how many the run has (`settings.rounds`).
+
+        Then the run is not resumed for more rounds: those that are done would have been others.
+        """
+        return False
+
     @property
     def needs_classes(self) -> bool:
         """Whether the method goes only with tasks that have one class per example; by default what devices need."""

@@ -88,6 +88,11 @@ class ScaleFL(SubModelMethod):
         super().__init__(setup, params, levels(setup.family, params.widths)[::-1])
         self.params = params
 
+    @classmethod
+    def depends_on_rounds(cls, params: ScaleFLParams) -> bool:
+        """The quarter in which early exits do not learn from the last one is a share of all rounds."""
+        return params.gamma > 0
+
     @property
     def needs_classes(self) -> bool:
         """They are needed as soon as early exits learn from the last one."""

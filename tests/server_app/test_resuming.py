@@ -68,6 +68,7 @@ def test_keys_of_the_run_that_nothing_reads_may_change(tmp_path):
     [
         ({"schedule": "cosine"}, "falls towards 0 over 3 rounds"),
         ({"dp-epsilon": 3.0}, "has the noise with which 3 rounds reach dp-epsilon = 3"),
+        ({"strategy": "scalefl"}, "what scalefl does in a round .* depends on its having 3 rounds"),
     ],
 )
 def test_what_the_number_of_rounds_decides_is_not_resumed_for_more_of_them(with_it, why, tmp_path):
@@ -75,6 +76,12 @@ def test_what_the_number_of_rounds_decides_is_not_resumed_for_more_of_them(with_
     check_resumable(tmp_path, CONFIG | {"rounds": 3} | with_it)
     with pytest.raises(JournalError, match=f"rounds = 5: .*{why}.*leave rounds as they were"):
         check_resumable(tmp_path, CONFIG | {"rounds": 5} | with_it)
+
+
+def test_a_method_that_leaves_out_what_depends_on_the_number_of_rounds_is_resumed_for_more(tmp_path):
+    without = CONFIG | {"rounds": 3, "strategy": "scalefl", "scalefl.gamma": 0.0}
+    Journal.open(tmp_path, without, resume=False)
+    check_resumable(tmp_path, without | {"rounds": 5})
 
 
 def test_a_run_is_not_resumed_for_fewer_rounds_than_it_has(tmp_path):
