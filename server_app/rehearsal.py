@@ -26,6 +26,7 @@ from messages.orders import Update
 from messages.packing import Layout, pack
 from messages.parcels import STATISTICS, parameters_of
 from rounds.engine import Engine
+from rounds.frozen import Frozen
 from rounds.rehearsal import RehearsalError, same_chance
 from rounds.replies import own_contribution
 from rounds.work import Assignment, Given, Work
@@ -57,7 +58,11 @@ def _step(method: Method, task: Task, folder: str) -> None:
     work, done = _do(method, order, method.local(order), task, folder)
     group = work.groups[0]
     if group.returned:
-        packed = {name: pack(done.answer.parcels[name], parcel.layout) for name, parcel in group.returned.items()}
+        # A device returns nothing of what is frozen.
+        packed = {
+            name: pack(_without_frozen(method, done.answer.parcels[name]), parcel.layout)
+            for name, parcel in group.returned.items()
+        }
         update = Update(
             order=0,
             device=device,
@@ -87,6 +92,31 @@ def _step(method: Method, task: Task, folder: str) -> None:
     except (TypeError, ValueError) as error:
         raise RehearsalError(f"`state` holds values that are no JSON: {error}") from None
     method.load(State(state.tensors, values))
+    if method.settings.privacy is not None:
+        _check_empty_round(method)
+
+
+def _without_frozen(method: Method, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not method.family.is_frozen(name)}
+
+
+def _check_empty_round(method: Method) -> None:
+    """Raise RehearsalError where the model of a private run tells that nobody came to a round: it has no noise then."""
+    wanted = [method.scored_architecture]
+    before = {
+        name: tensor.clone()
+        for model in method.models(wanted).values()
+        for name, tensor in _without_frozen(method, model.weights).items()
+    }
+    method.begin_round([])
+    method.finish_round([])
+    after = [model.weights for model in method.models(wanted).values()]
+    if all(torch.equal(weights[name], before[name]) for weights in after for name in before):
+        raise RehearsalError(
+            "`finish_round` leaves the model as it was in a round to which no device came, which tells just that. "
+            "Differential privacy needs its noise in such a round too: let `self.mean.mean` make the model whether "
+            "somebody trained or not, and ask `self.mean.empty` in place of `trained` whether there is nothing to do"
+        )
 
 
 def _absorb_in_parts(method: Method, contribution: Contribution) -> None:
@@ -122,9 +152,12 @@ def _do(method: Method, order: Order, local: Local, task: Task, folder: str) -> 
     cost = method.cost(order.architecture)
     budget = Budget(cost.peak_training_memory_bytes)
     given = Given(order, method.selection(order.device, order.architecture), cost, local)
+    frozen = Frozen(method.family, method.frozen_weights())
+    owed = frozen.owed(order.device, order.architecture, given.selection)
     work = Work(
         round=method.round,
-        assignments=[Assignment(order.device, "", budget, given, node=0)],
+        assignments=[Assignment(order.device, "", budget, given, node=0, frozen=owed)],
+        frozen=frozen,
         family=method.family,
         payload=method.payload,
         absorb=method.absorb,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median_low
@@ -60,8 +61,14 @@ class CoordinateMean:
         self._counts: dict[str, Tensor] = {}
         self._bound = 0.0  # of any total
 
-    def add(self, placement: Placement, layout: Layout, added: WeightedSum) -> None:
+    def add(self, placement: Placement, layout: Layout, added: WeightedSum, parcel: str = "") -> None:
         """Add the sum of some devices' weights, of tensors `layout` at the coordinates `placement`.
+
+        Args:
+            placement: where they lie in the global model.
+            layout: which tensors these are.
+            added: the sum.
+            parcel: what devices sent them in. The robust means compare the sizes of changes within one parcel.
 
         Raises MessageError, and changes nothing, where the total could overflow.
         """
@@ -118,8 +125,9 @@ class CoordinateMean:
 
 @dataclass(frozen=True)
 class _Own:
-    """What one device returned: its weighted values of the tensors of a layout, and where they lie."""
+    """What one device returned in a parcel: its weighted values of the tensors of a layout, and where they lie."""
 
+    parcel: str
     placement: Placement
     layout: Layout
     values: WeightedSum
@@ -146,7 +154,7 @@ class RobustMean(CoordinateMean):
         self.aggregation = aggregation
         self._own: list[_Own] = []
 
-    def add(self, placement: Placement, layout: Layout, added: WeightedSum) -> None:
+    def add(self, placement: Placement, layout: Layout, added: WeightedSum, parcel: str = "") -> None:
         """Keep one device's weights, of tensors `layout` at the coordinates `placement`.
 
         Raises MessageError, and changes nothing, where a total of all could overflow.
@@ -155,7 +163,7 @@ class RobustMean(CoordinateMean):
         placement = placement.of(entry.name for entry in layout.entries)
         self._begin(self._counts, placement.coordinates)
         placement.add_weight(self._counts, added.weight, added.class_weight)
-        self._own.append(_Own(placement, layout, added))
+        self._own.append(_Own(parcel, placement, layout, added))
 
     def mean(self, previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The aggregate where somebody trained, the previous value where nobody did; then start over."""
@@ -184,7 +192,8 @@ class RobustMean(CoordinateMean):
         """What every device's change is multiplied by, so that none is larger than the median one (the lower of two).
 
         The size of a change is its root mean square over the coordinates that the device owns, so that small
-        sub-models are held to the same bound as large ones.
+        sub-models are held to the same bound as large ones. The median is that of one parcel: another holds other
+        quantities, such as batch norm's statistics beside changes of weights.
         """
         sizes: list[float] = []
         for own in self._own:
@@ -194,7 +203,13 @@ class RobustMean(CoordinateMean):
                 squares += float(change.square().nansum())
                 owned += int((~change.isnan()).sum())
             sizes.append((squares / max(1, owned)) ** 0.5)
-        return [min(1.0, median_low(sizes) / size) if size else 1.0 for size in sizes]
+        of_parcel: defaultdict[str, list[float]] = defaultdict(list)
+        for own, size in zip(self._own, sizes, strict=True):
+            of_parcel[own.parcel].append(size)
+        middle = {parcel: median_low(found) for parcel, found in of_parcel.items()}
+        return [
+            min(1.0, middle[own.parcel] / size) if size else 1.0 for own, size in zip(self._own, sizes, strict=True)
+        ]
 
     def _weighted_mean(self, name: str, values: list[Tensor], old: Tensor) -> Tensor:
         """The mean by the devices' weights (float64), as exact a sum as any: the order of devices does not matter."""

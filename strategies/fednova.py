@@ -92,8 +92,11 @@ class FedNova(OneModel):
             return {}
         examples = sum(done.examples for done in trained)
         tau = sum(done.examples * self._steps(done) for done in trained) / examples
-        zeros = {name: torch.zeros_like(value) for name, value in self.weights.items()}
-        mean = self.mean.mean(zeros)
+        # What nobody returned does not change, and robust means look at how far each device is from that.
+        unchanged = {
+            name: old if name.endswith(STATISTICS) else torch.zeros_like(old) for name, old in self.weights.items()
+        }
+        mean = self.mean.mean(unchanged)
         self.weights = {
             name: mean[name] if name.endswith(STATISTICS) else old - tau * mean[name]
             for name, old in self.weights.items()

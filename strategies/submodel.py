@@ -115,7 +115,7 @@ class SubModelMethod(CandidateMethod):
         for name in names:
             mean.check(contribution.sum_of(name))
         for name in names:
-            mean.add(group.placement, group.returned[name].layout, contribution.sum_of(name))
+            mean.add(group.placement, group.returned[name].layout, contribution.sum_of(name), parcel=name)
 
     def finish_round(self, trained: Sequence[Trained]) -> Mapping[str, float | None]:
         """Every coordinate becomes the mean over its owners; what nobody trained keeps its value."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.config import JsonDict
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -23,6 +24,9 @@ class TaskArguments(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+
+FOLDER: JsonDict = {"folder": True}
+"""`json_schema_extra` of a field that may name a folder: a relative one is below where the command was typed."""
 
 BOUNDS = {
     "greater_than": "must be above {gt}",

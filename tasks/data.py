@@ -25,7 +25,9 @@ from torch import Tensor
 from tasks.labels import NO_LABEL, LabelKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pydantic import BaseModel
 
 DECODED_VERSION = 1
 """Raised whenever decoding changes, so that files of an older release are not read."""
@@ -202,6 +204,23 @@ def split(data: Data, share: float, where: object) -> tuple[Data, Data]:
             "more of them, or some to test on"
         )
     return Data(data.inputs[~mask], data.labels[~mask]), Data(data.inputs[mask], data.labels[mask])
+
+
+def refuse_unread_test_file(folder: Path, formats: Sequence[str], arguments: BaseModel) -> None:
+    """ValueError where a test file lies beside that to train on, and the arguments do not say whether it is read.
+
+    Args:
+        folder: where the files lie.
+        formats: how their names may end.
+        arguments: of the task: `test` names a file, `test_share` says that a part of what is to train on is for
+            testing.
+    """
+    found = [f"test{ending}" for ending in formats if (folder / f"test{ending}").is_file()]
+    if found and not arguments.model_fields_set & {"test", "test_share"}:
+        raise ValueError(
+            f"{folder / found[0]} is not read, because task-arguments do not name it: add test = '{found[0]}', or "
+            "test_share = 0.2 if a part of what is to train on shall be for testing"
+        )
 
 
 def cache_folder(kind: str) -> Path:

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch.nn import functional
 
-from tasks.data import Data, DataSet, find_file, no_file, stratified_test
+from tasks.data import Data, DataSet, find_file, no_file, refuse_unread_test_file, stratified_test
 from tasks.hub import Repository, existing_folder, files_of_copy, import_datasets, open_split
 from tasks.labels import NO_LABEL
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
@@ -158,6 +158,7 @@ Parts = Callable[[], tuple[Texts, Texts | None]]
 
 def _of_files(folder: Path, arguments: OwnTextArguments) -> tuple[list[Path], Parts]:
     """The files that the arguments name, and what reads them."""
+    refuse_unread_test_file(folder, tuple(FORMATS), arguments)
     training, testing = (
         [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
         for names in (arguments.train_files, arguments.test_files)

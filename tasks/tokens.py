@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tasks.arguments import TaskArguments
+from tasks.arguments import FOLDER, TaskArguments
 from tasks.data import DECODED_VERSION, Data, DataSet, Vocabulary, decoded_once, digest
 from tasks.hub import unreachable
 from tasks.labels import NO_LABEL
@@ -46,6 +46,7 @@ class TextArguments(TaskArguments):
         description="The model's tokenizer: a folder of Hugging Face's, by its whole path or in data-dir, or a name on "
         "its hub",
         min_length=1,
+        json_schema_extra=FOLDER,
     )
     max_tokens: Annotated[int, Field(ge=3, le=65536)] = Field(
         128, description="Most tokens of a text, with those that the tokenizer adds; longer ones are cut"

@@ -105,8 +105,7 @@ def _run(
     check_folder(run_dir, config.resume)
     if config.tracker and deployment is None:  # a ServerApp may run elsewhere
         check_installed(config.tracker)
-    if config.resume and is_held(run_dir):
-        raise JournalError(f"the run in {run_dir} goes on in another process: wait for its end, or stop that one")
+    _check_free(run_dir)
     if config.resume:
         check_resumable(run_dir, config.to_dict())
         check_same_plugins(run_dir, digests_of(config))
@@ -138,6 +137,7 @@ def _run(
     already = [*([ignored] if ignored else []), *(r.getMessage() for r in said if r.levelno >= WARNING)]
     for warning in dict.fromkeys(already):
         console.print(f"[yellow]Warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
+    _check_free(run_dir)  # once more: another command may have begun the same run while this one was built
     earlier = len(read_rounds(run_dir))
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
@@ -193,6 +193,12 @@ def _run(
     console.print(summary_table(summary, virtual_clock=bool(config.fleet)))
     console.print(f"Report: {run_dir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _check_free(run_dir: Path) -> None:
+    """Raise JournalError where another process writes the run."""
+    if is_held(run_dir):
+        raise JournalError(f"the run in {run_dir} goes on in another process: wait for its end, or stop that one")
 
 
 def full_disk_text(run_dir: Path) -> str:

@@ -3,8 +3,9 @@
 import json
 import math
 import os
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +19,7 @@ from server_app.inline_tables import flat, parse_arguments
 
 if TYPE_CHECKING:
     from server_app.config import RunConfig
+    from tasks.arguments import TaskArguments
 
 DEFAULT, SET, MACHINE = "default", "--set", "this machine"
 
@@ -50,11 +52,9 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
         with suppress(ValueError):  # which is said below
             usual = defaults(strategy)
             from_command = dict(parse_override(override, usual) for override in overrides)
-    # The keys of the file's own method stand in it for that method, whatever other one is compared with it.
-    own = from_file.get("strategy", "")
-    if is_reference(own) and own != strategy:
-        prefix = f"{module_label(own)}."
-        from_file = {key: value for key, value in from_file.items() if key in usual or not key.startswith(prefix)}
+    if experiment is not None:
+        others = _labels_of_methods(experiment, from_file)
+        from_file = {key: value for key, value in from_file.items() if key in usual or _table(key) not in others}
     given = from_file | from_command
     try:
         config = RunConfig.from_run_config(given)
@@ -71,6 +71,42 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
         places = [place for place in (str(experiment) if experiment else "", given_in if overrides else "") if place]
         raise SettingsError(f"{' with '.join(places)}: {error}" if places else str(error)) from None
     return Settings(config, sources)
+
+
+def _labels_of_methods(experiment: Path, from_file: Mapping[str, Any]) -> set[str]:
+    """What tables of an experiment may be called because methods from outside are: its own, and those that lie beside.
+
+    Such a table stands in the file for its method, whatever other one is compared with it.
+    """
+    own = from_file.get("strategy", "")
+    beside_it = {path.stem.replace("_", "-") for path in experiment.absolute().parent.glob("*.py")}
+    return beside_it | ({module_label(own)} if is_reference(own) else set())
+
+
+def _table(key: str) -> str:
+    """The first part of a key that has several; "" of others."""
+    return key.partition(".")[0] if "." in key else ""
+
+
+def without_keys_of_others(experiment: Path, overrides: Sequence[str], strategies: Iterable[str]) -> list[str]:
+    """Those of `overrides` ("key=value") that are not for another method from outside than the one that they name.
+
+    Args:
+        experiment: the file that they lie over.
+        overrides: a run's own.
+        strategies: the methods that are compared, by their names or references.
+    """
+    strategy = strategy_of(experiment, overrides)
+    others = {module_label(other) for other in strategies if is_reference(other) and other != strategy}
+    if is_reference(strategy):
+        others.discard(module_label(strategy))
+    return [text for text in overrides if _table(text.partition("=")[0].strip()) not in others]
+
+
+def strategy_of(experiment: Path, overrides: Sequence[str]) -> str:
+    """The method that an experiment and its overrides name last; "" where none does. Raises SettingsError."""
+    given = read_experiment(experiment) | dict(parse_override(text, {"strategy": ""}) for text in overrides)
+    return str(given.get("strategy", ""))
 
 
 def of_run(run_dir: Path, overrides: Sequence[str]) -> "RunConfig":
@@ -168,7 +204,7 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
     for key in ("output-dir", "data-dir", "state-dir"):
         if values[key] or key == "output-dir":
             values[key] = _absolute(values[key], here)
-    values["task-arguments"] = _with_absolute_folders(values["task-arguments"], here)
+    values["task-arguments"] = _with_absolute_folders(values["task-arguments"], config.own_task_arguments(), here)
     if values["fleet"].endswith(".toml"):
         values["fleet"] = _absolute(values["fleet"], here)
     initial = here / Path(values["initial-weights"]).expanduser()
@@ -182,14 +218,23 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
     return type(config).from_run_config(values), output_dir / values["run-name"]
 
 
-def _with_absolute_folders(arguments: str, here: Path) -> str:
-    """A task's arguments in which names of folders below `here`, such as a tokenizer's, are whole paths."""
+def _with_absolute_folders(text: str, arguments: "TaskArguments | None", here: Path) -> str:
+    """The text of a task's arguments in which those that may name a folder have its whole path if it is below `here`.
 
-    for value in parse_arguments(arguments).values():
-        if isinstance(value, str) and value and (here / value).is_dir():
-            for quote in "'\"":
-                arguments = arguments.replace(f"{quote}{value}{quote}", json.dumps(_absolute(value, here)))
-    return arguments
+    Which may, such as a tokenizer, their fields say (`tasks.arguments.FOLDER`).
+    """
+    from tasks.arguments import FOLDER
+
+    fields = {} if arguments is None else type(arguments).model_fields
+    for key, value in parse_arguments(text).items():
+        extra = fields[key].json_schema_extra
+        may_be_folder = isinstance(extra, dict) and FOLDER.items() <= extra.items()
+        if may_be_folder and isinstance(value, str) and value and (here / value).is_dir():
+            whole = json.dumps(_absolute(value, here), ensure_ascii=False)
+            quoted = re.compile(rf"(\b{re.escape(key)}\W?\s*=\s*)(['\"]){re.escape(value)}\2")
+            if found := quoted.search(text):
+                text = text[: found.start()] + found[1] + whole + text[found.end() :]
+    return text
 
 
 def _absolute(path: str, here: Path) -> str:

@@ -23,7 +23,17 @@ from server_app.units import score_format, seconds_text
 from wildflower import child
 from wildflower.experiment import JournalWatch, check_population, notebook_bar
 from wildflower.flower import interrupted_later, last_lines
-from wildflower.settings import SettingsError, as_overrides, beside, cpu_cores, place, read_toml, resolve
+from wildflower.settings import (
+    SettingsError,
+    as_overrides,
+    beside,
+    cpu_cores,
+    place,
+    read_toml,
+    resolve,
+    strategy_of,
+    without_keys_of_others,
+)
 
 MAX_RUNS = 10_000
 MAX_NAME_LETTERS = 150
@@ -229,10 +239,12 @@ def plan(
     taken: set[Path] = set()
     known: Known = {}
     unread_everywhere = set(grid)
+    compared = {strategy_of(experiment, [*overrides, *row.overrides, *combination]) for _, row, combination in wanted}
     asked: dict[tuple[str, str], int] = {}  # -> its place among the planned
     for seed, row, combination in wanted:
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
         own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
+        own = without_keys_of_others(experiment, own, compared)
         if "workers" not in _keys(own):
             own.insert(0, f"workers={max(1, cpu_cores() // jobs)}")
         settings = resolve(experiment, own, given_in=f"{whole} (row {row.name})" if row.name else whole)

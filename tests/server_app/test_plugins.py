@@ -177,6 +177,53 @@ def test_a_method_from_outside_goes_a_part_of_the_way(beside, tmp_path):
         torch.testing.assert_close(after[0.25][tensor], 0.75 * old + 0.25 * after[1.0][tensor])
 
 
+def test_a_method_from_outside_trains_what_is_not_frozen(beside, tmp_path):
+    name = beside.module(METHOD)
+    config = small_config(
+        tmp_path, strategy=f"{name}:Mine", rounds=1, freeze="block1", **{"below-smallest": "smallest"}
+    )
+    engine, _ = started(config)
+    before = engine.method.weights
+    [record] = read_rounds(run(simulated_grid(), config))
+    assert record.devices_replied == 4
+    after = checkpoint.load(tmp_path / "runs/small").state.tensors
+    there = {key for key in before if f"weights/{key}" in after and "running" not in key}  # which go on being updated
+    moved = {key for key in there if not torch.equal(before[key], after[f"weights/{key}"])}
+    assert moved
+    assert {key for key in moved if key.startswith("block1")} == set()
+
+
+PRIVATE = """
+    class Mine(SubModelMethod):
+        def local(self, order):
+            return Training()
+
+        def finish_round(self, trained):
+            if {skips}:
+                return {{}}
+            return super().finish_round(trained)
+"""
+NOISE = {
+    "dp-noise-multiplier": 1.0,
+    "dp-clip": 0.5,
+    "dp-delta": 1e-3,
+    "rounds": 1,
+    "family-arguments": "norm = 'static'",
+}
+
+
+def test_a_private_method_from_outside_must_not_tell_that_nobody_came(beside, tmp_path):
+    for skips, why in (("not trained", "no device came.*self.mean.empty"), ("self.mean.empty", "")):
+        name = beside.module(PRIVATE.format(skips=skips))
+        (tmp_path / name).mkdir()
+        config = small_config(tmp_path / name, strategy=f"{name}:Mine", **NOISE)
+        if why:
+            with pytest.raises(ValueError, match=why):
+                run(simulated_grid(), config)
+        else:
+            assert len(read_rounds(run(simulated_grid(), config))) == 1
+
+
 def test_a_family_and_a_task_from_outside_are_made_by_nodes_too(beside, tmp_path):
     name = beside.module(FAMILY, TASK)
     (tmp_path / "nodes").mkdir()

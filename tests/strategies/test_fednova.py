@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from strategies.aggregation import Aggregation
 from strategies.fednova import FedNova, NormalizedTraining, effective_steps
 from strategies.method import Order
 from strategies.params import Params
@@ -45,6 +48,24 @@ def test_one_step_of_the_server_by_hand():
     assert method.finish_round(trained) == {"effective_steps": pytest.approx(1.75)}
     for name, value in method.weights.items():
         assert value.unique().tolist() == pytest.approx([2.5 if "running" in name else 0.628125], abs=1e-6)
+
+
+def test_batch_norms_statistics_are_bounded_by_themselves():
+    """x = 1, the devices of above, each change no larger than the smaller of two.
+
+    d = 0.1 both, x <- 1 - 1.75 0.1 = 0.825. Statistics go from 1 to 2 and to 4: bounded, both go to 2.
+    """
+    start = setup(batch_size=15)
+    bounded = replace(start.settings, aggregation=Aggregation("norm-bounded-mean"))
+    method = FedNova(replace(start, settings=bounded), Params())
+    filled(method, 1.0)
+    trained = [
+        came_back(method, 30, {"changes": 0.25, "statistics": 2.0}, device=0, effective_steps=[2.0]),
+        came_back(method, 10, {"changes": 0.1, "statistics": 4.0}, device=1, effective_steps=[1.0]),
+    ]
+    method.finish_round(trained)
+    for name, value in method.weights.items():
+        assert value.unique().tolist() == pytest.approx([2.0 if "running" in name else 0.825], abs=1e-4)
 
 
 def test_equal_steps_are_fedavg():

@@ -9,7 +9,7 @@ from server_app.app import run
 from server_app.config import RunConfig
 from server_app.run_folder import read_devices, read_rounds
 from tasks.own import Agreed, Form
-from tasks.tables import TableArguments
+from tasks.tables import TableArguments, load
 from tasks.task import TaskSpec, describe, load_task
 from tests.small_run import simulated_grid
 
@@ -213,3 +213,14 @@ def test_devices_with_tables_train_and_one_without_a_column_is_refused(tmp_path)
     assert last.score > 0.85
     [outcome] = {device.outcome for device in read_devices(run_dir) if device.device == 3}
     assert "train.csv:1: no column 'height', there are 'length', 'weight', 'kind'" in outcome
+
+
+def test_a_test_file_that_the_arguments_do_not_name_is_not_passed_over(tmp_path):
+    rows = "".join(f"{n},{'cat' if n % 2 else 'dog'},x,{n / 2}\n" for n in range(20))
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_text("weight,kind,note,height\n" + rows)
+    with pytest.raises(ValueError, match=r"test\.csv is not read.* add test = 'test\.csv', or test_share = 0\.2"):
+        load(str(tmp_path), ARGUMENTS)
+    given = ARGUMENTS.model_dump()
+    assert len(load(str(tmp_path), TableArguments(**given | {"test": "test.csv"})).test) == 20
+    assert len(load(str(tmp_path), TableArguments(**given | {"test_share": 0.2})).test) == 4

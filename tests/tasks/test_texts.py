@@ -227,7 +227,7 @@ def test_a_sentence_that_alone_has_a_tag_is_trained_on(tmp_path: Path, tokenizer
 
 def test_a_text_that_is_its_own_label_is_refused(tmp_path: Path, tokenizer: str) -> None:
     with pytest.raises(ValueError, match="text and label both name the column 'text'"):
-        load(examples(tmp_path, *OPINIONS), tokenizer, label="text")
+        load(examples(tmp_path, *OPINIONS), tokenizer, label="text", test="test.jsonl")
 
 
 def test_labels_that_begin_with_two_signs_are_names(tmp_path: Path, tokenizer: str) -> None:

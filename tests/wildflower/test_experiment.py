@@ -376,6 +376,15 @@ def test_a_run_that_goes_on_is_not_resumed(world):
     assert not world.pids.exists()
 
 
+def test_a_run_that_another_command_has_begun_is_not_begun_again(world):
+    with alone_in(world.run_dir):
+        code, text = world.run("finish")
+    assert code == 1
+    assert "goes on in another process" in text
+    assert "Traceback" not in text
+    assert not world.pids.exists()
+
+
 def test_a_tracker_that_is_not_installed_starts_nothing(world, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     code, text = world.run("finish", "tracker=mlflow")

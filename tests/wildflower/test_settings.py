@@ -148,6 +148,34 @@ def test_a_tokenizers_folder_is_a_whole_path_and_other_arguments_are_as_they_wer
     assert elsewhere.task_arguments == given
 
 
+def test_a_folder_that_is_called_as_a_column_is_changes_no_argument(tmp_path):
+    for name in ("kind", "test.csv", "length"):
+        (tmp_path / name).mkdir()
+    given = "columns = ['length', 'width'], label = 'kind', test = 'test.csv'"
+    config = resolve(None, ["task=table", f"task-arguments={given}"]).config
+    assert place(config, tmp_path, NOW)[0].task_arguments == given
+
+
+def test_tables_of_methods_beside_an_experiment_are_left_out_where_another_method_runs(tmp_path):
+    for name in ("soft", "very_soft"):
+        (tmp_path / f"{name}.py").write_text(
+            "from strategies.fedprox import FedProx, FedProxParams\n\n\n"
+            "class SoftParams(FedProxParams):\n    pass\n\n\n"
+            "class Soft(FedProx):\n    params_type = SoftParams\n"
+        )
+    tables = "[soft]\nmu = 0.25\n[very-soft]\nmu = 0.5\n"
+    path = experiment(tmp_path, f'strategy = "fedavg"\n{tables}')
+    with beside(path):
+        for strategy, kept in (("fedavg", {}), ("very_soft:Soft", {"very-soft.mu": 0.5})):
+            values = resolve(path, [f"strategy={strategy}"]).config.to_dict()
+            assert {key: value for key, value in values.items() if "soft" in key} == kept
+        with pytest.raises(SettingsError, match=r"very-soft\.nu"):
+            resolve(path, ["strategy=very_soft:Soft", "very-soft.nu=1"])
+    path = experiment(tmp_path, 'strategy = "fedavg"\n[sofd]\nmu = 0.25\n')
+    with pytest.raises(SettingsError, match=r"sofd\.mu"):
+        resolve(path, [])
+
+
 def test_keys_of_a_files_own_method_are_left_out_where_another_method_runs(tmp_path):
     (tmp_path / "soft.py").write_text(
         "from strategies.fedprox import FedProx, FedProxParams\n\n\n"

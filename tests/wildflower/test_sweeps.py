@@ -346,6 +346,25 @@ def test_what_would_be_the_same_run_again_is_run_once(folder, runs):
     assert asked == [("heterofl", "0.1"), ("fedprox", "0.1"), ("fedprox", "1")]
 
 
+def test_a_grid_over_a_key_of_a_method_from_outside_goes_with_other_methods(folder, runs):
+    """FedAvg is run once, as beside methods of the project."""
+    (folder / "of_soft.py").write_text(
+        "from strategies.fedprox import FedProx, FedProxParams\n\n\n"
+        "class SoftParams(FedProxParams):\n    pass\n\n\n"
+        "class Soft(FedProx):\n    params_type = SoftParams\n"
+    )
+    (folder / "exp.toml").write_text(EXPERIMENT + "[of-soft]\nmu = 0.5\n")
+    compared = "strategy=of_soft:Soft,fedavg"
+    done = swept(folder, "--seeds", "1", "--grid", compared, "--grid", "of-soft.mu=0.1,1")
+    assert done.exit_code == 0, done.output
+    assert "3 runs" in done.output
+    asked = [(call["strategy"], call.get("of-soft.mu")) for call in runs.asked]
+    assert asked == [("of_soft:Soft", "0.1"), ("of_soft:Soft", "1"), ("fedavg", None)]
+    done = swept(folder, "--seeds", "1", "--grid", compared, "--grid", "of-soft.nu=0.1,1")
+    assert done.exit_code == 1
+    assert "of-soft.nu" in done.output
+
+
 def test_of_equal_combinations_the_one_that_was_run_stands_for_all(folder, runs):
     """FedAvg does not read fedprox.mu: more values before the one that was run are the same run."""
     both = "--seeds", "1", "--grid", "strategy=fedavg,fedprox", "--grid"
