@@ -69,8 +69,9 @@ def rehearse_payload(method: Method) -> None:
             f"`payload` holds the parcels {sorted(contents)}, and `sent` of {name} lists {sorted(sent)}"
         )
     for parcel, tensors in contents.items():
-        unfrozen = {name: tensor for name, tensor in tensors.items() if not method.family.is_frozen(name)}
-        if difference := sent[parcel].layout.difference(Layout.of(unfrozen)):
+        listed = {entry.name for entry in sent[parcel].layout.entries}
+        known = {n: tensor for n, tensor in tensors.items() if n in listed or not method.family.is_frozen(n)}
+        if difference := sent[parcel].layout.difference(Layout.of(known)):
             raise RehearsalError(
                 f"the parcel {parcel!r} of `payload` is not the one that `sent` of {name} lists: {difference}"
             )

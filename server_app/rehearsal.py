@@ -24,7 +24,7 @@ from devices.validation import shown
 from messages.error import MessageError
 from messages.orders import Update
 from messages.packing import Layout, pack
-from messages.parcels import STATISTICS, parameters_of
+from messages.parcels import STATISTICS, Parcel, parameters_of
 from rounds.engine import Engine
 from rounds.frozen import Frozen
 from rounds.rehearsal import RehearsalError, same_chance
@@ -58,11 +58,7 @@ def _step(method: Method, task: Task, folder: str) -> None:
     work, done = _do(method, order, method.local(order), task, folder)
     group = work.groups[0]
     if group.returned:
-        # A device returns nothing of what is frozen.
-        packed = {
-            name: pack(_without_frozen(method, done.answer.parcels[name]), parcel.layout)
-            for name, parcel in group.returned.items()
-        }
+        packed = {name: _packed(method, done.answer.parcels[name], parcel) for name, parcel in group.returned.items()}
         update = Update(
             order=0,
             device=device,
@@ -96,6 +92,13 @@ def _step(method: Method, task: Task, folder: str) -> None:
         _check_empty_round(method)
 
 
+def _packed(method: Method, tensors: Mapping[str, torch.Tensor], parcel: Parcel) -> bytes:
+    """A parcel as a device returns it, but that tensors too many are an error, except those of what is frozen."""
+    listed = {entry.name for entry in parcel.layout.entries}
+    known = {n: tensor for n, tensor in tensors.items() if n in listed or not method.family.is_frozen(n)}
+    return pack(known, parcel.layout)
+
+
 def _without_frozen(method: Method, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not method.family.is_frozen(name)}
 
@@ -111,7 +114,7 @@ def _check_empty_round(method: Method) -> None:
     method.begin_round([])
     method.finish_round([])
     after = [model.weights for model in method.models(wanted).values()]
-    if all(torch.equal(weights[name], before[name]) for weights in after for name in before):
+    if before and all(torch.equal(weights[name], before[name]) for weights in after for name in before):
         raise RehearsalError(
             "`finish_round` leaves the model as it was in a round to which no device came, which tells just that. "
             "Differential privacy needs its noise in such a round too: let `self.mean.mean` make the model whether "

@@ -26,8 +26,8 @@ class Aggregation:
 
     kind: "mean" weighs devices as the method says. "trimmed-mean" and "median" count every owner of a coordinate alike,
         whatever it says of its examples (Yin et al. 2018, "Byzantine-Robust Distributed Learning", Definitions 1, 2).
-        "norm-bounded-mean" is the mean after every change that is larger than the round's median one was scaled down
-        to it. The other two do that as well where a coordinate has fewer than three owners.
+        "norm-bounded-mean" is the mean after every change that is larger than the median one of the round in the same
+        parcel was scaled down to it. The other two do that as well where a coordinate has fewer than three owners.
     trim: the share of a coordinate's owners that "trimmed-mean" leaves out at each end.
     """
 

@@ -206,20 +206,22 @@ def split(data: Data, share: float, where: object) -> tuple[Data, Data]:
     return Data(data.inputs[~mask], data.labels[~mask]), Data(data.inputs[mask], data.labels[mask])
 
 
-def refuse_unread_test_file(folder: Path, formats: Sequence[str], arguments: BaseModel) -> None:
+def refuse_unread_test_file(folder: Path, formats: Sequence[str], train: Sequence[str], arguments: BaseModel) -> None:
     """ValueError where a test file lies beside that to train on, and the arguments do not say whether it is read.
 
     Args:
         folder: where the files lie.
         formats: how their names may end.
+        train: the files to train on.
         arguments: of the task: `test` names a file, `test_share` says that a part of what is to train on is for
             testing.
     """
-    found = [f"test{ending}" for ending in formats if (folder / f"test{ending}").is_file()]
+    names = [f"test{ending}" for ending in formats]
+    found = [name for name in names if name not in train and (folder / name).is_file()]
     if found and not arguments.model_fields_set & {"test", "test_share"}:
         raise ValueError(
             f"{folder / found[0]} is not read, because task-arguments do not name it: add test = '{found[0]}', or "
-            "test_share = 0.2 if a part of what is to train on shall be for testing"
+            "test_share = 0.2 if a part of what is to train on shall be for testing, or move the file away"
         )
 
 

@@ -81,7 +81,7 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
     if not data_dir:
         raise ValueError("the task 'table' needs data-dir: the folder of your files")
     folder = existing_folder("table", data_dir)
-    refuse_unread_test_file(folder, FORMATS, arguments)
+    refuse_unread_test_file(folder, FORMATS, [arguments.train], arguments)
     names = [arguments.train, *([arguments.test] if arguments.test else [])]
     found = _read([find_file(folder, name, "table", EXPECTED) for name in names], arguments)
     train, test = found.train, found.test

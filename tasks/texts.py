@@ -158,7 +158,7 @@ Parts = Callable[[], tuple[Texts, Texts | None]]
 
 def _of_files(folder: Path, arguments: OwnTextArguments) -> tuple[list[Path], Parts]:
     """The files that the arguments name, and what reads them."""
-    refuse_unread_test_file(folder, tuple(FORMATS), arguments)
+    refuse_unread_test_file(folder, tuple(FORMATS), arguments.train_files, arguments)
     training, testing = (
         [find_file(folder, name, "text", "the files that task-arguments name") for name in names]
         for names in (arguments.train_files, arguments.test_files)

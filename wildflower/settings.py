@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -53,8 +52,10 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
             usual = defaults(strategy)
             from_command = dict(parse_override(override, usual) for override in overrides)
     if experiment is not None:
-        others = _labels_of_methods(experiment, from_file)
-        from_file = {key: value for key, value in from_file.items() if key in usual or _table(key) not in others}
+        others = _labels_of_methods(experiment, from_file) - {_table(key) for key in usual}
+        if is_reference(strategy):
+            others.discard(module_label(strategy))
+        from_file = {key: value for key, value in from_file.items() if _table(key) not in others}
     given = from_file | from_command
     try:
         config = RunConfig.from_run_config(given)
@@ -226,15 +227,27 @@ def _with_absolute_folders(text: str, arguments: "TaskArguments | None", here: P
     from tasks.arguments import FOLDER
 
     fields = {} if arguments is None else type(arguments).model_fields
-    for key, value in parse_arguments(text).items():
-        extra = fields[key].json_schema_extra
+    values, found = parse_arguments(text), {}
+    for key, value in values.items():
+        extra = fields[key].json_schema_extra if key in fields else None
         may_be_folder = isinstance(extra, dict) and FOLDER.items() <= extra.items()
         if may_be_folder and isinstance(value, str) and value and (here / value).is_dir():
-            whole = json.dumps(_absolute(value, here), ensure_ascii=False)
-            quoted = re.compile(rf"(\b{re.escape(key)}\W?\s*=\s*)(['\"]){re.escape(value)}\2")
-            if found := quoted.search(text):
-                text = text[: found.start()] + found[1] + whole + text[found.end() :]
-    return text
+            found[key] = _absolute(value, here)
+    return _inline(values | found) if found else text
+
+
+def _inline(values: Mapping[str, Any]) -> str:
+    """The inside of an inline table of TOML, which `parse_arguments` reads."""
+    keys = {key: key if key.isidentifier() else toml(key) for key in values}
+    return ", ".join(f"{keys[key]} = {_inline_value(value)}" for key, value in values.items())
+
+
+def _inline_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{_inline(value)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline_value, value))}]"
+    return toml(value)
 
 
 def _absolute(path: str, here: Path) -> str:

@@ -222,5 +222,8 @@ def test_a_test_file_that_the_arguments_do_not_name_is_not_passed_over(tmp_path)
     with pytest.raises(ValueError, match=r"test\.csv is not read.* add test = 'test\.csv', or test_share = 0\.2"):
         load(str(tmp_path), ARGUMENTS)
     given = ARGUMENTS.model_dump()
+    (tmp_path / "train.csv").rename(tmp_path / "more.csv")
+    assert len(load(str(tmp_path), TableArguments(columns=("height",), label="kind", train="test.csv")).test) == 4
+    (tmp_path / "more.csv").rename(tmp_path / "train.csv")
     assert len(load(str(tmp_path), TableArguments(**given | {"test": "test.csv"})).test) == 20
     assert len(load(str(tmp_path), TableArguments(**given | {"test_share": 0.2})).test) == 4

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from wildflower import flower
 from wildflower.experiment import (
     Deployment,
     Lines,
+    check_buildable,
     find_app,
     last_traceback,
     log_since,
@@ -382,6 +384,21 @@ def test_a_run_that_another_command_has_begun_is_not_begun_again(world):
     assert code == 1
     assert "goes on in another process" in text
     assert "Traceback" not in text
+    assert not world.pids.exists()
+
+
+def test_a_run_that_another_command_begins_meanwhile_is_not_begun_again(world, monkeypatch):
+    held = ExitStack()
+
+    def other_begins(config):
+        held.enter_context(alone_in(world.run_dir))
+        return check_buildable(config)
+
+    monkeypatch.setattr("wildflower.experiment.check_buildable", other_begins)
+    with held:
+        code, text = world.run("finish")
+    assert code == 1
+    assert "goes on in another process" in text
     assert not world.pids.exists()
 
 

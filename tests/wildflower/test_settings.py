@@ -140,10 +140,15 @@ def test_numbers_that_are_not_finite_are_written_as_toml_has_them():
 
 def test_a_tokenizers_folder_is_a_whole_path_and_other_arguments_are_as_they_were(tmp_path):
     (tmp_path / "here" / "my model").mkdir(parents=True)
-    given = "tokenizer = 'my model', max_tokens = 9, train = 'train.jsonl'"
+    given = "tokenizer = 'my model', max_tokens = 9, classes = ['b', \"my model\"], test_share = 0.5"
     config = resolve(None, ["task=text", f"task-arguments={given}"]).config
     placed, _ = place(config, tmp_path / "here", NOW)
-    assert placed.task_arguments == given.replace("'my model'", f'"{tmp_path}/here/my model"')
+    assert tomllib.loads(f"a = {{{placed.task_arguments}}}")["a"] == {
+        "tokenizer": f"{tmp_path}/here/my model",
+        "max_tokens": 9,
+        "classes": ["b", "my model"],
+        "test_share": 0.5,
+    }
     elsewhere, _ = place(config, tmp_path, NOW)
     assert elsewhere.task_arguments == given
 
@@ -171,9 +176,11 @@ def test_tables_of_methods_beside_an_experiment_are_left_out_where_another_metho
             assert {key: value for key, value in values.items() if "soft" in key} == kept
         with pytest.raises(SettingsError, match=r"very-soft\.nu"):
             resolve(path, ["strategy=very_soft:Soft", "very-soft.nu=1"])
-    path = experiment(tmp_path, 'strategy = "fedavg"\n[sofd]\nmu = 0.25\n')
-    with pytest.raises(SettingsError, match=r"sofd\.mu"):
-        resolve(path, [])
+    (tmp_path / "fedprox.py").write_text("")  # which hides nothing of the project's
+    for strategy, table in (("fedavg", "sofd"), ("soft:Soft", "soft"), ("fedprox", "fedprox")):
+        path = experiment(tmp_path, f'strategy = "{strategy}"\n[{table}]\nnu = 0.25\n')
+        with beside(path), pytest.raises(SettingsError, match=rf"{table}\.nu"):
+            resolve(path, [])
 
 
 def test_keys_of_a_files_own_method_are_left_out_where_another_method_runs(tmp_path):
