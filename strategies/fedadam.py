@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -10,9 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from messages.parcels import STATISTICS, Weights
+from models.architecture import Architecture
 from strategies.fedavg import FedAvg
-from strategies.method import Setup, State, Trained
+from strategies.method import Model, Setup, State, Trained
 from strategies.params import Decay, Params, PositiveRate
+from strategies.submodel import without_statistics
 
 
 class AdamParams(Params):
@@ -41,7 +43,8 @@ class FedAdam(FedAvg):
     Delta_t = sum_k (n_k / n) (w_k - w_t);  m_t = beta_1 m + (1 - beta_1) Delta_t;
     v_t = beta_2 v + (1 - beta_2) Delta_t^2;  w_{t+1} = w_t + eta m_t / (sqrt(v_t) + tau), without bias correction.
     tau^2 is also the first v. Devices train one model by the task's loss: by default all of them the whole one. Batch
-    norm's running statistics are no parameters: they become the devices' mean.
+    norm's running statistics are no parameters: devices begin from the mean of theirs, and take them anew before the
+    model is scored.
     """
 
     params_type: ClassVar[type[Params]] = FedAdamParams
@@ -63,6 +66,10 @@ class FedAdam(FedAvg):
             mean[name] = adam_step(self.adam, name, old[name], mean[name] - old[name], self.m, self.v)
         self.weights = mean
         return {}
+
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The model without batch norm's statistics: devices return those of other weights than Adam leads to."""
+        return without_statistics(super().models(architectures))
 
     def state(self) -> State:
         """The global weights and both moments."""

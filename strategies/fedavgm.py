@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from messages.parcels import STATISTICS, Weights
+from models.architecture import Architecture
 from strategies.fedavg import OneModel
-from strategies.method import Setup, State, Trained
+from strategies.method import Model, Setup, State, Trained
 from strategies.params import Decay, Params, PositiveRate
+from strategies.submodel import without_statistics
 
 # The device half is `strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
 
@@ -27,7 +29,7 @@ class FedAvgM(OneModel):
     """v <- beta v + (w_t - mean_k w_k);  w_{t+1} = w_t - eta v, the mean being weighted by examples.
 
     With beta = 0 and eta = 1 it is FedAvg. Every device trains the whole model. Batch norm's running statistics are no
-    parameters: they become the devices' mean.
+    parameters: devices begin from the mean of theirs, and take them anew before the model is scored.
     """
 
     params_type: ClassVar[type[Params]] = FedAvgMParams
@@ -49,6 +51,10 @@ class FedAvgM(OneModel):
             new[name] = old[name] - self.params.eta * self.v[name]
         self.weights = new
         return {}
+
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The model without batch norm's statistics: devices return those of other weights than momentum leads to."""
+        return without_statistics(super().models(architectures))
 
     def state(self) -> State:
         """The global weights and the momentum."""

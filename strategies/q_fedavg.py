@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,8 +15,9 @@ from models.architecture import Architecture
 from models.base import Family, trained_parameters
 from models.cost import Cost
 from strategies.fedavg import OneModel
-from strategies.method import Answer, Bench, Local, Order, Setup, Trained, Training, with_parameter_copies
+from strategies.method import Answer, Bench, Local, Model, Order, Setup, Trained, Training, with_parameter_copies
 from strategies.params import Params, Rate
+from strategies.submodel import without_statistics
 
 MIN_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
 
@@ -126,3 +127,7 @@ class QFedAvg(OneModel):
             for name, old in self.weights.items()
         }
         return {"curvature": h}
+
+    def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
+        """The model without batch norm's statistics: devices return those of other weights than the step leads to."""
+        return without_statistics(super().models(architectures))

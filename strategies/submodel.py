@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import torch
 
 from devices.budget import Budget
-from messages.parcels import Parcels, Weights
+from messages.parcels import STATISTICS, Parcels, Weights
 from models.architecture import Architecture
 from models.family import Family
 from models.placement import Placement
@@ -32,6 +32,18 @@ from strategies.params import Params
 
 Cut = tuple[Architecture, Placement]
 """A sub-model of the global model, and where it lies in it."""
+
+
+def without_statistics(models: Mapping[Architecture, Model]) -> dict[Architecture, Model]:
+    """Models without batch norm's statistics, which devices then take before a model is scored (`statistics-devices`).
+
+    For methods whose weights go elsewhere than to the devices' mean: the mean of the devices' statistics is that of
+    other weights.
+    """
+    return {
+        architecture: replace(model, weights={n: v for n, v in model.weights.items() if not n.endswith(STATISTICS)})
+        for architecture, model in models.items()
+    }
 
 
 class CandidateMethod(Method):

@@ -1,6 +1,9 @@
 import pytest
+import torch
 
+from messages.parcels import STATISTICS
 from strategies.fedavgm import FedAvgM, FedAvgMParams
+from tests.small_run import simulated_grid, small_config, started
 from tests.strategies.halves import came_back, filled, setup
 
 
@@ -42,3 +45,23 @@ def test_the_momentum_is_part_of_the_state():
     for method in (first, second):
         method.finish_round([came_back(method, 10, {"weights": 0.5})])
     assert all((first.weights[name] == second.weights[name]).all() for name in first.weights)
+
+
+@pytest.mark.parametrize("method", ["fedavgm", "fedadam", "q-fedavg"])
+def test_devices_take_the_statistics_of_what_the_server_made(method, tmp_path):
+    """With the mean of theirs it would be scored with those of other weights: 0.60 in place of 0.93 for momentum."""
+    engine, scorer = started(small_config(tmp_path, strategy=method, **{"evaluate-every": 1}))
+    seen = []
+
+    def keep(model):
+        seen.append(model)
+        return scorer(model)
+
+    assert engine.run_round(simulated_grid(), 1, keep).record["score"] is not None
+    [whole] = [model for model in seen if model.architecture == engine.method.scored_architecture]
+    ours = engine.method.weights
+    statistics = {name for name in ours if name.endswith(STATISTICS)}
+    assert statistics
+    assert whole.weights.keys() == ours.keys()
+    same = {name for name, value in whole.weights.items() if torch.equal(value, ours[name])}
+    assert same == ours.keys() - statistics
