@@ -12,7 +12,8 @@ import torch
 from messages.error import MessageError
 from messages.orders import MAX_BESIDE
 from messages.packing import Layout
-from messages.parcels import STATISTICS, Parcel, digest
+from messages.parcels import STATISTICS, Parcel, Weights, digest
+from models.family import Family
 from rounds.work import parcels_of
 from strategies.method import Group, Local, Method, Order, local_half
 
@@ -69,12 +70,17 @@ def rehearse_payload(method: Method) -> None:
             f"`payload` holds the parcels {sorted(contents)}, and `sent` of {name} lists {sorted(sent)}"
         )
     for parcel, tensors in contents.items():
-        listed = {entry.name for entry in sent[parcel].layout.entries}
-        known = {n: tensor for n, tensor in tensors.items() if n in listed or not method.family.is_frozen(n)}
-        if difference := sent[parcel].layout.difference(Layout.of(known)):
+        layout = sent[parcel].layout
+        if difference := layout.difference(Layout.of(without_unlisted_frozen(tensors, layout, method.family))):
             raise RehearsalError(
                 f"the parcel {parcel!r} of `payload` is not the one that `sent` of {name} lists: {difference}"
             )
+
+
+def without_unlisted_frozen(tensors: Weights, layout: Layout, family: Family) -> Weights:
+    """A parcel's tensors as they travel: what is frozen stays behind, unless the parcel's layout lists it."""
+    listed = {entry.name for entry in layout.entries}
+    return {name: tensor for name, tensor in tensors.items() if name in listed or not family.is_frozen(name)}
 
 
 def rehearse_privacy(method: Method) -> None:

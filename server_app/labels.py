@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from server_app.folders import file_written_whole
-from server_app.run_folder import JournalError
-from tasks.arguments import in_words
+from server_app.run_folder import read_if_there
 from tasks.scoring import MAX_CLASSES
 from tasks.task import Task
 
@@ -72,10 +71,4 @@ def class_names(task: Task) -> list[str]:
 
 def read_labels(run_dir: Path) -> Labels | None:
     """What the file of a run holds; None where there is none. Raises JournalError for a file that is none of ours."""
-    path = run_dir / FILE
-    if not path.exists():
-        return None
-    try:
-        return Labels.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise JournalError(f"{path}: {in_words(error)}") from None
+    return read_if_there(run_dir / FILE, Labels)

@@ -24,10 +24,10 @@ from devices.validation import shown
 from messages.error import MessageError
 from messages.orders import Update
 from messages.packing import Layout, pack
-from messages.parcels import STATISTICS, Parcel, parameters_of
+from messages.parcels import STATISTICS, parameters_of
 from rounds.engine import Engine
 from rounds.frozen import Frozen
-from rounds.rehearsal import RehearsalError, same_chance
+from rounds.rehearsal import RehearsalError, same_chance, without_unlisted_frozen
 from rounds.replies import own_contribution
 from rounds.work import Assignment, Given, Work
 from strategies.method import Contribution, Local, Method, Order, State, Trained, local_half
@@ -58,7 +58,10 @@ def _step(method: Method, task: Task, folder: str) -> None:
     work, done = _do(method, order, method.local(order), task, folder)
     group = work.groups[0]
     if group.returned:
-        packed = {name: _packed(method, done.answer.parcels[name], parcel) for name, parcel in group.returned.items()}
+        packed = {
+            name: pack(without_unlisted_frozen(done.answer.parcels[name], parcel.layout, method.family), parcel.layout)
+            for name, parcel in group.returned.items()
+        }
         update = Update(
             order=0,
             device=device,
@@ -90,13 +93,6 @@ def _step(method: Method, task: Task, folder: str) -> None:
     method.load(State(state.tensors, values))
     if method.settings.privacy is not None:
         _check_empty_round(method)
-
-
-def _packed(method: Method, tensors: Mapping[str, torch.Tensor], parcel: Parcel) -> bytes:
-    """A parcel as a device returns it, but that tensors too many are an error, except those of what is frozen."""
-    listed = {entry.name for entry in parcel.layout.entries}
-    known = {n: tensor for n, tensor in tensors.items() if n in listed or not method.family.is_frozen(n)}
-    return pack(known, parcel.layout)
 
 
 def _without_frozen(method: Method, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from devices.validation import shown
 from server_app.run_records import DeviceRecord, RoundRecord, Summary
@@ -28,6 +28,7 @@ class JournalError(RuntimeError):
 
 
 AnyRecord = TypeVar("AnyRecord", RoundRecord, DeviceRecord)
+Content = TypeVar("Content", bound=BaseModel)
 
 
 @contextmanager
@@ -137,11 +138,15 @@ def has_virtual_clock(run_dir: Path) -> bool:
 
 def read_summary(run_dir: Path) -> Summary | None:
     """The content of summary.json, or None while the run has not ended."""
-    path = run_dir / "summary.json"
+    return read_if_there(run_dir / "summary.json", Summary)
+
+
+def read_if_there(path: Path, kind: type[Content]) -> Content | None:
+    """What a JSON file of a run holds; None where there is none. Raises JournalError for another kind of file."""
     if not path.exists():
         return None
     try:
-        return Summary.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except ValidationError as error:
         raise JournalError(f"{path}: {in_words(error)}") from None
 

@@ -68,7 +68,7 @@ class FedAdam(FedAvg):
         return {}
 
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
-        """The model without batch norm's statistics: devices return those of other weights than Adam leads to."""
+        """The model without batch norm's statistics: after Adam those of the devices do not fit it."""
         return without_statistics(super().models(architectures))
 
     def state(self) -> State:

@@ -53,7 +53,7 @@ class FedAvgM(OneModel):
         return {}
 
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
-        """The model without batch norm's statistics: devices return those of other weights than momentum leads to."""
+        """The model without batch norm's statistics: after momentum those of the devices do not fit it."""
         return without_statistics(super().models(architectures))
 
     def state(self) -> State:

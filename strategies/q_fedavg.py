@@ -129,5 +129,5 @@ class QFedAvg(OneModel):
         return {"curvature": h}
 
     def models(self, architectures: Collection[Architecture]) -> dict[Architecture, Model]:
-        """The model without batch norm's statistics: devices return those of other weights than the step leads to."""
+        """The model without batch norm's statistics: after the step those of the devices do not fit it."""
         return without_statistics(super().models(architectures))

@@ -37,8 +37,8 @@ Cut = tuple[Architecture, Placement]
 def without_statistics(models: Mapping[Architecture, Model]) -> dict[Architecture, Model]:
     """Models without batch norm's statistics, which devices then take before a model is scored (`statistics-devices`).
 
-    For methods whose weights go elsewhere than to the devices' mean: the mean of the devices' statistics is that of
-    other weights.
+    This is for methods that do not end at the mean of the devices' weights. The mean of the devices' statistics would
+    not fit such a model.
     """
     return {
         architecture: replace(model, weights={n: v for n, v in model.weights.items() if not n.endswith(STATISTICS)})

@@ -26,7 +26,7 @@ class TaskArguments(BaseModel):
 
 
 FOLDER: JsonDict = {"folder": True}
-"""`json_schema_extra` of a field that may name a folder: a relative one is below where the command was typed."""
+"""The `json_schema_extra` of a field that may name a folder. A relative one is below the place of the command."""
 
 BOUNDS = {
     "greater_than": "must be above {gt}",

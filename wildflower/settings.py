@@ -75,9 +75,9 @@ def resolve(experiment: Path | None, overrides: Sequence[str], given_in: str = S
 
 
 def _labels_of_methods(experiment: Path, from_file: Mapping[str, Any]) -> set[str]:
-    """What tables of an experiment may be called because methods from outside are: its own, and those that lie beside.
+    """The names of tables that belong to methods from outside: the experiment's own, and modules that lie beside it.
 
-    Such a table stands in the file for its method, whatever other one is compared with it.
+    A file may have such tables for several methods, of which a run reads one.
     """
     own = from_file.get("strategy", "")
     beside_it = {path.stem.replace("_", "-") for path in experiment.absolute().parent.glob("*.py")}
@@ -89,25 +89,20 @@ def _table(key: str) -> str:
     return key.partition(".")[0] if "." in key else ""
 
 
-def without_keys_of_others(experiment: Path, overrides: Sequence[str], strategies: Iterable[str]) -> list[str]:
-    """Those of `overrides` ("key=value") that are not for another method from outside than the one that they name.
+def without_keys_of_others(overrides: Sequence[str], strategy: str, strategies: Iterable[str]) -> list[str]:
+    """Those of a run's `overrides` ("key=value") that are not for another method from outside than its `strategy`.
 
-    Args:
-        experiment: the file that they lie over.
-        overrides: a run's own.
-        strategies: the methods that are compared, by their names or references.
+    `strategies` are the methods that are compared, by their names or references.
     """
-    strategy = strategy_of(experiment, overrides)
-    others = {module_label(other) for other in strategies if is_reference(other) and other != strategy}
+    others = {module_label(other) for other in strategies if is_reference(other)}
     if is_reference(strategy):
         others.discard(module_label(strategy))
     return [text for text in overrides if _table(text.partition("=")[0].strip()) not in others]
 
 
-def strategy_of(experiment: Path, overrides: Sequence[str]) -> str:
-    """The method that an experiment and its overrides name last; "" where none does. Raises SettingsError."""
-    given = read_experiment(experiment) | dict(parse_override(text, {"strategy": ""}) for text in overrides)
-    return str(given.get("strategy", ""))
+def strategy_of(overrides: Sequence[str], before: str) -> str:
+    """The method that overrides name last, or the one that was named `before` them."""
+    return str(dict(parse_override(text, {"strategy": ""}) for text in overrides).get("strategy", before))
 
 
 def of_run(run_dir: Path, overrides: Sequence[str]) -> "RunConfig":
@@ -220,9 +215,9 @@ def place(config: "RunConfig", here: Path, now: datetime) -> tuple["RunConfig", 
 
 
 def _with_absolute_folders(text: str, arguments: "TaskArguments | None", here: Path) -> str:
-    """The text of a task's arguments in which those that may name a folder have its whole path if it is below `here`.
+    """The text of a task's arguments, in which a folder that lies below `here` has its whole path.
 
-    Which may, such as a tokenizer, their fields say (`tasks.arguments.FOLDER`).
+    Only arguments whose fields are marked with `tasks.arguments.FOLDER` may name one, such as `tokenizer`.
     """
     from tasks.arguments import FOLDER
 
@@ -238,7 +233,7 @@ def _with_absolute_folders(text: str, arguments: "TaskArguments | None", here: P
 
 def _inline(values: Mapping[str, Any]) -> str:
     """The inside of an inline table of TOML, which `parse_arguments` reads."""
-    keys = {key: key if key.isidentifier() else toml(key) for key in values}
+    keys = {key: key if key.isascii() and key.isidentifier() else toml(key) for key in values}
     return ", ".join(f"{keys[key]} = {_inline_value(value)}" for key, value in values.items())
 
 

@@ -29,6 +29,7 @@ from wildflower.settings import (
     beside,
     cpu_cores,
     place,
+    read_experiment,
     read_toml,
     resolve,
     strategy_of,
@@ -239,12 +240,14 @@ def plan(
     taken: set[Path] = set()
     known: Known = {}
     unread_everywhere = set(grid)
-    compared = {strategy_of(experiment, [*overrides, *row.overrides, *combination]) for _, row, combination in wanted}
+    of_file = str(read_experiment(experiment).get("strategy", ""))
+    strategies = [strategy_of([*overrides, *row.overrides, *combination], of_file) for _, row, combination in wanted]
+    compared = set(strategies)
     asked: dict[tuple[str, str], int] = {}  # -> its place among the planned
-    for seed, row, combination in wanted:
+    for (seed, row, combination), strategy in zip(wanted, strategies, strict=True):
         name = run_name([*([row.name] if row.name else []), *combination, f"seed={seed}"])
         own = [*overrides, *row.overrides, *combination, f"seed={seed}", f"output-dir={folder}", f"run-name={name}"]
-        own = without_keys_of_others(experiment, own, compared)
+        own = without_keys_of_others(own, strategy, compared)
         if "workers" not in _keys(own):
             own.insert(0, f"workers={max(1, cpu_cores() // jobs)}")
         settings = resolve(experiment, own, given_in=f"{whole} (row {row.name})" if row.name else whole)
