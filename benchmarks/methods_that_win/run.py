@@ -59,6 +59,7 @@ RATED = (
     "fjord",
     "model-search-balanced",
     "search-four-nested",
+    "search-four-balanced",
     "wildflower",
     "wildflower-momentum",
 )
@@ -81,7 +82,7 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
     "resnet6": {
         **dict.fromkeys(("heterofl", "fjord", "wildflower", "wildflower-momentum", "wildflower-one-level"), (0.2,)),
         **dict.fromkeys(("all-small", "all-large"), (0.2,)),
-        "search-four-nested": (0.1,),
+        **dict.fromkeys(("search-four-nested", "search-four-balanced"), (0.1,)),
     },
     "hapt": {
         **dict.fromkeys(
