@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from strategies.nested import (
     training_cost,
 )
 from strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
-from strategies.search import ExactSearch, find_priced, fleet_options
+from strategies.search import AscentSearch, ExactSearch, find_priced, fleet_options
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -146,6 +146,11 @@ class WildflowerParams(Params):
         description="Shares of its channels that a layer may keep where levels are searched layer by layer; 0 removes "
         "layers that may go; empty: levels are cuts of one width and of the depth alone",
     )
+    criterion: Literal["parameters", "balanced"] = Field(
+        "parameters",
+        description="What is searched layer by layer for each budget: the most parameters, or the largest sum over the "
+        "blocks of log(1 + parameters), under which no block is left narrow for another",
+    )
     masked_loss: bool = Field(
         True,
         description="Whether devices minimize HeteroFL's masked cross-entropy; false: the task's own loss, also where "
@@ -230,18 +235,26 @@ class Wildflower(HeteroFL):
             log.info("Wildflower: levels are not searched layer by layer: %s", error)
             return None
 
+    def searcher(self, space: Space) -> ExactSearch | AscentSearch | None:
+        """The search of `criterion`; None where a space is too large for the exact one."""
+        batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
+        if self.params.criterion == "balanced":
+            return AscentSearch(space, batch_size, optimizer, "balanced")
+        try:
+            return ExactSearch(space, batch_size, optimizer, TOLERANCE)
+        except ValueError as error:
+            log.warning(
+                "Wildflower: levels are not searched layer by layer; give fewer wildflower.shares, or "
+                "wildflower.criterion = 'balanced': %s",
+                error,
+            )
+            return None
+
     def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
         """What the search finds for the budgets of a fleet (`strategies.search.fleet_options`)."""
-        if self.space is None:
+        if self.space is None or (searcher := self.searcher(self.space)) is None:
             return []
         rng, smallest = self.rng(6), self.space.smallest()
-        try:
-            searcher = ExactSearch(
-                self.space, self.settings.training.examples_at_once, self.settings.optimizer, TOLERANCE
-            )
-        except ValueError as error:
-            log.warning("Wildflower: levels are not searched layer by layer; give fewer wildflower.shares: %s", error)
-            return []
         order, ends = Order(0, smallest), (smallest, self.space.largest())
 
         def price(found: Architecture) -> Cost:

@@ -43,6 +43,14 @@ METHODS = {
     "wildflower-momentum": ["strategy=wildflower", "wildflower.momentum=0.5"],
     # The largest network that all devices can train, layer by layer, and nothing beside it.
     "wildflower-one-level": ["strategy=wildflower", "wildflower.momentum=0.5", "wildflower.levels=1"],
+    # The levels keep a part of every block, where those above have the most parameters that fit.
+    "wildflower-balanced": ["strategy=wildflower", "wildflower.momentum=0.5", "wildflower.criterion=balanced"],
+    "wildflower-balanced-one-level": [
+        "strategy=wildflower",
+        "wildflower.momentum=0.5",
+        "wildflower.criterion=balanced",
+        "wildflower.levels=1",
+    ],
     # Levels are cuts of one width everywhere and of the depth; there is no search layer by layer.
     "wildflower-one-width": ["strategy=wildflower", "wildflower.shares="],
     # The levels are those of the methods of uniform widths: what is left is the way in which they are trained.
@@ -62,6 +70,7 @@ RATED = (
     "search-four-balanced",
     "wildflower",
     "wildflower-momentum",
+    "wildflower-balanced",
 )
 # Beside the experiment file's own rate, which is 0.05, and 0.001 of the ViT.
 RATES = {"cnn3": (0.1,), "resnet6": (0.1, 0.2), "hapt": (0.1,), "vit": (0.003,), "five-widths": (0.1,)}
@@ -73,28 +82,38 @@ SMALLER_RATES = {"hapt": (0.02, 0.01)}
 LONGER = {"bert": {"120-rounds": ["rounds=120", "decay-rounds=84, 108"]}}
 # Devices compute with 8 of 32 examples at once, so that a larger model fits their memory. On `resnet6` a method has the
 # rate at which it delivers most with whole batches.
+BALANCED = ("wildflower-balanced", "wildflower-balanced-one-level")
 MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
     "cnn3": {
         "heterofl": (0.05, 0.1),
-        **dict.fromkeys(("search-four-balanced", "wildflower-momentum", "wildflower-one-level"), (0.05,)),
+        **dict.fromkeys(("search-four-balanced", "wildflower-momentum", "wildflower-one-level", *BALANCED), (0.05,)),
     },
-    "vit": dict.fromkeys(("heterofl", "search-four-nested", "wildflower-momentum", "wildflower-one-level"), (0.003,)),
+    "vit": dict.fromkeys(
+        ("heterofl", "search-four-nested", "wildflower-momentum", "wildflower-one-level", *BALANCED), (0.003,)
+    ),
     "resnet6": {
         **dict.fromkeys(("heterofl", "fjord", "wildflower", "wildflower-momentum", "wildflower-one-level"), (0.2,)),
-        **dict.fromkeys(("all-small", "all-large"), (0.2,)),
+        **dict.fromkeys(("all-small", "all-large", *BALANCED), (0.2,)),
         **dict.fromkeys(("search-four-nested", "search-four-balanced"), (0.1,)),
     },
     "hapt": {
         **dict.fromkeys(
             ("heterofl", "fjord", "wildflower", "wildflower-momentum", "all-small", "all-large"), (0.05, 0.1)
         ),
-        "wildflower-one-level": (0.1,),
+        **dict.fromkeys(("wildflower-one-level", *BALANCED), (0.1,)),
         "model-search-balanced": (0.05, 0.1),
         "search-four-balanced": (0.05,),
         "search-four-nested": (0.01, 0.02, 0.05, 0.1),
     },
     "five-widths": dict.fromkeys(
-        ("heterofl", "search-four-nested", "search-four-balanced", "wildflower-momentum", "wildflower-one-level"),
+        (
+            "heterofl",
+            "search-four-nested",
+            "search-four-balanced",
+            "wildflower-momentum",
+            "wildflower-one-level",
+            *BALANCED,
+        ),
         (0.05,),
     ),
 }
