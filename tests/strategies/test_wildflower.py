@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from devices.budget import Budget
 from messages.error import MessageError
+from messages.orders import LocalTraining
 from models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Cost, cost, distinct_convolutions
 from models.family import make_family
 from models.lenet import LeNet5
@@ -462,6 +463,31 @@ def test_levels_may_keep_another_share_of_each_layer(tmp_path):
     # No layer is wider than the largest of `widths`.
     narrow = Wildflower(replace(setup(tmp_path, lenet), widths=(0.5, 0.25)), WildflowerParams())
     assert max(share for choice in narrow.space.choices for share in choice.shares) == 0.5
+
+
+def test_the_balanced_criterion_leaves_no_layer_narrow_for_another(tmp_path):
+    """Memory goes to activations in the first layer, and parameters lie in the last: most parameters starve the first.
+
+    Every device affords two fifths of the width, and two of six the whole.
+    """
+    cnn = make_family({"name": "cnn3", "input_shape": [1, 28, 28], "norm": "static"})
+    shares, levels = {}, {}
+    for criterion in ("parameters", "balanced"):
+        params = WildflowerParams(levels=2, criterion=criterion)
+        batches = setup(tmp_path, cnn, training=LocalTraining(batch_size=32))
+        method = Wildflower(replace(batches, widths=(1.0, 0.0625)), params)
+        fleet = [
+            Means(Budget(method.price(cnn.width(rate), lower).peak_training_memory_bytes))
+            for rate, lower in [(0.4, [])] * 4 + [(1.0, [cnn.width(0.4)])] * 2
+        ]
+        method.survey(fleet)
+        levels[criterion] = method.candidates
+        assert all(method.assign(0, means.budget) is not None for means in fleet)
+        smallest = method.candidates[-1]
+        shares[criterion] = [width / whole for width, whole in zip(smallest.widths, cnn.full().widths, strict=True)]
+    assert len(levels["balanced"]) == 2
+    assert max(shares["parameters"]) >= 4 * min(shares["parameters"])
+    assert max(shares["balanced"]) <= 2 * min(shares["balanced"])
 
 
 def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_choose(tmp_path, caplog):
