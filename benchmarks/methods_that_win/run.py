@@ -119,13 +119,17 @@ MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
 }
 # With parts of 8 examples all devices can train a wider network than the smallest, by memory and by link (but for two
 # of 100 in one run, whose links do not carry the statistics of FedAvg's batch norm too). All train that one in the rows
-# "all-common": width and rates. With whole batches this is the smallest.
+# "all-common": the widest of HeteroFL's widths, and rates. With whole batches this is the smallest.
 COMMON: dict[str, tuple[float, tuple[float, ...]]] = {
     "cnn3": (0.25, (0.05, 0.1)),
     "resnet6": (0.5, (0.2,)),
     "hapt": (0.25, (0.05, 0.1)),
     "five-widths": (0.25, (0.05, 0.1)),
 }
+# The widest network of all that all can train then, in steps of 0.02 of the width, and a rate: by FedAvg, and with as
+# much momentum on the server as wildflower has. That one is FedAvgM with devices of equal weight.
+WIDEST = {"cnn3": (0.42, 0.05), "resnet6": (0.5, 0.2), "hapt": (0.34, 0.1), "five-widths": (0.38, 0.05)}
+FEDAVGM = [*METHODS["wildflower-one-level"], "wildflower.shares=", "wildflower.masked-loss=false"]
 # Models of about the same size fit with a batch of 8 as with micro-batches; rates of such rows. Rounds have as many
 # steps of fewer examples, or more steps and as many examples.
 SMALL_BATCHES = {"resnet6": 0.2, "hapt": 0.1}
@@ -183,6 +187,11 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         width, rates = COMMON[twin]
         common = [*METHODS["all-small"], f"widths=1, {width}", "micro-batch-size=8"]
         micro |= {f"all-common-rate-{rate}-micro-8": [*common, f"learning-rate={rate}"] for rate in rates}
+    if twin in WIDEST:
+        width, rate = WIDEST[twin]
+        for name, settings in {"all-widest": METHODS["all-small"], "all-widest-momentum": FEDAVGM}.items():
+            widest = [*settings, f"widths=1, {width}", f"learning-rate={rate}", "micro-batch-size=8"]
+            micro[f"{name}-rate-{rate}-micro-8"] = widest
     if twin in SMALL_BATCHES:
         small = [*METHODS["wildflower-momentum"], f"learning-rate={SMALL_BATCHES[twin]}", "batch-size=8"]
         micro["wildflower-momentum-batch-8"] = small
