@@ -199,7 +199,8 @@ def methods_of(twin: str) -> dict[str, list[str]]:
     rows = METHODS | own | rated | longer | micro
     if twin == "five-widths":
         # With micro-batches every width needs less than the fleet of exact budgets gives for it with whole batches.
-        rows = {name: [*s, *(SAME_MEMORY if s[0] in NEED_MORE or "micro" in name else [])] for name, s in rows.items()}
+        same = {name for name, settings in rows.items() if settings[0] in NEED_MORE or "micro" in name}
+        rows = {name: [*(SAME_MEMORY if name in same else []), *settings] for name, settings in rows.items()}
     return {name: [*fleet, *settings] for name, settings in rows.items()}
 
 
