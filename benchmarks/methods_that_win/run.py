@@ -128,7 +128,7 @@ COMMON: dict[str, tuple[float, tuple[float, ...]]] = {
 }
 # The widest network of all that all can train then, in steps of 0.02 of the width, and a rate: by FedAvg, and with as
 # much momentum on the server as wildflower has. That one is FedAvgM with devices of equal weight.
-WIDEST = {"cnn3": (0.42, 0.05), "resnet6": (0.5, 0.2), "hapt": (0.34, 0.1), "five-widths": (0.38, 0.05)}
+WIDEST = {"cnn3": (0.42, 0.05), "resnet6": (0.5, 0.2), "hapt": (0.32, 0.1), "five-widths": (0.38, 0.05)}
 # With whole batches this network is hardly wider than the smallest of HeteroFL's widths, or as wide: rows
 # "all-small-momentum".
 WIDEST_WHOLE = {
@@ -136,7 +136,7 @@ WIDEST_WHOLE = {
     "resnet6": (0.125, {"rate-0.2": ["learning-rate=0.2"]}),
     "vit": (0.25, {"rate-0.003": ["learning-rate=0.003"]}),
     "bert": (0.0625, LONGER["bert"]),
-    "hapt": (0.09, {"rate-0.1": ["learning-rate=0.1"]}),
+    "hapt": (0.07, {"rate-0.1": ["learning-rate=0.1"]}),
 }
 FEDAVGM = [*METHODS["wildflower-one-level"], "wildflower.shares=", "wildflower.masked-loss=false"]
 # Models of about the same size fit with a batch of 8 as with micro-batches; rates of such rows. Rounds have as many
