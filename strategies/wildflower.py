@@ -211,7 +211,9 @@ class Wildflower(HeteroFL):
             log.info("Wildflower: no candidate of %s lies inside another, so each is a level", self.family.name)
             return
         fleet, smallest = list(fleet), self.cost(named[-1]).parameters
-        options = [*sizes_between(self.family, self.widths), *self.searched(fleet)]
+        # No block is left out for another one where all are to keep a part.
+        depths = DEPTHS if self.params.criterion == "parameters" else ()
+        options = [*sizes_between(self.family, self.widths, depths), *self.searched(fleet)]
         options = [option for option in options if self.cost(option).parameters >= smallest]
         found = fitted_levels(self.family, options, fleet, self.params.levels, self.price)
         if not found:
@@ -238,16 +240,12 @@ class Wildflower(HeteroFL):
     def searcher(self, space: Space) -> ExactSearch | AscentSearch | None:
         """The search of `criterion`; None where a space is too large for the exact one."""
         batch_size, optimizer = self.settings.training.examples_at_once, self.settings.optimizer
-        if self.params.criterion == "balanced":
-            return AscentSearch(space, batch_size, optimizer, "balanced")
         try:
+            if self.params.criterion == "balanced":
+                return AscentSearch(space, batch_size, optimizer, "balanced")
             return ExactSearch(space, batch_size, optimizer, TOLERANCE)
         except ValueError as error:
-            log.warning(
-                "Wildflower: levels are not searched layer by layer; give fewer wildflower.shares, or "
-                "wildflower.criterion = 'balanced': %s",
-                error,
-            )
+            log.warning("Wildflower: levels are not searched layer by layer; give fewer wildflower.shares: %s", error)
             return None
 
     def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
@@ -258,7 +256,8 @@ class Wildflower(HeteroFL):
         order, ends = Order(0, smallest), (smallest, self.space.largest())
 
         def price(found: Architecture) -> Cost:
-            return self.price(found, below(self.family, found, [smallest]))
+            lower = [] if self.params.levels == 1 else [smallest]
+            return self.price(found, below(self.family, found, lower))
 
         def find(budget: Budget) -> Architecture | None:
             part = in_floats(budget, self.local(order), self.family, ends, self.settings)
@@ -313,11 +312,11 @@ class Wildflower(HeteroFL):
         self.candidates = levels
 
 
-def sizes_between(family: Family, widths: Sequence[float]) -> list[Architecture]:
+def sizes_between(family: Family, widths: Sequence[float], depths: Sequence[float] = DEPTHS) -> list[Architecture]:
     """What levels may be: cuts in width and in depth.
 
     Of a family that is cut in width these are `WIDTHS` widths between the smallest and the largest, and the given ones.
-    Where it has stacks of blocks, they are also those widths with the first part of every stack alone (`DEPTHS`). Other
+    Where it has stacks of blocks, they are also those widths with the first part of every stack alone (`depths`). Other
     families name their own.
     """
     named = family.candidates(widths)
@@ -326,7 +325,7 @@ def sizes_between(family: Family, widths: Sequence[float]) -> list[Architecture]
     rates = dict.fromkeys([*widths, *np.geomspace(min(widths), max(widths), WIDTHS).tolist()])
     found = [family.width(rate) for rate in rates]
     if isinstance(family, BlockFamily) and len(family.segments) == 1:
-        for share in DEPTHS:
+        for share in depths:
             without = [
                 block
                 for blocks in family.stacks.values()
