@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from devices.budget import Budget
@@ -149,7 +149,7 @@ class WildflowerParams(Params):
     criterion: Literal["parameters", "balanced"] = Field(
         "parameters",
         description="What is searched layer by layer for each budget: the most parameters, or the largest sum over the "
-        "blocks of log(1 + parameters), under which no block is left narrow for another",
+        "blocks of log(1 + parameters), under which no block is left out or narrow for another",
     )
     masked_loss: bool = Field(
         True,
@@ -164,6 +164,12 @@ class WildflowerParams(Params):
     @classmethod
     def _possible_shares(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
         return possible_shares(shares) if shares else shares
+
+    @model_validator(mode="after")
+    def _searched(self) -> WildflowerParams:
+        if self.criterion != "parameters" and not (self.levels and self.shares):
+            raise ValueError("criterion = 'balanced' is for levels that are searched: set levels above 0, and shares")
+        return self
 
 
 class Wildflower(HeteroFL):

@@ -490,6 +490,36 @@ def test_the_balanced_criterion_leaves_no_layer_narrow_for_another(tmp_path):
     assert max(shares["balanced"]) <= 2 * min(shares["balanced"])
 
 
+def test_balanced_levels_keep_every_block(tmp_path):
+    """A third of the memory: with most parameters a level lacks blocks, for they take memory and have few of them."""
+    vit = VitTiny(input_shape=(1, 8, 8), hidden=8, depth=4, heads=2, mlp=8)
+    memory_bytes = Wildflower(setup(tmp_path, vit), WildflowerParams()).cost(vit.full()).peak_training_memory_bytes
+    fleet = [Means(Budget(2 * memory_bytes // parts)) for parts in (6, 2, 1)]
+    levels = {}
+    for criterion in ("parameters", "balanced"):
+        method = Wildflower(setup(tmp_path, vit), WildflowerParams(levels=3, criterion=criterion))
+        method.survey(fleet)
+        levels[criterion] = method.candidates
+    assert not all(all(level.widths) for level in levels["parameters"])
+    assert all(all(level.widths) for level in levels["balanced"])
+
+
+@pytest.mark.parametrize("off", [{"levels": 0}, {"shares": ()}])
+def test_a_criterion_needs_a_search(off):
+    with pytest.raises(ValueError, match="criterion = 'balanced' is for levels that are searched"):
+        WildflowerParams(criterion="balanced", **off)
+
+
+def test_a_single_level_is_not_priced_with_another(tmp_path):
+    """A device with the time to train the whole: beside a smaller level there is none left for that."""
+    lenet = LeNet5(input_shape=(1, 28, 28), norm="static")
+    for levels in (1, 2):
+        method = Wildflower(setup(tmp_path, lenet), WildflowerParams(levels=levels))
+        flops = method.price(lenet.full(), []).training_flops
+        found = method.searched([Means(Budget(2**40, round_seconds=1.001, seconds_per_flop=1 / flops))])
+        assert (lenet.full() in found) == (levels == 1)
+
+
 def test_levels_are_not_searched_layer_by_layer_where_a_family_has_no_layers_to_choose(tmp_path, caplog):
     family = make_family({"name": "cnn3", "input_shape": [1, 12, 12], "norm": "static", "exits": [1, 3]})
     method = Wildflower(setup(tmp_path, family), WildflowerParams(masked_loss=False))
