@@ -198,8 +198,12 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         micro |= {f"all-common-rate-{rate}-micro-8": [*common, f"learning-rate={rate}"] for rate in rates}
     if twin in WIDEST:
         width, rate = WIDEST[twin]
-        for name, settings in {"all-widest": METHODS["all-small"], "all-widest-momentum": FEDAVGM}.items():
-            widest = [*settings, f"widths=1, {width}", f"learning-rate={rate}", "micro-batch-size=8"]
+        # With one width alone the level is that one: no other width, and no depth.
+        for name, settings, widths in (
+            ("all-widest", METHODS["all-small"], f"1, {width}"),
+            ("all-widest-momentum", FEDAVGM, f"{width}"),
+        ):
+            widest = [*settings, f"widths={widths}", f"learning-rate={rate}", "micro-batch-size=8"]
             micro[f"{name}-rate-{rate}-micro-8"] = widest
     if twin in WIDEST_WHOLE:
         width, lengths = WIDEST_WHOLE[twin]
