@@ -149,7 +149,7 @@ class WildflowerParams(Params):
     criterion: Literal["parameters", "balanced"] = Field(
         "parameters",
         description="What is searched layer by layer for each budget: the most parameters, or the largest sum over the "
-        "blocks of log(1 + parameters), under which no block is left out or narrow for another",
+        "blocks of log(1 + parameters), which spreads parameters over the blocks",
     )
     masked_loss: bool = Field(
         True,
