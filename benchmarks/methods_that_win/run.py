@@ -198,12 +198,10 @@ def methods_of(twin: str) -> dict[str, list[str]]:
         micro |= {f"all-common-rate-{rate}-micro-8": [*common, f"learning-rate={rate}"] for rate in rates}
     if twin in WIDEST:
         width, rate = WIDEST[twin]
-        # With one width alone the level is that one: no other width, and no depth.
-        for name, settings, widths in (
-            ("all-widest", METHODS["all-small"], f"1, {width}"),
-            ("all-widest-momentum", FEDAVGM, f"{width}"),
-        ):
-            widest = [*settings, f"widths={widths}", f"learning-rate={rate}", "micro-batch-size=8"]
+        # With one width alone the level is that one, also where a stack of blocks could lose some of them instead.
+        widths = {"all-widest": f"1, {width}", "all-widest-momentum": width if twin == "resnet6" else f"1, {width}"}
+        for name, settings in {"all-widest": METHODS["all-small"], "all-widest-momentum": FEDAVGM}.items():
+            widest = [*settings, f"widths={widths[name]}", f"learning-rate={rate}", "micro-batch-size=8"]
             micro[f"{name}-rate-{rate}-micro-8"] = widest
     if twin in WIDEST_WHOLE:
         width, lengths = WIDEST_WHOLE[twin]
