@@ -86,7 +86,8 @@ BALANCED = ("wildflower-balanced", "wildflower-balanced-one-level")
 MICRO_BATCHES: dict[str, dict[str, tuple[float, ...]]] = {
     "cnn3": {
         "heterofl": (0.05, 0.1),
-        **dict.fromkeys(("search-four-balanced", "wildflower-momentum", "wildflower-one-level", *BALANCED), (0.05,)),
+        **dict.fromkeys(("search-four-nested", "search-four-balanced"), (0.05,)),
+        **dict.fromkeys(("wildflower-momentum", "wildflower-one-level", *BALANCED), (0.05,)),
     },
     "vit": dict.fromkeys(
         ("heterofl", "search-four-nested", "wildflower-momentum", "wildflower-one-level", *BALANCED), (0.003,)
@@ -137,6 +138,7 @@ WIDEST_WHOLE = {
     "vit": (0.25, {"rate-0.003": ["learning-rate=0.003"]}),
     "bert": (0.0625, LONGER["bert"]),
     "hapt": (0.07, {"rate-0.1": ["learning-rate=0.1"]}),
+    "five-widths": (0.0625, {f"rate-{rate}": [f"learning-rate={rate}"] for rate in (0.05, 0.1)}),
 }
 FEDAVGM = [*METHODS["wildflower-one-level"], "wildflower.shares=", "wildflower.masked-loss=false"]
 # Models of about the same size fit with a batch of 8 as with micro-batches; rates of such rows. Rounds have as many
