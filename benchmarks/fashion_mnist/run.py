@@ -12,8 +12,8 @@ from benchmarks.tables import markdown, write_between
 
 HERE = Path(__file__).resolve().parent
 
-# The fleet `five-widths` gives devices what the method needs for a width. These methods need more for it than HeteroFL:
-# they get the memory that HeteroFL's widths take.
+# The fleet `five-widths` gives devices what the method needs for a width. The search and FjORD need more for it than
+# HeteroFL: with this fleet they get the memory that HeteroFL's widths take.
 SAME_MEMORY = [f"fleet={HERE.parent / 'methods_that_win' / 'same-memory-fleet.toml'}"]
 WIDTHS_SEARCHED = [*SAME_MEMORY, *SEARCH, "model-search.shares=0.0625, 0.125, 0.25, 0.5, 1"]
 
@@ -24,7 +24,9 @@ METHODS = {
     "heterofl": ["strategy=heterofl"],
     "fedrolex": ["strategy=fedrolex"],
     "federated-dropout": ["strategy=federated-dropout"],
-    "fjord": [*SAME_MEMORY, "strategy=fjord", "fjord.distillation=false"],
+    # By width as the methods above, and by the memory that HeteroFL's widths take: then nobody can train the whole model.
+    "fjord": ["strategy=fjord", "fjord.distillation=false"],
+    "fjord-same-memory": [*SAME_MEMORY, "strategy=fjord", "fjord.distillation=false"],
     "anycostfl": ["strategy=anycostfl"],
     # Our exact search and HeteroFL's way to train, without and with distillation on the server.
     "search": WIDTHS_SEARCHED,
