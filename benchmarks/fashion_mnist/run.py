@@ -24,7 +24,7 @@ METHODS = {
     "heterofl": ["strategy=heterofl"],
     "fedrolex": ["strategy=fedrolex"],
     "federated-dropout": ["strategy=federated-dropout"],
-    # By width as the methods above, and by the memory that HeteroFL's widths take: then nobody can train the whole model.
+    # By width as the methods above, and by the memory that HeteroFL's widths take, where nobody can train the whole.
     "fjord": ["strategy=fjord", "fjord.distillation=false"],
     "fjord-same-memory": [*SAME_MEMORY, "strategy=fjord", "fjord.distillation=false"],
     "anycostfl": ["strategy=anycostfl"],
