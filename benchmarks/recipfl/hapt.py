@@ -24,7 +24,7 @@ METHODS = {
 
 STUDY = Study(
     HERE / "hapt.toml",
-    {method: [f"fleet={HERE / 'hapt-fleet.toml'}", *sets] for method, sets in METHODS.items()},
+    {method: [f"fleet={HERE / 'transfer-fleet.toml'}", *sets] for method, sets in METHODS.items()},
     general=False,
 )
 
