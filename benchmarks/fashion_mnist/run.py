@@ -24,7 +24,8 @@ METHODS = {
     "heterofl": ["strategy=heterofl"],
     "fedrolex": ["strategy=fedrolex"],
     "federated-dropout": ["strategy=federated-dropout"],
-    # By width as the methods above, and by the memory that HeteroFL's widths take, where nobody can train the whole.
+    # FjORD on the widths of the methods above, and on the memory that HeteroFL's widths take. There no device can
+    # train the whole network.
     "fjord": ["strategy=fjord", "fjord.distillation=false"],
     "fjord-same-memory": [*SAME_MEMORY, "strategy=fjord", "fjord.distillation=false"],
     "anycostfl": ["strategy=anycostfl"],
