@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-compose test-guides test-arm64 test-gpu lint clean
+.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint clean
 
 setup: $(VENV)/installed
 
@@ -30,8 +30,16 @@ lint: setup
 	$(BIN)/lint-imports
 
 # GPUs are left alone: test-gpu is for them.
+PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal
+
+# What a change needs: linters, types, and all tests that are not marked as thorough.
 test: lint
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	$(PYTEST) -m "not thorough" $(PYTEST_ARGS)
+
+test-thorough: setup
+	$(PYTEST) -m thorough $(PYTEST_ARGS)
+
+test-all: test test-thorough
 
 # Real nodes: as processes of this machine, with every fault of the table in benchmarks/trust, then real containers,
 # networks and faults; needs docker, compose, root to fill disks, and where no image can be pulled debootstrap.

@@ -23,6 +23,16 @@ settings.register_profile("seeded", derandomize=True, deadline=None, max_example
 settings.load_profile("seeded")
 
 
+THOROUGH_FOLDERS = {"benchmarks", "deploy", "fuzz"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What few changes touch is left to `make test-all`."""
+    for item in items:
+        if THOROUGH_FOLDERS & set(item.path.relative_to(Path(__file__).parent).parts[:1]):
+            item.add_marker(pytest.mark.thorough)
+
+
 def pytest_collection_finish() -> None:
     """The thousands of objects of libraries and collected tests stay: the collector need not go through them again."""
     gc.collect()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from flwr.app import ConfigRecord, Message
 
@@ -120,6 +121,16 @@ _WITH_SETTINGS: dict[str, dict[str, Any]] = {
 METHODS: dict[str, dict[str, Any]] = {
     name: {"strategy": name} for name in ALL_METHODS if name != "fedavg" and name not in _WITH_SETTINGS
 } | _WITH_SETTINGS
+# Of tests over all methods `make test` takes these: nested widths, one model with a state on devices, exits with
+# training on the server, and models of different families.
+REPRESENTATIVE = ("heterofl", "scaffold", "hypemefed", "recipfl")
+
+
+def by_method(names: Iterable[str] = METHODS) -> pytest.MarkDecorator:
+    """Parametrize a test with `method`, one of `names`; all but the representative ones are thorough."""
+    thorough = pytest.mark.thorough
+    params = [pytest.param(name, marks=() if name in REPRESENTATIVE else thorough) for name in names]
+    return pytest.mark.parametrize("method", params)
 
 
 def small_config(folder: Path, **changes: Any) -> RunConfig:

@@ -349,6 +349,7 @@ def test_a_query_is_answered_with_the_device_and_its_report():
     assert 0 < answer.report["memory_available_bytes"] <= answer.report["memory_total_bytes"]
 
 
+@pytest.mark.thorough
 def test_a_client_does_not_load_what_only_servers_need():
     """Devices are small: what a client imports at its start is counted in its memory and in its seconds."""
     heavy = [
@@ -400,6 +401,7 @@ def test_an_order_reads_the_model_that_it_names():
     assert reply.updates[2].facts == {"read": [120.0]}
 
 
+@pytest.mark.thorough
 def test_a_messenger_does_not_load_what_only_the_worker_needs():
     ours = ["torch", "pydantic", "messages.orders", "client_app.work"]
     code = f"import client_app.app, sys; print([m for m in {ours} if m in sys.modules])"

@@ -141,6 +141,7 @@ def alike(here, there, tolerance):
         assert torch.allclose(here.state_dict()[name], value, rtol=0, atol=LOOSER * tolerance), name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("local", LOCALS, ids=lambda local: type(local).__name__)
 def test_every_loss_trains_as_on_the_device(trainer, local):
     training = LocalTraining(learning_rate=0.01, momentum=0.9, weight_decay=0.001, clip_norm=1.0)
@@ -149,6 +150,7 @@ def test_every_loss_trains_as_on_the_device(trainer, local):
     alike(here, there, 1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reported", [True, False])
 @pytest.mark.parametrize("corrected", [True, False])
 @pytest.mark.parametrize("strength", [0.0, 5.0])
@@ -172,6 +174,7 @@ def test_every_regularizer_trains_as_on_the_device(trainer, strength, corrected,
     assert (mean > alone + 1e-4) or not (strength and reported)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_trains_as_on_the_device(trainer, family):
     architecture = family.width(0.5)
@@ -228,6 +231,7 @@ def regularizers(monkeypatch):
 LEARNING = MutualLearningOfExits(weight=1.0, alpha=2.0, ensemble=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("local", "family", "strength", "reported"),
     [

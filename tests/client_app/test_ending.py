@@ -36,6 +36,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("then", [STOPPED, ANSWERED, FAILED], ids=["stopped", "answered", "failed"])
 def test_a_process_that_hangs_is_ended(then):
     done = subprocess.run([sys.executable, "-c", HANGS + then], timeout=60)

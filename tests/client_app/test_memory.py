@@ -71,6 +71,7 @@ def test_memory_beyond_a_limit_is_refused_and_only_within_it():
         assert torch.empty(beyond).numel() == beyond
 
 
+@pytest.mark.thorough
 def test_the_code_of_many_convolutions_fits_beside_a_small_limit():
     """In a process of its own, because code is kept; with two sizes of batches, and of another size than any test's."""
     program = """
@@ -87,6 +88,7 @@ with memory_limit(2**22, torch.device("cpu"), model):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+@pytest.mark.thorough
 def test_what_libraries_touch_beside_a_small_model_is_allowed_for():
     """In a process of its own, as code is kept; layers of few channels have the longest code."""
     program = """

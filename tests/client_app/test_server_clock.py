@@ -39,11 +39,13 @@ def trouble(server, offset, *more):
     return clock_trouble([f"--superlink=127.0.0.1:{server.server_port}", *(more or ["--insecure"])])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("offset", [0, 3, -200])
 def test_a_clock_that_flower_takes_is_not_told(server, offset):
     assert trouble(server, offset) == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("offset", "words"), [(42, "42 s ahead of the server's"), (-400, "400 s behind the server's")])
 def test_a_wrong_clock_is_told_with_the_command_that_mends_it(server, offset, words):
     told = trouble(server, offset)
@@ -53,6 +55,7 @@ def test_a_wrong_clock_is_told_with_the_command_that_mends_it(server, offset, wo
     assert right == pytest.approx(time.time() - offset, abs=2)
 
 
+@pytest.mark.thorough
 def test_a_certificate_that_is_not_valid_yet_does_not_hide_the_date(server, tmp_path):
     try:
         certificate, key = self_signed(tmp_path, days=-1)

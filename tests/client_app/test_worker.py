@@ -180,6 +180,7 @@ def started(tmp_path_factory):
 pytestmark = pytest.mark.worker
 
 
+@pytest.mark.thorough
 def test_the_worker_does_what_this_process_would_do(started):
     _, _, update, arrays = started
     reply, expected = answers(batch(work_order(1), shared_process=False), partition_id=1)
@@ -422,6 +423,7 @@ def test_a_worker_of_another_version_takes_the_place_of_the_one_before(tmp_path,
     assert len(list((tmp_path / "worker").iterdir())) == 2
 
 
+@pytest.mark.thorough
 def test_a_child_ends_with_its_worker(tmp_path, forked):
     worker.ask("query", "", [], CONFIG | {"state-dir": str(tmp_path)})
     [process] = forked

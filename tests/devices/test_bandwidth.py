@@ -121,6 +121,7 @@ def slow_link(port_to, bytes_per_second):
     return listener.getsockname()[1]
 
 
+@pytest.mark.thorough
 def test_a_slow_link_is_seen(address):
     port = slow_link(int(address.rsplit(":", 1)[1]), 1_000_000)
     down, up = measure_links(f"127.0.0.1:{port}", TOKEN, None, nbytes=16 * CHUNK_BYTES)
@@ -130,6 +131,7 @@ def test_a_slow_link_is_seen(address):
 
 # The link carries 0.16 Mbit/s, but the buffers on the way take the first bytes at once: with many of them an upload's
 # figure is no more than a bound.
+@pytest.mark.thorough
 @pytest.mark.parametrize(("nbytes", "maximum"), [(MIN_BYTES, 0.6), (2**20, 3.0)])
 def test_a_link_too_slow_for_what_was_asked_is_seen_all_the_same(address, nbytes, maximum, monkeypatch):
     monkeypatch.setattr(bandwidth, "MAX_SECONDS", 1.0)
@@ -139,6 +141,7 @@ def test_a_link_too_slow_for_what_was_asked_is_seen_all_the_same(address, nbytes
     assert 0.02 < up.mbit_per_s < maximum
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),), (("authorization", TOKEN),)])
 def test_a_wrong_token_is_refused(channel, address, metadata):
     with pytest.raises(grpc.RpcError) as caught:
@@ -150,6 +153,7 @@ def test_a_wrong_token_is_refused(channel, address, metadata):
     assert still_works(address)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "asked",
     [b"", b"\xff\x00", b"[" * 10_000, b"{}", b"5", request(1), request(MAX_BYTES + 1), request(True), request(1e5)],
@@ -172,6 +176,7 @@ def test_oversized_messages_and_surplus_bytes_are_refused(channel, address):
     assert still_works(address)
 
 
+@pytest.mark.thorough
 def test_a_sender_that_stops_is_cut_off_and_no_more_than_so_many_are_served(channel, address):
     release = threading.Event()
     another = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
@@ -200,6 +205,7 @@ def test_a_sender_that_stops_is_cut_off_and_no_more_than_so_many_are_served(chan
     assert still_works(address)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("metadata", [(), METADATA], ids=["no token", "token"])
 def test_calls_that_never_ask_for_anything_are_ended(address, metadata):
     release = threading.Event()
@@ -257,6 +263,7 @@ def certificate(folder, name="localhost"):
     return key.read_bytes(), cert.read_bytes()
 
 
+@pytest.mark.thorough
 def test_tls_with_the_right_authority_and_no_other(tmp_path):
     own, other = certificate(tmp_path), certificate(tmp_path, "other")
     server, port = make_server("127.0.0.1:0", TOKEN, own)

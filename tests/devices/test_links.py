@@ -178,6 +178,7 @@ def test_a_measurement_behind_a_query_is_kept_and_paid_for(settings, link, clock
     assert 0 < 2 * sum(link.sent) <= credit_bytes
 
 
+@pytest.mark.thorough
 def test_long_trouble_leaves_a_debt_of_one_large_measurement(settings, link, clock, tmp_path):
     link.problem, link.spent_bytes = "DEADLINE_EXCEEDED", 2 * MIN_PROBE_BYTES
     for _ in range(1000):

@@ -100,6 +100,7 @@ with beside(Path(experiment)) as modules:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "said", "minimum"),
     [
@@ -122,6 +123,7 @@ def test_a_round_of_what_lies_beside_the_experiment(outside, settings, said, min
     assert before == {path: path.stat().st_mtime_ns for room in ROOMS for path in (outside / room).rglob("*.py")}
 
 
+@pytest.mark.thorough
 def test_the_settings_of_the_page_are_shown_with_what_they_mean(outside):
     table = done(outside, "-m", "wildflower", "config", "mine/experiment.toml")
     assert "damped.smoothing" in table
@@ -154,11 +156,13 @@ ABOUT_IT = (
 )
 
 
+@pytest.mark.thorough
 def test_what_the_page_adds_to_the_project_passes_the_tests_that_it_names(inside):
     said = done(inside, "-m", "pytest", "-p", "no:cacheprovider", *TESTS, "-k", ABOUT_IT)
     assert int(re.search(r"(\d+) passed", said).group(1)) >= 30, said
 
 
+@pytest.mark.thorough
 def test_a_round_of_what_has_become_the_projects_own(inside):
     settings = "strategy=damped", "task=stripes", "damped.damping=1", "run-name=four"
     *_, found, _, accuracy = done(inside, "-c", ROUND, "mine/experiment.toml", *settings).splitlines()

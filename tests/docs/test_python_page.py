@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 import wildflower as wf
@@ -25,6 +26,7 @@ def texts(cell, kind="text/plain"):
     return [output.data[kind] for output in cell.outputs if "data" in output and kind in output.data]
 
 
+@pytest.mark.thorough
 def test_the_notebook_does_what_it_says(tmp_path):
     here = tmp_path / "docs"
     here.mkdir()

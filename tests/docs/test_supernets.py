@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from models.cost import cost, inference_macs
@@ -16,6 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs/supernets.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.thorough
 def test_the_verbs_and_the_search():
     verbs, _, search = BLOCKS
     names = {}

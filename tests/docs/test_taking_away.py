@@ -54,12 +54,13 @@ def test_the_plan(here):
     assert [line.split() for line in printed.splitlines() if line.strip()] == said[: len(said)]
     assert json.loads(shown[1])["method"] == "fedavg"
     whole, parts = (" ".join(text.split()) for text in shown[2:4])
-    assert "50 board 672 to" in whole
+    assert "50 board 2,198 to" in whole
     assert "50 board 7,842 to" in parts
     assert "A round waits for tier speed-1/20" in shown[4]
     assert "A round waits" not in shown[5]
 
 
+@pytest.mark.thorough
 def test_the_model(here):
     pytest.importorskip("onnxruntime")
     said = []

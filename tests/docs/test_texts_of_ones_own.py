@@ -16,6 +16,7 @@ SECTION = PAGE.partition("### Texts of your own")[2]
 LINES, EXPERIMENT, SILOS = re.findall(r"```(?:json|toml)\n(.*?)```", SECTION, re.DOTALL)
 
 
+@pytest.mark.thorough
 def test_the_example_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "opinions"
     folder.mkdir()

@@ -50,6 +50,7 @@ def resolved(words):
     return place(resolve(Path(words[2]), overrides).config, Path.cwd(), datetime(2026, 1, 1))[0]
 
 
+@pytest.mark.thorough
 def test_from_photos_to_a_model(here, caplog):
     nodes = [node_config(words) for words in LINES if words[0] == "wildflower-node"]
     runs = [words for words in LINES if words[:2] == ["wildflower", "run"]]

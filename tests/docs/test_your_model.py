@@ -61,6 +61,7 @@ def written(tmp_path_factory):
     return folder, commands
 
 
+@pytest.mark.thorough
 def test_the_page_is_typed_as_written(written):
     folder, commands = written
     runs = []

@@ -5,6 +5,7 @@ import re
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from typer.testing import CliRunner
@@ -25,6 +26,7 @@ def block(kind: str) -> str:
     return found
 
 
+@pytest.mark.thorough
 def test_the_page_is_typed_as_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "tiny"

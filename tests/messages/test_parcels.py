@@ -34,6 +34,7 @@ def test_packed_weights_are_exactly_parameters_and_buffers(family, width):
     assert returned["weights"].layout == layout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [name for name in FAMILIES if name not in ("choice", "darts")]
 )  # whose cost is its members'

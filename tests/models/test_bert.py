@@ -50,6 +50,7 @@ def test_the_next_character_follows_from_any_position():
     assert not torch.allclose(model(tokens), model(tokens[:, [1, 0, 2, 3, 4, 5]]), atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", [(torch.optim.SGD, 0.05), (torch.optim.AdamW, 3e-3)])
 def test_it_learns_to_repeat_a_character_seen_earlier(optimizer):
     torch.manual_seed(0)

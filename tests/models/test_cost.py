@@ -121,6 +121,7 @@ def convolution_gradients(gradient, inputs, weight, bias, *settings, out_shape):
 CORRECTED = ATTENTION_ON_CPUS | {torch.ops.aten.convolution_backward: convolution_gradients}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("choice", [0, 1, 2])
 def test_parameters_payload_and_flops_are_those_of_the_built_model(spec, choice):
@@ -139,6 +140,7 @@ def test_parameters_payload_and_flops_are_those_of_the_built_model(spec, choice)
 TOLERANCE = 0.03 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 0.2
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="workspaces are modelled after oneDNN")
 @pytest.mark.parametrize(
     ("spec", "batch_size", "optimizer"),
@@ -178,6 +180,7 @@ def test_peak_is_what_pytorch_allocates(monkeypatch, spec, batch_size, optimizer
         assert predicted == pytest.approx(allocated_peak_bytes(family, arch, batch_size, optimizer), rel=TOLERANCE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("least_by_slices", [layers.LEAST_BY_SLICES, 10**12])
 @pytest.mark.parametrize(
     "spec", [spec for spec in SPECS if spec["name"] in ("cnn3", "cnn10", "pfl-cnn", "vgg")], ids=str
@@ -191,6 +194,7 @@ def test_pools_before_relus_and_by_slices_take_no_more_than_the_price(monkeypatc
         assert allocated_peak_bytes(family, arch, 32, "sgd") <= predicted * (1 + TOLERANCE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exits", [(), (1, 2, 3)])
 def test_pools_by_slices_take_less_than_the_price(exits):
     family = make_family({"name": "cnn3", "exits": exits})
@@ -204,6 +208,7 @@ def test_pools_by_slices_take_less_than_the_price(exits):
     )  # with compiled kernels, which are 0.1 %
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_activations_are_those_that_autograd_saves(monkeypatch, spec):
     monkeypatch.setattr(layers, "LEAST_BY_SLICES", 10**12)  # slices save no places of the maxima

@@ -33,6 +33,7 @@ def parameters(family):
     return sum(math.prod(s.shape) for n, s in tensors.items() if not n.endswith(("running_mean", "running_var")))
 
 
+@pytest.mark.thorough
 def test_published_numbers_of_parameters():
     """The authors print 1.930618 and 3.349342 million, the latter without its auxiliary classifier."""
     images = {"name": "darts", "input_shape": [3, 32, 32]}

@@ -53,6 +53,7 @@ def parameters(family, arch):
     return sum(math.prod(spec.shape) for spec in family.tensors(arch).values())
 
 
+@pytest.mark.thorough
 def test_roberta_base_has_the_published_numbers_of_parameters():
     family = make_family({**ROBERTA, "depths": [4, 8, 12]})
     assert [parameters(family, arch) for arch in family.candidates([1])] == [124_647_170, 96_295_682, 67_944_194]
@@ -193,6 +194,7 @@ def test_depths_are_what_devices_get():
     assert "encoder.layer.1.output.dense.weight" not in family.tensors(family.smallest())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_early_exits_are_heads_behind_the_depths(kind):
     torch.manual_seed(0)
@@ -221,6 +223,7 @@ def test_early_exits_are_heads_behind_the_depths(kind):
     assert family.up_to(2, 0.5) == Architecture((2, 10, 2))
 
 
+@pytest.mark.thorough
 def test_the_cost_of_early_exits_is_that_of_training_all_heads():
     one, several = small(depths=[1, 2]), small(depths=[1, 2], early_exits=True)
     assert parameters(several, several.full()) - parameters(one, one.full()) == 16 * 3 + 3
@@ -386,6 +389,7 @@ def test_lora_goes_with_its_layers_and_is_frozen_by_its_own_name():
     assert not any(spec.frozen for n, spec in specs.items() if ".adapter." in n)
 
 
+@pytest.mark.thorough
 def test_the_price_of_lora_is_that_of_what_is_trained():
     freeze = ["embeddings", "encoder"]
     whole, family = small(), small(lora=2, freeze=freeze)
@@ -410,6 +414,7 @@ def test_a_rank_and_an_alpha_that_make_no_sense_are_errors(changes, words):
         small(**changes)
 
 
+@pytest.mark.thorough
 def test_a_step_keeps_no_attention_scores():
     """Twice the sequence is twice the activations: with scores it would be four times as much."""
     short, long = (

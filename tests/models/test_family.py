@@ -137,6 +137,7 @@ SELECTIONS = [leading, rolling(5), chosen(3)]
 DEEP = [spec for spec in SMALL if spec["name"].startswith("resnet") and "exits" not in spec]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", [spec for spec in SMALL if spec not in DEEP], ids=str)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), select=st.sampled_from(SELECTIONS))
@@ -145,6 +146,7 @@ def test_sampled_architectures_are_cut_built_and_trained(spec, seed, select):
     train_one_step(family, check_cut(family, family.sample(np.random.default_rng(seed)), select))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("select", SELECTIONS)
 @pytest.mark.parametrize("spec", DEEP, ids=str)
 def test_sampled_resnets_are_cut_built_and_trained(spec, select):
@@ -168,6 +170,7 @@ SPACES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("spec", "max_blocks"), SPACES, ids=[spec["name"] for spec, _ in SPACES])
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), select=st.sampled_from(SELECTIONS))
@@ -187,6 +190,7 @@ def test_a_resnet_without_a_middle_block_is_cut_built_and_trained():
     train_one_step(family, model)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SMALL, ids=str)
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
@@ -198,6 +202,7 @@ def test_samples_are_valid(spec, seed):
     assert arch == family.sample(np.random.default_rng(seed))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SMALL, ids=str)
 def test_smallest_and_largest_train(spec):
     family = make_family(spec)
@@ -337,6 +342,7 @@ def test_a_missing_argument_is_named():
         make_family({"name": "choice", "members": {}})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SMALL, ids=str)
 def test_models_over_given_weights_are_those_that_are_built_and_share_nothing(spec):
     family = make_family(spec)

@@ -122,6 +122,7 @@ def test_labels_that_are_too_many_are_thinned_out_to_fewer():
     assert len(few.parameters) <= 40
 
 
+@pytest.mark.thorough
 def test_an_ordinary_resnet_of_four_shares_is_exact():
     family = make_family({"name": "resnet18", "input_shape": [1, 28, 28], "first_channels": 16})
     assert Frontier(Space.of(family, (0, 0.25, 0.5, 1)), batch_size=32, optimizer="sgd-momentum").exact

@@ -63,6 +63,7 @@ def test_folding_norms_keeps_what_a_network_says(family):
             assert torch.allclose(heads, now, rtol=1e-4, atol=1e-4 * float(heads.abs().max()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "pools"),
     [

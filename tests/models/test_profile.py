@@ -31,6 +31,7 @@ def asked(family, arch, batch_size, optimizer):
     return Total(whole.parameters, whole.payload_bytes, whole.peak_training_memory_bytes, whole.training_flops)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @settings(max_examples=15, deadline=None)
 @given(

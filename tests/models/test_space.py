@@ -73,6 +73,7 @@ def test_all_architectures_are_different_and_as_many_as_size_says():
         assert found[-1] == space.largest()
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shares=st.sets(st.floats(0.01, 1), min_size=1, max_size=4))
 def test_every_sample_is_valid_and_can_be_placed(seed, shares):

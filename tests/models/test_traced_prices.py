@@ -18,6 +18,7 @@ DESCRIBED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("spec", DESCRIBED, ids=str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "sgd-momentum, accumulated"])
 def test_a_traced_step_costs_what_the_described_layers_do(spec, optimizer):
@@ -53,6 +54,7 @@ def test_recurrent_layers_by_hand(kind, gates):
     assert step.cost(6, "sgd").training_flops == by_hand
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_an_encoder_holds_what_pytorch_allocates(kind, optimizer):

@@ -94,6 +94,7 @@ def test_without_tiers_nothing_is_looked_up(tmp_path):
     assert engine.evaluate(GRID, by_width).delivered is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["heterofl dynamic", "model-search pool", "rafl"])
 def test_the_run_learns_the_same_however_often_it_is_asked(method, tmp_path):
     found = []

@@ -95,6 +95,7 @@ def test_on_hardware_the_state_is_lost_with_its_node(tmp_path):
 # Methods whose devices keep something, for whatever reason.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lose", [shutil.rmtree, tear], ids=["deleted", "torn"])
 @pytest.mark.parametrize("method", ["local", "depthfl", "recipfl", "scaffold", "rafl"])
 def test_methods_go_on_without_what_a_device_kept(method, lose, tmp_path):

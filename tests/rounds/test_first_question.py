@@ -35,6 +35,7 @@ def check_once_and_first(found):
         assert len(of_it) > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hardware", [False, True], ids=["workers", "hardware"])
 def test_a_device_says_its_class_counts_once_and_before_its_first_training(hardware, tmp_path):
     keys = {"fleet": "", "devices": 4, "devices-per-round": 2} if hardware else {"devices-per-round": 3}
@@ -54,6 +55,7 @@ def test_a_device_says_its_class_counts_once_and_before_its_first_training(hardw
         assert counts == task.train.labels[task.shard(device).train].bincount(minlength=10).tolist()
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_asks_nobody_again(tmp_path):
     engine, scorer = recipfl(tmp_path, **{"devices-per-round": 3})
     first, second = simulated_grid(2), simulated_grid(2)
@@ -71,6 +73,7 @@ def test_a_resumed_run_asks_nobody_again(tmp_path):
     assert again  # or nothing was tried
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("code", "outcome"), [(8, "failed: the client process died"), (3, "late")])
 def test_who_gives_no_answer_does_not_train_and_is_asked_again(code, outcome, tmp_path):
     engine, scorer = recipfl(tmp_path, **{"fleet": "", "devices": 3, "devices-per-round": 3})

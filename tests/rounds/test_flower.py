@@ -39,6 +39,7 @@ def told(results):
     return rounds, devices
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["heterofl", "all-large", "hypemefed", "recipfl"])
 def test_flowers_own_loop_runs_the_engines_rounds(method, tmp_path):
     ours, results = by_the_engine(tmp_path / "ours", method)
@@ -64,6 +65,7 @@ def test_flowers_own_loop_runs_the_engines_rounds(method, tmp_path):
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["heterofl", "recipfl"])
 def test_a_run_goes_on_in_flowers_loop_where_it_ended(method, tmp_path):
     ours, results = by_the_engine(tmp_path / "ours", method)

@@ -133,6 +133,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_whatever_a_reply_holds_it_is_refused_at_once(attack, costs, folder, tmp_path):
     tamper, words = ATTACKS[attack]
@@ -144,6 +145,7 @@ def test_whatever_a_reply_holds_it_is_refused_at_once(attack, costs, folder, tmp
     costs.check()
 
 
+@pytest.mark.thorough
 def test_records_that_nobody_asked_for_are_not_even_gone_through(costs, tmp_path):
     grid = connected_grid(4, tmp_path)
     grid.tamper = lambda message: many_records(message) if message.metadata.message_type == "train" else message

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from strategies.method import ClassCounts, Order
 from strategies.statistics import TakeStatistics
 from tests.programs import run_python
@@ -41,6 +43,7 @@ def device_halves(folder):
     return sorted({half.reference().name for half in [*halves, *asked, ClassCounts(), TakeStatistics()]})
 
 
+@pytest.mark.thorough
 def test_a_device_does_not_load_what_only_servers_need(tmp_path):
     halves = device_halves(tmp_path)
     assert len(halves) > 10
@@ -48,6 +51,7 @@ def test_a_device_does_not_load_what_only_servers_need(tmp_path):
     assert loaded_by(names) == {name: [] for name in names}
 
 
+@pytest.mark.thorough
 def test_the_check_sees_what_is_loaded():
     """A server's module has it all."""
     assert {"flwr", "rounds"} <= set(loaded_by(["rounds.engine"])["rounds.engine"])

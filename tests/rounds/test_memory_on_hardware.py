@@ -98,6 +98,7 @@ def test_the_messages_of_both_models_need_room(tmp_path, monkeypatch):
         assert all(d["budget"]["memory_bytes"] + messages <= given_bytes for d in devices)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["heterofl dynamic", "model-search pool", "model-search"])
 def test_a_budget_is_looked_for_without_a_trace(method, tmp_path, monkeypatch):
     """However often a method is asked for it: it answers the same again, and its state is as after one question."""

@@ -101,6 +101,7 @@ def test_nodes_train_on_their_own_files_and_the_server_scores_on_its_test_set(tm
     assert agreed.std == pytest.approx([pooled.std()])
 
 
+@pytest.mark.thorough
 def test_a_simulation_over_folders_gives_the_same_bits(tmp_path):
     npz_devices(tmp_path)
     over_nodes = run(nodes_over(tmp_path), own_config(tmp_path, run_name="nodes"))
@@ -196,6 +197,7 @@ def test_without_the_one_device_that_affords_the_whole_model_the_run_has_its_sco
     assert "so any device takes its batch norm statistics" in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("server_tests", [False, True])
 def test_tiers_are_scored_and_saved_where_the_whole_model_cannot_be(tmp_path, server_tests):
     npz_devices(tmp_path)
@@ -316,6 +318,7 @@ def leaves(value):
     return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["heterofl", "scaffold", "local"])
 def test_other_methods(tmp_path, strategy):
     npz_devices(tmp_path)

@@ -67,6 +67,7 @@ def test_a_methods_own_figures_are_in_the_journal(tmp_path):
     assert engine.run_round(simulated_grid(2), 1, scorer).record["metrics"] == {"max_steps": 2.0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hardware", [False, True], ids=["workers", "hardware"])
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "none at all"])
 def test_what_a_device_half_does_wrong_costs_that_device(fault, hardware, tmp_path):
@@ -133,6 +134,7 @@ WRONG = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", WRONG, ids=lambda change: change.__name__)
 def test_wrong_parcels_and_facts_of_a_reply_are_refused_and_change_nothing(change, tmp_path):
     states, told = [], []

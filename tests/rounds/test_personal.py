@@ -15,7 +15,7 @@ from strategies.heterofl import MaskedTraining
 from strategies.method import local_half
 from tasks.scoring import score
 from tasks.task import TaskSpec, load_task
-from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
+from tests.small_run import METHODS, by_method, connected_grid, same_bits, simulated_grid, small_config, started
 
 PERSONAL = {"personal-every": 1, "test-fraction": 0.25, "evaluate-every": 4}
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def changed(change):
 
 
 # FedNAS has FedAvg's way, and its search network takes long.
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "fednas"])
+@by_method(method for method in METHODS if method != "fednas")
 def test_every_method_is_scored_on_all_devices_and_learns_the_same_as_without(method, tmp_path):
     engine, grid, record = a_round(tmp_path / "with", method, number=2)
     plain, _, without = a_round(tmp_path / "without", method, number=2, **{"personal-every": 0})
@@ -71,6 +71,7 @@ def test_every_method_is_scored_on_all_devices_and_learns_the_same_as_without(me
     assert record["personal_score"] == pytest.approx(sum(by_tier) / len(by_tier))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["heterofl", "local", "hypemefed"])
 def test_neither_the_number_of_nodes_nor_the_order_of_replies_matters(method, tmp_path):
     found = []
@@ -181,6 +182,7 @@ def test_devices_keep_nothing_of_it(tmp_path):
     assert all(not m.content.array_records for m in grid.sent)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batches", [{"batch-size": 5}, {"batch-size": 16, "micro-batch-size": 5}], ids=str)
 @pytest.mark.parametrize("method", ["heterofl", "local", "recipfl"])
 def test_devices_score_as_many_examples_at_a_time_as_they_train(method, batches, tmp_path):
@@ -217,6 +219,7 @@ def of_scores(**values):
     return lambda reply: reply.model_copy(update={"scores": [s.model_copy(update=values) for s in reply.scores]})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -318,6 +321,7 @@ def test_nobody_to_score_is_no_accuracy(tmp_path):
     assert (record["personal_devices"], record["personal_failed"]) == (0, 6)
 
 
+@pytest.mark.thorough
 def test_devices_may_test_on_parts_of_the_test_set(tmp_path):
     keys = {"partition": "strong-and-weak", "strong-devices": 2, "examples-per-device": 0, "test-fraction": 0.0}
     _, grid, record = a_round(tmp_path, **keys)

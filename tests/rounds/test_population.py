@@ -398,6 +398,7 @@ def test_a_node_that_does_not_know_its_device_is_left_out(number):
     assert sample(connected(), InProcessGrid(client, 3, node_config)) == [0, 2]
 
 
+@pytest.mark.thorough
 def test_a_node_whose_device_the_task_has_no_data_for_is_left_out(tmp_path, caplog):
     task = load_task(TaskSpec(name="digits", devices=2))
     population = ConnectedDevices(

@@ -59,6 +59,7 @@ def test_a_node_that_is_refused_three_times_in_a_row_is_quarantined_and_listed(t
     assert rows[1][1] == "online"
 
 
+@pytest.mark.thorough
 def test_it_stays_so_in_a_resumed_run_until_it_is_released_by_hand(tmp_path):
     run_dir = run_with_a_liar(tmp_path, rounds=3)
     run_with_a_liar(tmp_path, rounds=5, resume=True)

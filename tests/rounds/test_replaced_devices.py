@@ -108,6 +108,7 @@ def test_all_examples_cannot_be_dealt_out_to_devices_that_are_still_to_come(tmp_
         started(sporadic(tmp_path, file, examples_per_device=0))
 
 
+@pytest.mark.thorough
 def test_newcomers_train_and_a_resumed_run_goes_on_with_the_same_devices(tmp_path):
     file = fleet_file(tmp_path, 0.4)
     whole, scorer = started(sporadic(tmp_path / "", file))
@@ -128,6 +129,7 @@ def test_newcomers_train_and_a_resumed_run_goes_on_with_the_same_devices(tmp_pat
     assert same_bits(whole.state().tensors, resumed.state().tensors)
 
 
+@pytest.mark.thorough
 def test_who_trained_in_a_round_and_leaves_at_its_end_is_scored(tmp_path):
     engine, scorer = started(sporadic(tmp_path, fleet_file(tmp_path, 0.4), evaluate_every=1))
     grid = simulated_grid()
@@ -147,6 +149,7 @@ HELD = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", HELD)
 def test_nothing_is_held_of_devices_that_have_left(method, tmp_path):
     keys = {"flexifed.sharing": "basic"} if method == "flexifed" else {}

@@ -43,6 +43,7 @@ def trained(folder, grid: InProcessGrid, number: int = 2, /, **keys):
     return engine.state().tensors, results
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["all-large", "fedadam", "heterofl", "fedrolex"])
 def test_the_model_has_the_same_bits_as_without(name, tmp_path):
     """Two devices of every width are one group: with six of a kind for one model, and with two groups of three."""
@@ -108,6 +109,7 @@ def _work_is_done_in_this_process(monkeypatch):
     monkeypatch.setattr(worker, "ask", work.do)
 
 
+@pytest.mark.thorough
 @pytest.mark.worker
 def test_workers_of_the_devices_do_it_too(tmp_path, monkeypatch, forked):
     few = HARDWARE | {"devices": 3, "devices-per-round": 3}

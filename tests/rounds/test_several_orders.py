@@ -73,6 +73,7 @@ def test_both_models_of_every_device_count_in_the_mean(tmp_path):
     assert engine.tier_architectures == {tier: OneHidden().full() for tier in ("whole", "half", "quarter")}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["all-large", "exclusive", "heterofl", "fedrolex", "fjord", "depthfl", "hypemefed"])
 def test_orders_of_a_device_go_together_whatever_the_nodes_and_the_size_of_messages(method, tmp_path, monkeypatch):
     states = []

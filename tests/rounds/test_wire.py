@@ -59,6 +59,7 @@ def arrays_of(message):
     return from_records(Reply, message.content)[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("wire", "least"), [("int8", 3.9), ("float16", 1.99)])
 def test_fewer_bytes_travel_and_all_that_is_said_of_them_follows(tmp_path, wire, least):
     runs, travelled = {}, {}
@@ -82,6 +83,7 @@ def test_fewer_bytes_travel_and_all_that_is_said_of_them_follows(tmp_path, wire,
     assert payloads[0] / payloads[1] >= least
 
 
+@pytest.mark.thorough
 def test_a_simulation_rounds_as_nodes_do_to_the_bit(tmp_path):
     nodes = over_nodes(tmp_path, connected_grid(6, tmp_path), **{"run-name": "nodes", "wire": "int8"})
     changes = {"devices-per-round": 6, "rounds": 3, "strategy": "fedavg", "fedavg.use": "all-large"}
@@ -95,6 +97,7 @@ def test_a_simulation_rounds_as_nodes_do_to_the_bit(tmp_path):
     assert not same_bits(state_of(nodes), state_of(full))
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_has_the_same_bits(tmp_path):
     changes = {"strategy": "heterofl", "wire": "int8", "evaluate-every": 2, "rounds": 4}
     whole = run(simulated_grid(), small_config(tmp_path, **changes, run_name="whole"))
@@ -104,6 +107,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path):
     assert same_bits(state_of(whole), state_of(broken))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["scaffold", "lotteryfl", "spatl", "fedrolex", "rafl", "model-search"])
 def test_methods_with_other_parcels(tmp_path, name):
     assert name in METHODS
@@ -114,6 +118,7 @@ def test_methods_with_other_parcels(tmp_path, name):
     assert all(r.score is None or math.isfinite(r.loss) for r in rounds)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("aggregation", ["median", "trimmed-mean", "norm-bounded-mean"])
 def test_robust_aggregation_and_norm_bounds_see_what_was_restored(tmp_path, aggregation):
     """In place of weights they would see changes, whose median is about 0, and the model would vanish."""
@@ -257,6 +262,7 @@ def test_late_devices_go_by_what_travels(tmp_path):
     assert outcomes == {"float32": {0: "", 1: "", 2: "late"}, "int8": {0: "", 1: "", 2: ""}}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changes", [{"wire": "int8"}, {"norm-bound": 100.0}])
 def test_what_is_made_for_one_device_is_made_once(tmp_path, monkeypatch, changes):
     """However little is kept of what is sent: a reply is read against what its device was sent, and that is let go."""

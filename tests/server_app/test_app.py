@@ -20,7 +20,7 @@ from server_app.no_progress import NoProgressError
 from server_app.run_folder import JournalError, alone_in, read_config, read_devices, read_rounds, read_summary
 from tasks.task import load_task
 from tests.own_folders import digits, npz_folder
-from tests.small_run import FLEET, METHODS, FakeTime, connected_grid, same_bits, simulated_grid, small_config
+from tests.small_run import FLEET, METHODS, FakeTime, by_method, connected_grid, same_bits, simulated_grid, small_config
 
 
 class Crash(BaseException):
@@ -84,7 +84,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
 VARIANTS = ["all-small", "exclusive", "heterofl dynamic", "model-search pool", "fjord without distillation"]
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in VARIANTS])
+@by_method(method for method in METHODS if method not in VARIANTS)
 def test_a_resumed_run_ends_with_the_same_bits(method, tmp_path):
     """A crash in the middle of round 3 that tears the line it was writing; the resumed run does rounds 3 and 4."""
     keys = METHODS[method] | {"evaluate-every": 2}
@@ -293,6 +293,7 @@ def test_a_torn_checkpoint_stops_a_resumed_run_before_it_changes_anything(tmp_pa
     assert "\n" not in summary.error
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(tmp_path):
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
@@ -315,6 +316,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_torn_one_or_from_any_round(t
         small_config(tmp_path, resume_from=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "keys",
     [
@@ -344,6 +346,7 @@ def test_devices_keep_what_a_run_needs_that_goes_on_from_its_oldest_checkpoint(k
     assert told(run_dir) == lines
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", ["rounds.jsonl", "devices.jsonl"])
 def test_a_run_goes_on_from_a_checkpoint_that_the_torn_journal_reaches(file, tmp_path, caplog):
     for name in ("whole", "broken"):
@@ -373,6 +376,7 @@ def test_a_crash_in_the_first_line_of_a_round_leaves_the_only_checkpoint_good(tm
     assert {device.round for device in read_devices(run_dir)} == {1, 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_disk_that_fills_before_the_first_checkpoint_does_not_block_the_runs_name(resume, tmp_path, monkeypatch):
     for name in ("whole", "broken"):
@@ -447,6 +451,7 @@ def test_more_devices_per_round_than_there_are_stops_the_run(tmp_path):
         small_config(tmp_path, devices_per_round=7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("below", ["skip", "smallest"])
 @pytest.mark.parametrize("method", ["heterofl", "all-small", "local", "federated-dropout"])
 def test_a_budget_below_the_smallest_architecture(below, method, tmp_path):
@@ -521,6 +526,7 @@ def poor_fleet(folder, lines='memory = "10 kB"'):
 SHARES = "smaller shares in model-search.shares = '0.25, 0.5, 1'"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "fleet", "changes", "words"),
     [
@@ -621,6 +627,7 @@ def test_a_run_in_which_somebody_trained_once_has_finished(tmp_path, monkeypatch
     assert "No device has trained" not in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_tier_may_be_called_global(tmp_path):
     fleet = tmp_path / "named.toml"
     fleet.write_text(FLEET.replace('"quarter"', '"global"'))

@@ -38,6 +38,7 @@ def test_what_is_frozen_is_named_by_parts_and_statistics_go_on():
     assert {name for name, p in model.named_parameters() if not p.requires_grad} == names(family)
 
 
+@pytest.mark.thorough
 def test_frozen_parts_cost_no_gradients_and_no_optimizer_state():
     spec = {"name": "encoder", "input_shape": [16], "vocabulary": 5000, "hidden": 32, "heads": 4, "depth": 3, "mlp": 64}
     whole, frozen = (make_family(spec | more) for more in ({}, {"freeze": ["embeddings"]}))
@@ -50,6 +51,7 @@ def test_frozen_parts_cost_no_gradients_and_no_optimizer_state():
     assert after.training_flops < before.training_flops or embeddings == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "strategy",
     ["fedavg", "heterofl", "fedprox", "scaffold", "fednova", "q-fedavg", "fedadam", "anycostfl", "lotteryfl"],
@@ -75,6 +77,7 @@ def test_frozen_parts_stay_what_they_were_and_travel_once(tmp_path, strategy):
     assert {len(held) for held in values.values()} == {1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "freeze"),
     [
@@ -114,6 +117,7 @@ def test_a_resumed_run_sends_nothing_again_and_has_the_same_bits(tmp_path):
     assert [r.bytes_down for r in read_rounds(whole)] == [r.bytes_down for r in read_rounds(half)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("simulated", [True, False])
 def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
     changes = {} if simulated else {"fleet": "", "report-max-age-seconds": 0.0}
@@ -206,6 +210,7 @@ def test_devices_that_are_groups_of_their_own_share_what_is_frozen():
     assert len(frozen._names) == 1
 
 
+@pytest.mark.thorough
 def test_a_part_of_any_member_of_a_choice_can_be_frozen(tmp_path):
     keys = {"strategy": "heterofl", "family": "choice", "family-arguments": MEMBERS, "freeze": "small_head.fc1"}
     engine, _ = build(small_config(tmp_path, **keys))

@@ -28,6 +28,7 @@ def workers_of(grid: LocalGrid) -> list[int]:
     return sorted(p.pid for p in below if p.status() != psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["heterofl", "lotteryfl", "hypemefed"])
 def test_any_number_of_workers_gives_the_bits_of_one_process(name, tmp_path):
     states, records = [], []

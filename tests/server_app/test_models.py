@@ -21,7 +21,7 @@ from server_app.run_folder import read_rounds
 from server_app.scoring import SCORED_TOGETHER
 from tasks.scoring import score
 from tasks.task import TaskSpec, load_task
-from tests.small_run import METHODS, connected_grid, simulated_grid, small_config
+from tests.small_run import METHODS, by_method, connected_grid, simulated_grid, small_config
 
 ON_DEVICES = ("local", "recipfl", "spatl")
 TIERS_ON_DEVICES = ("rafl", "rafl ensemble")
@@ -44,7 +44,7 @@ def by_hand(model, info, task):
 
 
 # FedNAS is scored as FedAvg is, and its search network takes long over single images.
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in (*ON_DEVICES, "fednas")])
+@by_method(method for method in METHODS if method not in (*ON_DEVICES, "fednas"))
 def test_a_saved_model_says_image_by_image_what_was_scored(method, tmp_path):
     config = small_config(tmp_path, **METHODS[method] | LEARNING)
     run_dir = run(simulated_grid(), config)
@@ -62,6 +62,7 @@ def test_a_saved_model_says_image_by_image_what_was_scored(method, tmp_path):
         assert by_hand(model, info, task) == info.model.score == accuracy
 
 
+@pytest.mark.thorough
 def test_heterofls_statistics_are_in_the_file(tmp_path):
     config = small_config(tmp_path, **LEARNING | {"rounds": 6, "local-steps": 20})
     run_dir = run(simulated_grid(), config)
@@ -79,6 +80,7 @@ def test_heterofls_statistics_are_in_the_file(tmp_path):
     assert record.score > 0.5  # it has learned, so that there is something to get wrong
 
 
+@pytest.mark.thorough
 def test_depthfls_exits_speak_together(tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, **METHODS["depthfl"] | LEARNING))
     model, info = load_model(run_dir)
@@ -91,6 +93,7 @@ def test_depthfls_exits_speak_together(tmp_path):
     assert torch.equal(model(x), model.exits(x)[-1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ON_DEVICES)
 def test_models_that_live_on_devices_are_not_written(method, tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, **METHODS[method] | {"rounds": 1, "evaluate-every": 1}))
@@ -299,6 +302,7 @@ def crash_while_writing(run_dir, trained, number, monkeypatch, count):
     return False
 
 
+@pytest.mark.thorough
 def test_a_crash_at_any_moment_leaves_the_old_or_the_new_models(tmp_path, trained, monkeypatch):
     crashes, seen = 0, set()
     for count in range(100):

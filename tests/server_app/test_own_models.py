@@ -82,6 +82,7 @@ def after(run_dir):
     return {n.removeprefix("weights/"): t for n, t in checkpoint.load(run_dir).state.tensors.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["heterofl", "fedavg", "scaffold", "wildflower", "lotteryfl", "recipfl"])
 def test_tied_weights_travel_once_and_stay_tied(tmp_path, strategy):
     levels = "levels = [{layers = 1}, {layers = 2}, {layers = 3}]"
@@ -91,6 +92,7 @@ def test_tied_weights_travel_once_and_stay_tied(tmp_path, strategy):
     assert all("1.1.weight" not in name and "1.2.weight" not in name for name in after(run_dir))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["heterofl", "fedavg", "scaffold", "fjord"])
 def test_levels_of_a_function_train_together(beside, tmp_path, strategy):
     name = "Still" if strategy == "fjord" else "Deep"
@@ -107,6 +109,7 @@ def test_levels_of_a_function_train_together(beside, tmp_path, strategy):
         assert set(read_rounds(run_dir)[-1].score_by_tier) <= {"whole", "half", "quarter"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["wildflower", "fjord"])
 def test_constants_do_not_keep_levels_from_being_trained_in_one_step(beside, tmp_path, strategy):
     """Half of two is one, so that a model with the two constants learns what the one without them does."""
@@ -142,6 +145,7 @@ def test_levels_that_do_not_go_together_end_the_run_before_round_1(beside, tmp_p
 SMALL = "vocabulary = 40, hidden = 16, heads = 4, depth = 3, mlp = 20, positions = 16, pad_id = 1"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "arguments"),
     [
@@ -249,6 +253,7 @@ fits_width = 0.5
 """
 
 
+@pytest.mark.thorough
 def test_recipfl_writes_adapters_and_heads_and_the_given_encoder_stays(beside, tmp_path, folder):
     (tmp_path / "fleet.toml").write_text(STRONG_AND_WEAK)
     keys = {

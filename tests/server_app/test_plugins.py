@@ -29,7 +29,7 @@ from strategies.fedprox import FedProx
 from strategies.settings import RoundSettings
 from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
-from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
+from tests.small_run import METHODS, by_method, connected_grid, same_bits, simulated_grid, small_config, started
 
 ROOT = Path(__file__).parents[2]
 HEAD = """
@@ -146,6 +146,7 @@ def weights_after(folder: Path, grid: InProcessGrid, **changes) -> Weights:
 CONNECTED = {"fleet": "", "report-max-age-seconds": 0.0, "below-smallest": "smallest"}
 
 
+@pytest.mark.thorough
 def test_a_method_from_outside_trains_on_connected_nodes_as_on_simulated_ones(beside, tmp_path):
     name = beside.module(METHOD)
     settings = {"strategy": f"{name}:Mine", f"{name.replace('_', '-')}.damping": 1.0, "rounds": 2, "widths": "1"}
@@ -212,6 +213,7 @@ NOISE = {
 }
 
 
+@pytest.mark.thorough
 def test_a_private_method_from_outside_must_not_tell_that_nobody_came(beside, tmp_path):
     for skips, why in (("not trained", "no device came.*self.mean.empty"), ("self.mean.empty", "")):
         name = beside.module(PRIVATE.format(skips=skips))
@@ -374,7 +376,7 @@ def test_a_run_without_anything_from_outside_has_no_hashes_of_it(tmp_path):
     assert "plugins-sha256" not in read_config(run_dir)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@by_method()
 def test_a_rehearsal_leaves_every_method_and_all_chance_as_they_were(method, tmp_path):
     engine, _ = started(small_config(tmp_path, **METHODS[method]))
     before = engine.state()
@@ -387,7 +389,7 @@ def test_a_rehearsal_leaves_every_method_and_all_chance_as_they_were(method, tmp
     assert chance[1:] == (random.getstate(), str(np.random.get_state()))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@by_method()
 def test_every_method_trains_with_micro_batches(method, tmp_path, monkeypatch):
     """It is priced like one that trains with batches of the parts' size, and adds up gradients."""
     engine, _ = started(small_config(tmp_path, **METHODS[method] | {"micro-batch-size": 3}))
@@ -706,6 +708,7 @@ WRONG_HALVES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wrong", WRONG_HALVES)
 def test_halves_that_do_not_go_together_end_the_run_before_round_1(beside, tmp_path, wrong):
     text, words = WRONG_HALVES[wrong]

@@ -98,6 +98,7 @@ def test_few_devices_with_all_classes_have_their_scores_in_the_journal_too(folde
     assert fmean(last.personal_score_by_device.values()) == pytest.approx(last.personal_score)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "method",
     [
@@ -226,6 +227,7 @@ def test_answers_that_do_not_go_with_the_labels_are_refused_before_round_1(
     started(config(folder, **tags, family="own_tagger:Tagger"))
 
 
+@pytest.mark.thorough
 def test_a_name_on_the_hub_says_the_sizes_of_its_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_folder(folder, dict(VOCABULARY))
     (folder / "away").mkdir()
@@ -278,6 +280,7 @@ def test_another_vocabulary_of_the_same_size_than_the_models_own_is_refused(fold
     started(config(folder, **settings, task_arguments=arguments))
 
 
+@pytest.mark.thorough
 def test_only_embeddings_of_tokens_count_as_embeddings(folder: Path) -> None:
     """An MLP, or a table of positions, with more rows than the vocabulary has tokens is none."""
     words = [word for word, number in VOCABULARY.items() if number >= 5]
@@ -309,6 +312,7 @@ def test_words_in_place_of_free_tokens_and_behind_the_last_are_the_models_vocabu
     started(config(folder, family="encoder", initial_weights=str(model_folder(folder, free))))
 
 
+@pytest.mark.thorough
 def test_the_family_learns_the_separator_of_pairs_from_the_tokenizer(folder: Path) -> None:
     rows = [{"text": f"the {WORDS[n % 6]}", "other": f"a {WORDS[n % 5]}", "label": "ab"[n % 2]} for n in range(96)]
     write_lines(folder / "train.jsonl", *rows)
@@ -319,6 +323,7 @@ def test_the_family_learns_the_separator_of_pairs_from_the_tokenizer(folder: Pat
         assert engine.method.family.spec()["separator"] == separator
 
 
+@pytest.mark.thorough
 def test_a_separator_inside_of_a_text_is_refused_where_the_model_goes_by_it(folder: Path) -> None:
     rows = [{"text": f"the {WORDS[n % 6]}", "other": "a [SEP] b", "label": "ab"[n % 2]} for n in range(96)]
     write_lines(folder / "train.jsonl", *rows)

@@ -91,6 +91,7 @@ def test_the_database_is_that_of_the_command_line(tmp_path):
         assert database_of([*begin, *words], tmp_path) is None
 
 
+@pytest.mark.thorough
 def test_the_server_does_not_load_what_the_superlink_itself_needs():
     """It would take 0.8 s at every start."""
     done = run_python(

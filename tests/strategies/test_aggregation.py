@@ -11,7 +11,7 @@ from models.lenet import LeNet5
 from models.placement import whole
 from server_app.config import ConfigError
 from strategies.aggregation import Aggregation, running_mean
-from tests.small_run import METHODS, changed_reply, connected_grid, small_config, started
+from tests.small_run import METHODS, by_method, changed_reply, connected_grid, small_config, started
 from tests.strategies.test_contract import HARDWARE, run_rounds
 
 ROBUST = ("trimmed-mean", "median", "norm-bounded-mean")
@@ -196,7 +196,7 @@ def test_methods_that_rely_on_the_mean_or_have_none_say_so(tmp_path):
         small_config(tmp_path, **METHODS["depthfl"] | {"depthfl.alpha": 0.1, "aggregation": "median"})
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if allowed(method)])
+@by_method(method for method in METHODS if allowed(method))
 def test_one_device_does_not_move_the_model_of_any_method_that_takes_it(method, tmp_path):
     assert rounds_with_one_hostile(tmp_path, method, "median") < 100
 
@@ -211,6 +211,7 @@ def test_the_mean_is_moved(tmp_path):
     assert rounds_with_one_hostile(tmp_path, "all-large", "mean") > 10**5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ROBUST)
 def test_a_simulation_and_nodes_of_their_own_come_to_the_same_model(kind, tmp_path):
     from tests.small_run import same_bits, simulated_grid

@@ -434,6 +434,7 @@ def test_a_run_learns_with_a_tenth_of_the_bytes(tmp_path):
     assert {line.outcome for line in read_devices(run_dir)} == {"trained"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wire", ["float32", "int8"])
 def test_a_simulation_has_the_bits_of_real_nodes_and_counts_what_travels(tmp_path, wire):
     keys = COMPRESSED | {"devices": 6, "devices-per-round": 6, "rounds": 2, "widths": "1", "wire": wire}

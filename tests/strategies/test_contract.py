@@ -21,6 +21,7 @@ from strategies.method import Local, Order
 from tests.small_run import (
     METHODS,
     FakeTime,
+    by_method,
     changed_reply,
     connected_grid,
     same_bits,
@@ -32,7 +33,7 @@ from tests.small_run import (
 SUMMING = ["heterofl", "all-large"]  # a node adds up its devices' parcels; the first with present classes
 REPRESENTATIVES = [*SUMMING, "hypemefed", "local"]
 ON_HARDWARE = [*REPRESENTATIVES, "rafl", "recipfl"]
-every_method = pytest.mark.parametrize("method", METHODS)
+every_method = by_method()
 
 
 def run_rounds(folder, method, grid, number=2, **changes):

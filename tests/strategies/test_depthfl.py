@@ -62,6 +62,7 @@ def test_every_layer_is_the_mean_over_the_devices_that_have_it_whatever_they_hol
     }
 
 
+@pytest.mark.thorough
 def test_layers_of_an_encoder_are_averaged_with_the_heads_behind_them(tmp_path):
     weights, devices = after_a_round(tmp_path, family=ENCODER)
     assert weights["embeddings.word_embeddings.weight"] == weights["encoder.layer.0.output.dense.weight"] == [5.0]

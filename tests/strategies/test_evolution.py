@@ -47,6 +47,7 @@ def test_prices_are_those_of_the_cost_model(space):
         assert prices.macs(picks) == inference_macs(space.family, arch)
 
 
+@pytest.mark.thorough
 def test_the_optimum_is_found_under_nearly_all_budgets():
     assert TINY.size == 20 * 20 * 2
     prices = Prices(TINY, batch_size=4, optimizer="sgd")

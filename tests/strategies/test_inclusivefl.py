@@ -201,6 +201,7 @@ def test_types_begin_with_given_weights():
     assert method.takes_initial_weights
 
 
+@pytest.mark.thorough
 def test_what_is_frozen_keeps_its_bits(tmp_path):
     """Sharing means over types would round: three thirds of a number are not always the number."""
     keys = METHODS["inclusivefl"] | {"freeze": "embedding, block0_mlp", "devices-per-round": 6}

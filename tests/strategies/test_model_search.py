@@ -301,6 +301,7 @@ def test_the_loss_is_masked_or_plain(masked, tmp_path):
     assert local == (MaskedTraining if masked else Training)(weighting="uniform")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy_name", ["model-search", "fedavg", "heterofl"])
 def test_without_tiers_the_global_model_alone_is_scored(strategy_name, tmp_path):
     keys = SEARCH | SMALL_RESNET | {"strategy": strategy_name, "evaluate-every": 1}

@@ -57,6 +57,7 @@ def test_epsilon_is_that_of_the_sampled_gaussian_mechanism():
     assert epsilon_after(2 * rounds, noise, rate, delta) > epsilon_after(rounds, noise, rate, delta)
 
 
+@pytest.mark.thorough
 def test_the_accountant_adds_no_second_handler_to_the_log():
     code = (
         "import logging; from strategies.privacy import epsilon_after; epsilon_after(1, 1.0, 0.1, 1e-3); "
@@ -151,6 +152,7 @@ def change_of_norm(method: Method, norm: float) -> Contribution:
     return Contribution(group, [0], [0], 5, {name: total}, {})
 
 
+@pytest.mark.thorough
 def test_a_run_says_what_it_costs(tmp_path):
     config = small_config(tmp_path, **STATIC | {"dp-epsilon": 3.0, "dp-delta": 1e-3, "rounds": 3, "evaluate-every": 3})
     run(simulated_grid(), config)

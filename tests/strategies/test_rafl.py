@@ -409,6 +409,7 @@ def test_a_knowledge_network_of_a_family_of_its_own_is_drawn():
     assert (half.calibrates, half.calibrates_knowledge) == (True, False)
 
 
+@pytest.mark.thorough
 def test_the_knowledge_network_is_calibrated_until_its_statistics_were_averaged():
     method, resumed = (rafl(RaFLParams(), family=NORMED, initial=given()) for _ in range(2))
     order = Order(1, NORMED.full())
@@ -632,6 +633,7 @@ def test_once_for_all_personal_models_are_the_supernets_sub_networks():
     assert method.assign(0, budget(memory[0] + beside - 1)) is None
 
 
+@pytest.mark.thorough
 def test_what_travels_as_int8_fits_the_link_and_little_of_it_is_given_away():
     """The smallest network of this space does not have the most scales for its weights, as those of others do."""
     method = rafl(ONCE_FOR_ALL, family=ELASTIC)
@@ -647,6 +649,7 @@ def test_what_travels_as_int8_fits_the_link_and_little_of_it_is_given_away():
     assert method.assign(0, budget(memory_bytes, sizes[0] - 1)) is None
 
 
+@pytest.mark.thorough
 def test_evolution_without_accuracies_finds_the_most_multiplications():
     method = rafl(EVOLVED, family=ELASTIC)
     prices = {a: cost(ELASTIC, a, batch_size=16, optimizer="sgd") for a in ONCE.enumerate()}
@@ -668,6 +671,7 @@ def beside_weights(folder, picks, accuracy):
     return folder / "w.safetensors"
 
 
+@pytest.mark.thorough
 def test_evolution_finds_the_best_predicted_accuracy(tmp_path):
     """Here the less a sub-network computes, the better it is: the smallest of all is best, whatever the budget."""
     file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 1.0 - sum(p) / 20)
@@ -720,6 +724,7 @@ def test_an_accuracy_that_is_no_number_and_options_that_are_none_are_told_with_t
         rafl(EVOLVED, family=ELASTIC, initial_file=file)
 
 
+@pytest.mark.thorough
 def test_a_predictor_that_is_no_better_than_chance_is_warned_of(tmp_path, caplog):
     """Accuracies that are all alike have no order to learn."""
     file = beside_weights(tmp_path, ONCE.enumerate_picks(), lambda p: 0.5)
@@ -753,6 +758,7 @@ def test_evolution_searches_shares_too():
     assert method.assign(0, budget(method.cost(FAMILY.full()).peak_training_memory_bytes)) == FAMILY.full()
 
 
+@pytest.mark.thorough
 def test_a_run_from_a_supernet_searches_by_the_accuracies_beside_its_weights(tmp_path):
     """Two rounds over real nodes: the smallest is said to be the best, and every device gets it."""
     options = ", ".join(f"{key} = {value}" for key, value in (TINY | {"depths": [1]}).items())
@@ -913,6 +919,7 @@ def test_ensemble_distillation_goes_on_from_the_average(tmp_path):
     assert "distill" in record["server_seconds"]
 
 
+@pytest.mark.thorough
 def test_a_run_from_given_weights_calibrates_in_its_first_round(tmp_path):
     """Two rounds over real nodes; what personal models are scored with lies on the devices, or is cut for them."""
     keys = {"strategy": "rafl", "family": "resnet18", "family-arguments": "first_channels = 4", "personal-every": 1}

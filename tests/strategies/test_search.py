@@ -92,6 +92,7 @@ def cost_of(name, batch_size=16, optimizer="sgd-momentum"):
     return lambda arch: cost(SPACES[name].family, arch, batch_size=batch_size, optimizer=optimizer)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SPACES)
 @settings(max_examples=40, deadline=None)
 @given(
@@ -379,6 +380,7 @@ def log_of_blocks(family, architecture):
     return math.fsum(math.log(1 + count) for count in blocks.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("criterion", ["flops", "balanced"])
 @pytest.mark.parametrize("name", ["lenet5", "vit"])
 def test_steps_upward_come_near_the_best_of_all_architectures_and_fit(name, criterion):

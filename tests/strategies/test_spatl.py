@@ -129,6 +129,7 @@ def test_channels_of_a_squeeze_are_averaged_where_they_came_from():
     assert torch.equal(moved["stage2_0.gate.fc2.bias"], inside)
 
 
+@pytest.mark.thorough
 def test_gated_blocks_return_channels_of_their_squeezes_too(tmp_path):
     """Their number follows from that of the block's inside."""
     keys = METHODS["spatl"] | {

@@ -14,6 +14,7 @@ DISTILLED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("widths", ["1, 0.5, 0.25", "0.5, 0.25"])
 @pytest.mark.parametrize("method", ["heterofl", "model-search", "anycostfl", "fedrolex"])
 @pytest.mark.parametrize("kind", ["random", "with-smallest", "with-whole"])

@@ -205,6 +205,7 @@ def test_a_state_of_another_supernet_is_refused(digits):
         training.load(1, state)
 
 
+@pytest.mark.thorough
 def test_training_helps_the_smallest_and_the_largest(digits):
     training = a_training(digits, steps=100, examples=600)
     held = torch.arange(800, 1100)
@@ -254,6 +255,7 @@ def test_accuracy_by_hand():
         accuracy(nn.Identity(), [])
 
 
+@pytest.mark.thorough
 def test_a_predictor_learns_an_order_it_has_not_seen():
     rng = np.random.default_rng(0)
     found = list(dict.fromkeys(SPACE.draw(rng) for _ in range(300)))

@@ -275,6 +275,7 @@ def traced_bytes(family, levels, batch_size, optimizer, micro_batches):
     return storages.peak_bytes + kernels + weights * (1 + OPTIMIZERS[optimizer].state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize(
     ("family", "optimizer"),

@@ -281,6 +281,7 @@ def test_without_data_the_message_says_what_to_install(tmp_path: Path, monkeypat
         load_task(TaskSpec(name="hapt", devices=2, data_dir=str(tmp_path)))
 
 
+@pytest.mark.thorough
 def test_the_task_imports_nothing_heavy(data_dir: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tasks.hapt import read_recordings;"

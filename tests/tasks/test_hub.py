@@ -60,6 +60,7 @@ def _parquet(folder: Path, name: str, *, train: int = 20, test: int = 10) -> Pat
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in COLUMNS if name != "femnist"])
 def test_a_local_copy_in_parquet_files(name: str, tmp_path: Path) -> None:
     data = TASKS[name].load(str(_parquet(tmp_path / "copy", name)))

@@ -148,6 +148,7 @@ def test_a_task_of_tokens_is_scored_by_its_labeled_tokens(monkeypatch: pytest.Mo
 # A whole run of a regression ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_run_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tasks.regression(monkeypatch)
     folder = run(simulated_grid(), _config(tmp_path))
@@ -176,6 +177,7 @@ def test_a_run_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert comparison.tables[0].rows[0][4] == f"{evaluated[-1].score:.4g}"
 
 
+@pytest.mark.thorough
 def test_of_errors_the_lowest_is_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tasks.absolute_regression(monkeypatch)
     folder = run(simulated_grid(), _config(tmp_path, run_name="error"))
@@ -192,6 +194,7 @@ def test_of_errors_the_lowest_is_best(tmp_path: Path, monkeypatch: pytest.Monkey
     assert compare([folder], target=0.0).tables[2].rows[0][1] == "never"
 
 
+@pytest.mark.thorough
 def test_runs_of_different_metrics_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tasks.regression(monkeypatch)
     first = run(simulated_grid(), _config(tmp_path, run_name="regression", rounds=1))
@@ -262,6 +265,7 @@ def test_methods_that_need_classes_say_so_before_the_first_round(
     build(_config(tmp_path, **REFUSED[name] | {"task": "digits"}))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALLOWED)
 def test_other_methods_train_on_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tasks.regression(monkeypatch)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from idx_files import write_folder
 
-from tasks import idx
 from tasks.arguments import read_arguments
 from tasks.data import Data, make_data_set
 from tasks.task import TASKS, Task, TaskSpec, channels_last, crop_and_flip, load_task
@@ -113,6 +112,7 @@ def test_a_shard_keeps_its_share_for_testing() -> None:
     assert not len(load_task(TaskSpec(name="digits", devices=20, test_fraction=0.0)).shard(3).test)
 
 
+@pytest.mark.thorough
 def test_a_device_with_one_example_trains_on_it() -> None:
     task = load_task(TaskSpec(name="digits", devices=1438, test_fraction=0.9))
     assert len(task.shard(7).train) == 1
@@ -298,14 +298,14 @@ def test_a_client_with_kept_files_imports_nothing_heavy(
     assert modules & HEAVY == set()
 
 
-@pytest.mark.skipif(not (idx.INSTALL_FOLDER / "fashion-mnist").is_dir(), reason="Fashion-MNIST is not installed")
 def test_a_client_of_fashion_mnist_imports_nothing_heavy(
-    imported_by_client: Callable[[list[TaskSpec]], set[str]],
+    imported_by_client: Callable[[list[TaskSpec]], set[str]], tmp_path: Path
 ) -> None:
-    spec = TaskSpec(name="fashion-mnist", devices=100, partition="dirichlet")
+    folder = write_folder(tmp_path, train=600, classes=10, size=(28, 28))
+    spec = TaskSpec(name="fashion-mnist", devices=10, partition="dirichlet", data_dir=str(folder))
     task = load_task(spec)
     assert (task.input_shape, task.classes, task.family) == ((1, 28, 28), 10, "lenet5")
-    assert _examples(task) == list(range(60_000))
+    assert _examples(task) == list(range(600))
     assert imported_by_client([spec]) & HEAVY == set()
 
 

@@ -354,5 +354,6 @@ def run_what_is_ones_own(engine, tmp_path):
     assert RunConfig().strategy == "heterofl"
 
 
+@pytest.mark.thorough
 def test_a_method_a_family_and_a_task_of_ones_own_run_without_editing_the_project(tmp_path):
     run_what_is_ones_own("local", tmp_path)

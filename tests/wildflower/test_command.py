@@ -78,6 +78,7 @@ def test_help_starts_without_anything_heavy():
         assert f" {command} " in shown.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("argument", "code", "stream"), [("--help", 0, "stdout"), ("--no-such", 2, "stderr")])
 def test_the_command_ends_with_its_code_after_everything_that_is_to_be_done_at_exit(argument, code, stream):
     # What a subcommand's modules register is called first.

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 
 from server_app.run_folder import read_rounds, read_summary
@@ -60,6 +61,7 @@ def check_resumed(experiment: Path, run_dir: Path, before: list[RoundRecord]) ->
     return rounds
 
 
+@pytest.mark.thorough
 def test_what_is_found_while_a_run_is_built_is_told_before_its_rounds_and_once(tmp_path):
     torch.save({"block1.conv.bias": torch.zeros(6)}, tmp_path / "part.pth")
     settings = ("rounds=1", "family=lenet5", f"initial-weights={tmp_path / 'part.pth'}")
@@ -70,6 +72,7 @@ def test_what_is_found_while_a_run_is_built_is_told_before_its_rounds_and_once(t
     assert said.count("drawn at random") == 1
 
 
+@pytest.mark.thorough
 def test_a_run_on_own_workers_is_interrupted_resumed_killed_and_finished(tmp_path):
     experiment, run_dir = write_experiment(tmp_path, "local"), tmp_path / "one"
     process = start(experiment)
@@ -106,6 +109,7 @@ def test_a_run_on_own_workers_is_interrupted_resumed_killed_and_finished(tmp_pat
     assert not (run_dir / "superlink.log").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_on_own_workers_that_fails_tells_why(tmp_path):
     experiment = write_experiment(tmp_path, "local")
     (tmp_path / "one").mkdir()

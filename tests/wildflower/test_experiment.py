@@ -124,6 +124,7 @@ def world(tmp_path, monkeypatch) -> World:
     return World(tmp_path, monkeypatch)
 
 
+@pytest.mark.thorough
 def test_a_finished_run(world):
     code, text = world.run("finish", "fedprox.mu=0.5")
     assert code == 0
@@ -164,6 +165,7 @@ def test_what_cannot_be_built_stops_before_anything_is_started(world, settings, 
     assert not world.run_dir.exists()
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_shows_the_last_traceback(world):
     code, text = world.run("crash")
     assert code == 1
@@ -175,12 +177,14 @@ def test_a_run_that_fails_shows_the_last_traceback(world):
     assert world.left_behind() == ([], [])
 
 
+@pytest.mark.thorough
 def test_a_run_without_a_summary_has_not_finished(world):
     code, text = world.run("no summary")
     assert code == 1
     assert "summary.json" in text
 
 
+@pytest.mark.thorough
 def test_a_summary_that_says_failed_counts_more_than_flower(world, monkeypatch):
     failed = SUMMARY.model_copy(update={"status": "failed", "error": "Traceback ...\nValueError: from the summary"})
     monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
@@ -189,6 +193,7 @@ def test_a_summary_that_says_failed_counts_more_than_flower(world, monkeypatch):
     assert "ValueError: from the summary" in text
 
 
+@pytest.mark.thorough
 def test_a_run_that_says_in_words_why_it_failed_shows_no_frames(world, monkeypatch):
     failed = SUMMARY.model_copy(update={"status": "failed", "error": "nobody trained"})
     monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
@@ -198,6 +203,7 @@ def test_a_run_that_says_in_words_why_it_failed_shows_no_frames(world, monkeypat
     assert "Traceback" not in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("error", ["its workers are gone", "no room: go on with --set resume=true --set run-name=one"])
 def test_a_run_that_fails_in_words_after_a_round_says_once_how_it_goes_on(world, monkeypatch, error):
     failed = SUMMARY.model_copy(update={"status": "failed", "error": error})
@@ -208,6 +214,7 @@ def test_a_run_that_fails_in_words_after_a_round_says_once_how_it_goes_on(world,
     assert text.count("--set resume=true --set run-name=one") == 1
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_in_words_after_its_last_round_does_not_go_on(world, monkeypatch):
     failed = SUMMARY.model_copy(update={"status": "failed", "error": "no device trained in any of 1 rounds"})
     monkeypatch.setenv("FAKE_SUMMARY", failed.model_dump_json())
@@ -215,6 +222,7 @@ def test_a_run_that_fails_in_words_after_its_last_round_does_not_go_on(world, mo
     assert (code, "resume=true" in text) == (1, False)
 
 
+@pytest.mark.thorough
 def test_an_app_that_flower_does_not_take(world):
     code, text = world.run("bad app")
     assert (code, text.splitlines()[-1]) == (1, "Error: Flower did not start the app: no such app")
@@ -230,6 +238,7 @@ def test_a_superlink_that_does_not_start(world):
     assert world.left_behind() == ([], [])
 
 
+@pytest.mark.thorough
 def test_a_superlink_that_dies(world):
     code, text = world.run("superlink dies")
     assert code == 1
@@ -238,6 +247,7 @@ def test_a_superlink_that_dies(world):
     assert world.left_behind() == ([], [])
 
 
+@pytest.mark.thorough
 def test_a_server_process_that_is_killed_is_told_at_once_with_the_command_that_resumes(world, monkeypatch):
     monkeypatch.setenv("FAKE_DIES", str(world.here / "up"))
     looks = []
@@ -259,6 +269,7 @@ def test_a_server_process_that_is_killed_is_told_at_once_with_the_command_that_r
     assert world.left_behind() == ([], [])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("stream", "status"), [("stays", "failed"), ("breaks off", "finished")])
 def test_a_run_that_has_ended_is_told_although_flower_cannot_store_it(world, monkeypatch, stream, status):
     error = "The disk is full: go on with --set resume=true" if status == "failed" else None
@@ -281,6 +292,7 @@ def test_a_run_that_has_ended_is_told_although_flower_cannot_store_it(world, mon
     assert world.left_behind() == ([], [])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("terminate", ["", "yes"])
 def test_ctrl_c_and_sigterm_stop_everything(world, monkeypatch, terminate):
     monkeypatch.setenv("FAKE_TERM", terminate)
@@ -428,6 +440,7 @@ def bundled_digest() -> str:
     return Fleet.load(bundled_fleet("digits-demo"), devices=20, seed=1, requirement=lambda width: (1, 1)).digest
 
 
+@pytest.mark.thorough
 def test_a_run_is_resumed_with_what_may_change(world):
     config = place(resolve(world.here / "experiment.toml", []).config, world.here, datetime.now())[0]
     Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
@@ -595,6 +608,7 @@ def test_a_superlink_that_is_gone_is_not_taken_for_one_that_has_lost_the_run(mon
         link.status("17")
 
 
+@pytest.mark.thorough
 def test_a_folder_too_long_for_rays_sockets_is_not_used(world, monkeypatch):
     monkeypatch.setattr(flower, "LONGEST_FOLDER", 24)
     monkeypatch.setenv("FAKE_FLOWER", "finish")

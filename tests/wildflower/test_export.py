@@ -56,6 +56,7 @@ def said(program, inputs):
     return torch.cat([program(part) for part in inputs.split(MAX_BATCH)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file_format", HERE)
 @pytest.mark.parametrize("tier", [None, "quarter"])
 def test_a_program_says_what_was_scored_of_every_test_image(digits_run, file_format, tier, tmp_path):
@@ -92,6 +93,7 @@ print(session.run(None, {"inputs": image})[0].argmax())
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file_format", PROGRAMS)
 def test_five_lines_without_wildflower_use_it(digits_run, file_format, tmp_path):
     run_dir, task = digits_run
@@ -120,6 +122,7 @@ print(json.load(open("net.pt2.json"))["labels"][program(image).argmax()])
 """
 
 
+@pytest.mark.thorough
 def test_labels_that_are_numbers_are_named_by_them(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (60, 8, 8)).astype(np.uint8)
     for name in ("train", "test"):
@@ -138,6 +141,7 @@ def test_labels_that_are_numbers_are_named_by_them(tmp_path):
     assert facts_of(info.model_copy(update={"classes": 1}), "pt2").labels == []  # its one output is a number
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["cnn3", "lenet5", "vgg", "resnet18", "vit-tiny", "bert-tiny"])
 def test_families_can_be_exported(name, tmp_path):
     family = make_family({"name": name} | ({"input_shape": [3, 32, 32]} if name != "bert-tiny" else {}))
@@ -173,6 +177,7 @@ def test_families_can_be_exported(name, tmp_path):
             assert (program(inputs) - deployed(inputs)).abs().max() < 1e-5
 
 
+@pytest.mark.thorough
 def test_the_mean_of_exits_is_exported(tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, **METHODS["depthfl"] | LEARNING))
     model, info = load_model(run_dir)
@@ -184,6 +189,7 @@ def test_the_mean_of_exits_is_exported(tmp_path):
             assert torch.allclose(program(inputs), model(info.prepare(inputs)), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_an_architecture_is_found_by_what_models_json_writes(digits_run, tmp_path):
     run_dir, _ = digits_run
     saved = json.loads((run_dir / "models" / "best" / "models.json").read_text())["models"][-1]["architecture"]
@@ -217,6 +223,7 @@ def test_what_is_not_installed_is_named(digits_run, tmp_path, monkeypatch):
             export(digits_run[0], file_format=file_format, out=tmp_path / f"model.{file_format}")
 
 
+@pytest.mark.thorough
 def test_files_that_are_no_models_are_refused(digits_run, tmp_path):
     path = export(digits_run[0], out=tmp_path / "model.pt2")
     facts = facts_path(path).read_text()
@@ -374,6 +381,7 @@ def test_an_export_of_an_earlier_version_has_its_facts_in_another_file(digits_ru
     assert read_program(path)[1].task == "digits"
 
 
+@pytest.mark.thorough
 def test_the_command(digits_run, tmp_path):
     def invoke(*arguments):
         return CliRunner().invoke(app, ["export", *map(str, arguments)])

@@ -14,7 +14,7 @@ from server_app.app import build, run
 from server_app.journal import Journal
 from server_app.nodes import write_nodes
 from server_app.run_folder import read_devices
-from tests.small_run import METHODS, simulated_grid, small_config
+from tests.small_run import METHODS, by_method, simulated_grid, small_config
 from wildflower import plan as plans
 from wildflower.command import app
 from wildflower.plan import PlanError, make_plan, plan_tables, spread
@@ -113,7 +113,7 @@ def test_the_run_does_what_the_plan_says(tmp_path):
             assert record.predicted_memory_bytes == device.needed_memory_bytes
 
 
-@pytest.mark.parametrize("method", METHODS)
+@by_method()
 def test_every_method_has_a_plan(method, tmp_path):
     plan = make_plan(small_config(tmp_path, **METHODS[method]))
     assert list(plan.counts) == ["whole", "half", "quarter"]

@@ -36,6 +36,7 @@ def images(a_run, tmp_path):
     return folder
 
 
+@pytest.mark.thorough
 def test_a_run_and_its_export_say_what_the_model_says(a_run, images, tmp_path):
     run_dir, task = a_run
     from server_app.models import load_model

@@ -299,6 +299,7 @@ def test_a_real_run(experiment, capsys):
     assert capsys.readouterr().out.startswith("round 1/1, delivered accuracy ")
 
 
+@pytest.mark.thorough
 def test_a_run_ends_with_the_process_that_started_it(experiment):
     code = (
         "import sys, time; from pathlib import Path; from wildflower import child\n"

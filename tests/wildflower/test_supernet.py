@@ -37,6 +37,7 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["supernet", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
+@pytest.mark.thorough
 def test_a_stopped_training_goes_on_and_ends_with_the_same_weights(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHECKPOINT_STEPS", 2)
     options = ["--steps", 4, "--random", 1, "--pairs", 3]
@@ -75,6 +76,7 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_weights(experiment, t
     assert "other settings" in changed.output
 
 
+@pytest.mark.thorough
 def test_pretrained_weights_of_other_classes_begin_the_published_sub_network(tmp_path, capsys):
     family = MobileNetV2(input_shape=(1, 8, 8), classes=10, depths=(1, 4), expand_ratios=(6,), kernel_sizes=(3,))
     names = family.torchvision_names()
@@ -132,6 +134,7 @@ def test_a_last_step_that_diverges_leaves_no_weights(experiment, tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == [experiment.name]
 
 
+@pytest.mark.thorough
 def test_no_steps_leave_the_weights_as_they_begin(experiment, tmp_path):
     written = [tmp_path / "first.safetensors", tmp_path / "again.safetensors"]
     assert invoke(experiment, "--output", written[0], "--steps", 0).exit_code == 0
@@ -145,6 +148,7 @@ def test_no_steps_leave_the_weights_as_they_begin(experiment, tmp_path):
     assert all(torch.equal(first[name], again[name]) for name in first if not name.endswith(statistics))
 
 
+@pytest.mark.thorough
 def test_the_tasks_own_arguments_are_read(tmp_path):
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
@@ -183,6 +187,7 @@ def test_an_output_that_cannot_be_written_is_told_before_the_training(
     assert not list(tmp_path.glob("*.check"))
 
 
+@pytest.mark.thorough
 def test_a_disk_that_fills_up_meanwhile_is_told_without_a_traceback(experiment, tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")

@@ -362,6 +362,7 @@ def test_without_an_owner_in_a_round_guesses_are_not_shifted(tmp_path):
     assert weights["block1.conv1.weight"] == pytest.approx([-4.0])  # as after the first round, where 0 was guessed
 
 
+@pytest.mark.thorough
 def test_hypernetworks_learn_how_the_change_of_one_layer_follows_from_anothers(tmp_path):
     """Devices change block 1 by three times as much as block 0: so much is guessed of one that stops before it.
 
@@ -378,6 +379,7 @@ def test_hypernetworks_learn_how_the_change_of_one_layer_follows_from_anothers(t
         assert weights["block1.conv1.weight"] == pytest.approx(expected, abs=0.3)
 
 
+@pytest.mark.thorough
 def test_devices_that_change_nothing_teach_nothing(tmp_path):
     strategy = hypemefed(tmp_path, guess="change", generate="all")
     weights = after(

@@ -151,6 +151,7 @@ def test_the_steps_by_hand():
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["low rank", "full"])
 @pytest.mark.parametrize(("source", "target"), [((6, 4, 3, 3), (8, 6, 3, 3)), ((6, 4), (5, 6)), ((8, 4, 3), (8, 6, 3))])
 def test_it_learns_a_relation_between_layers(kind, source, target):

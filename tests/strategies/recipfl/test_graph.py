@@ -144,6 +144,7 @@ BY_HAND = [
 ]
 
 
+@pytest.mark.thorough
 def test_an_encoder_with_adapters_by_hand():
     family = make_family(ENCODER)
     graph = graph_of(family, family.smallest())

@@ -46,6 +46,7 @@ def request(graph, client=0, mix=(0.25, 0.25, 0.25, 0.25), scale=1.0):
     return Request(graph, digests(graph, weights), client, torch.tensor(mix))
 
 
+@pytest.mark.thorough
 def test_it_generates_every_tensor_in_its_shape():
     found = hypernetwork()([request(graph) for graph in GRAPHS])
     for graph, tensors in zip(GRAPHS, found, strict=True):

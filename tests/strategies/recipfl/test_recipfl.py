@@ -112,6 +112,7 @@ def test_the_gradient_is_the_vector_jacobian_product(hypernetwork, hidden, third
             assert float(found[entry]) == pytest.approx(expected, rel=0.02, abs=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hypernetwork", ["printed", "published"])
 def test_steps_lead_towards_what_devices_return(hypernetwork, recipfl):
     """Eq. 4 as printed leads away."""
@@ -371,6 +372,7 @@ def orders(grid):
     return [order for order in found if order["local"] != ClassCounts().reference().model_dump()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("transfer", "taught"), [("teacher", [False, True]), ("both", [False, False]), ("none", [False])]
 )
@@ -391,6 +393,7 @@ def test_what_strong_and_weak_devices_train(transfer, taught, tmp_path):
     assert len(engine.method.current) == (6 if transfer == "none" else 8)
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_has_the_same_bits(tmp_path):
     """The strong devices are in every round, and scored after each."""
     changes = {"recipfl.hidden": 32, "devices-per-round": 6, "evaluate-every": 1, "recipfl.tile": 0}
@@ -499,6 +502,7 @@ def filled_with(value):
     return change
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -552,6 +556,7 @@ def test_classes_that_cannot_be_are_refused_and_change_nothing(counts, when, tmp
     assert same_bits(before, engine.state().tensors)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("when", ["registration", "first-upload"])
 def test_what_a_device_says_of_its_classes_once_holds(when, tmp_path):
     """What later uploads say counts where the counts are those of uploads."""
