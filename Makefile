@@ -16,7 +16,7 @@ setup: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Wildflower needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[server,text,privacy,export,dev]'
+	$(BIN)/pip install --quiet --use-pep517 --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[server,text,privacy,export,dev]'
 	$(BIN)/python -c 'import server_app.app, server_app.report, torch.utils.tensorboard, wildflower.experiment'
 	touch $@
 
