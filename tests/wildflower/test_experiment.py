@@ -85,7 +85,8 @@ class World:
             path.mkdir()
         script = Path(__file__).with_name("fake_flower.py").read_text()
         for name in ("flower-superlink", "flwr"):
-            (commands / name).write_text(f"#!{sys.executable}\n{script}")
+            # A first line may not name an interpreter whose path has a space: shell and Python both read what follows.
+            (commands / name).write_text(f"#!/bin/sh\n'''exec' '{sys.executable}' \"$0\" \"$@\"\n' '''\n{script}")
             (commands / name).chmod(stat.S_IRWXU)
         (self.here / "experiment.toml").write_text('rounds = 1\nrun-name = "one"\nworkers = 2\nengine = "flower"\n')
         (self.here / "pyproject.toml").write_text("")
