@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -65,17 +66,23 @@ def trained(folder: Path, name: str) -> dict[str, Any]:
     }
 
 
+Known = Callable[[str], dict[str, Any]]
+
+
+def known_by_name(tmp_path_factory, of: Callable[[Path, str], dict[str, Any]]) -> Known:
+    return cache(lambda name: of(tmp_path_factory.mktemp("undisturbed"), name))
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
+def undisturbed(tmp_path_factory) -> Known:
+    """What rounds come to in which nobody is killed."""
+    return known_by_name(tmp_path_factory, trained)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_run(tmp_path_factory) -> Known:
     """What a run comes to in which nobody is killed."""
-    known: dict[str, dict[str, Any]] = {}
-
-    def find(name: str) -> dict[str, Any]:
-        if name not in known:
-            known[name] = trained(tmp_path_factory.mktemp("undisturbed"), name)
-        return known[name]
-
-    return find
+    return known_by_name(tmp_path_factory, run_here)
 
 
 def kill_once(monkeypatch, where: str, marker: Path, *, when=lambda *args: True, after=False, who=os.getpid, times=1):
@@ -105,12 +112,6 @@ def in_round_2(batch, *args) -> bool:
 
 MOMENTS = {
     "before it trains": ("stateful", "client_app.work:do_order", lambda bench: bench._before == 2, False),
-    "after its second device has saved": (
-        "stateful",
-        "client_app.bench:DeviceBench.save",
-        lambda bench: bench._before == 2 and bench.order.device == 3,
-        True,
-    ),
     "between the two files of a device": (
         "stateful",
         "client_app.state:DeviceState.save",
@@ -189,9 +190,9 @@ def killed(what: Callable[[], object]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def run_here(folder: Path, **changes: Any) -> dict[str, bytes]:
+def run_here(folder: Path, name: str = "stateful", **changes: Any) -> dict[str, bytes]:
     """What a whole run leaves in its folder that a later round stands on."""
-    config = config_of(folder, "stateful", **changes)
+    config = config_of(folder, name, **changes)
     with local_grid(2) as grid:
         run_dir = run(grid, config)
     lines = [json.loads(line) for line in (run_dir / "rounds.jsonl").read_text().splitlines()]
@@ -202,42 +203,40 @@ def run_here(folder: Path, **changes: Any) -> dict[str, bytes]:
     )
 
 
-# Of the server's process: in the middle of its round, between the journal and the checkpoint, and while it writes them.
+def takes_in_round_2(engine, work, *args) -> bool:
+    return work.round == 2
+
+
+# Of the server's process: in the middle of its round, between the journal and the checkpoint, and while it writes that.
 SERVER = {
-    "while devices train": ("rounds.engine:Engine.take", lambda engine, work, *_: work.round == 2, True),
-    "at the journal": ("server_app.journal:_append", lambda path, _: path.name == "rounds.jsonl", False),
+    "while devices train": ("stateful", "rounds.engine:Engine.take", takes_in_round_2),
+    "while devices are masked": ("secure", "rounds.engine:Engine.take", takes_in_round_2),
     "after the journal": (
+        "stateful",
         "server_app.journal:Journal.write_round",
-        lambda journal, record, _: record["round"] == 2,
-        True,
+        lambda journal, record, *_: record["round"] == 2,
     ),
-    "at the checkpoint": ("server_app.checkpoint:_sha256", lambda path: "round-2" in str(path), True),
+    "at the checkpoint": ("stateful", "server_app.checkpoint:_sha256", lambda path: "round-2" in str(path)),
 }
 
 
 @pytest.mark.parametrize("moment", SERVER)
 def test_a_run_whose_server_is_killed_is_gone_on_with(moment, tmp_path, monkeypatch, undisturbed_run):
-    where, when, after = SERVER[moment]
+    name, where, when = SERVER[moment]
     with monkeypatch.context() as patch:
-        kill_once(patch, where, tmp_path / "killed", when=when, after=after)
-        killed(lambda: run_here(tmp_path / "run"))
-    assert run_here(tmp_path / "run", resume=True) == undisturbed_run
-
-
-@pytest.fixture(scope="module")
-def undisturbed_run(tmp_path_factory) -> dict[str, bytes]:
-    return run_here(tmp_path_factory.mktemp("whole run"))
+        kill_once(patch, where, tmp_path / "killed", when=when, after=True)
+        killed(lambda: run_here(tmp_path / "run", name))
+    assert run_here(tmp_path / "run", name, resume=True) == undisturbed_run(name)
 
 
 def test_a_run_whose_forking_process_is_killed_ends_in_words_and_is_gone_on_with(
     tmp_path, monkeypatch, undisturbed_run
 ):
     with monkeypatch.context() as patch:
-        moment = MOMENTS["after its second device has saved"]
-        kill_once(patch, moment[1], tmp_path / "killed", when=moment[2], after=True, who=os.getppid)
+        kill_once(patch, "client_app.work:_train", tmp_path / "killed", when=in_round_2, after=True, who=os.getppid)
         with pytest.raises(NurseryError, match="the process that workers are forked from is gone; short of memory"):
             run_here(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "runs" / "small" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["error"].startswith("the process that workers are forked from is gone")
-    assert run_here(tmp_path / "run", resume=True) == undisturbed_run
+    assert run_here(tmp_path / "run", resume=True) == undisturbed_run("stateful")
