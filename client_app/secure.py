@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from client_app.undo import will_write
 from messages.error import MessageError
 from messages.masks import (
     MIN_MEMBERS,
@@ -141,4 +142,5 @@ def _write(folder: Path, session: Session) -> None:
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(session.model_dump_json())
+    will_write(folder / "secure.json", restore=True)
     os.replace(beside, folder / "secure.json")

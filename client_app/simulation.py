@@ -2,8 +2,9 @@
 
 A server that trains and writes files gets threads, and a process with threads must not be forked. So a nursery is
 forked from the server before that, and keeps doing nothing but forking workers: the first ones, and one for each that
-was lost. A worker answers the messages of its link one after the other, and ends with its server. Messages are those
-of `client_app.worker`, without Flower.
+was lost, of which it says how it ended. A worker says when it begins, then answers the messages of its link one after
+the other, and ends with its server. While it answers it says which files of devices it is about to write
+(`client_app.undo`). Messages are those of `client_app.worker`, without Flower.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import socket
 import struct
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from client_app import work, worker
+from client_app import undo, work, worker
 from devices.validation import one_line
 from models.architecture import Architecture
 from models.base import with_weights
@@ -33,7 +35,10 @@ from tasks.task import TaskSpec, load_task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 SCORE = "score"  # the kind of a message that no device knows: the server lets its workers score its models
+WRITES = "writes"  # the header of a worker that is about to write a file has its path here
 NUMBER = struct.Struct("<I")  # of a worker
+FORKED = struct.Struct("<I?i")  # a worker's process; whether it takes the place of another, and that one's exit code
+ENDING_SECONDS = 5.0  # that a worker whose link has ended has to end itself
 NO_WORKER = "the process that workers are forked from is gone; short of memory, the system may have killed it"
 LINK_BYTES = 2**20  # on their way: the system's 200 kB let the two ends wait for each other more often
 
@@ -66,7 +71,19 @@ class BatchScores(BaseModel):
 
 
 class NurseryError(RuntimeError):
-    """The process that forks workers is gone. Its text is all there is to know: no frame tells more."""
+    """There are no workers to be had any more. Its text is all there is to know: no frame tells more."""
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A worker that was just forked.
+
+    replaced: the exit code of the one whose place it takes, as of `subprocess`; None where there was none.
+    """
+
+    link: socket.socket
+    process: int
+    replaced: int | None
 
 
 class Nursery:
@@ -78,16 +95,17 @@ class Nursery:
         self._process.start()
         theirs.close()
 
-    def worker(self, number: int) -> socket.socket:
-        """A link to a new worker. Raises NurseryError."""
+    def worker(self, number: int) -> Forked:
+        """A new worker; the one of the same number is ended, where it has not ended yet. Raises NurseryError."""
         try:
             self._link.sendall(NUMBER.pack(number))
-            _, handles, _, _ = socket.recv_fds(self._link, 1, 1)
+            said, handles, _, _ = socket.recv_fds(self._link, FORKED.size, 1)
         except OSError as error:
             raise NurseryError(f"{NO_WORKER} ({error.strerror})") from None
         if not handles:
             raise NurseryError(NO_WORKER)
-        return socket.socket(fileno=handles[0])
+        process, replaces, code = FORKED.unpack(said)
+        return Forked(socket.socket(fileno=handles[0]), process, code if replaces else None)
 
     def close(self) -> None:
         """End the nursery and its workers, in the middle of whatever they do."""
@@ -98,17 +116,31 @@ class Nursery:
 def _fork_workers(link: socket.socket, servers_end: socket.socket) -> None:
     servers_end.close()
     worker.end_with(os.getppid())
+    forked: dict[int, multiprocessing.process.BaseProcess] = {}
     while len(asked := link.recv(NUMBER.size)) == NUMBER.size:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_BYTES)
         (number,) = NUMBER.unpack(asked)
-        forking.Process(target=_work, args=(theirs, (link, ours), number), name=f"worker {number}").start()
+        code = _exit_code(forked.pop(number)) if number in forked else None
+        new = forked[number] = forking.Process(
+            target=_work, args=(theirs, (link, ours), number), name=f"worker {number}"
+        )
+        new.start()
         theirs.close()
-        socket.send_fds(link, [b"w"], [ours.fileno()])
+        socket.send_fds(link, [FORKED.pack(new.pid, code is not None, code or 0)], [ours.fileno()])
         ours.close()
     for child in multiprocessing.active_children():
         child.terminate()
+
+
+def _exit_code(one: multiprocessing.process.BaseProcess) -> int | None:
+    """How a worker has ended whose link has."""
+    one.join(ENDING_SECONDS)
+    if one.exitcode is None:
+        one.kill()
+        one.join()
+    return one.exitcode
 
 
 def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -> None:
@@ -119,6 +151,13 @@ def _work(link: socket.socket, others: tuple[socket.socket, ...], number: int) -
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if gpus := torch.cuda.device_count():
         torch.cuda.set_device(number % gpus)
+
+    def tell(written: undo.Written) -> None:
+        worker.send(link, {WRITES: str(written.path)}, [] if written.before is None else [written.before])
+
+    undo.tell_with(tell)
+    with suppress(ConnectionError):
+        worker.send(link, {"begun": True}, [])
     while True:
         try:
             header, arrays = worker.receive(link)

@@ -12,6 +12,7 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
+from client_app.undo import will_write
 from messages.frozen import Part, name_of
 from messages.packing import Layout, unpack
 
@@ -63,6 +64,7 @@ class DeviceState:
             half.unlink()  # of a process that was killed here
         safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, beside)
         _sync(beside)
+        will_write(path)  # what another future of the run has left there is void
         os.replace(beside, path)
         _sync(self.folder)
         for number, old in self._versions(key):

@@ -507,6 +507,7 @@ class Engine:
             deadline_seconds=self.population.answer_seconds(self.settings.deadline_seconds),
             busy=self.population.busy,
             poll_seconds=self.population.poll_seconds,
+            parts=_devices_by_themselves if self.population.simulated else None,
         )
         left = [work.enough for work in works]
         for (place, batch), reply in replies:
@@ -933,6 +934,11 @@ def _refuse(work: Work, assignments: Sequence[Assignment], why: str) -> None:
 
 def _note_refused(work: Work, assignments: Sequence[Assignment], why: str) -> None:
     work.refused |= {a.node: why for a in assignments if a.node is not None}
+
+
+def _devices_by_themselves(asked: tuple[int, list[Assignment]]) -> list[tuple[int, list[Assignment]]]:
+    """Return the parts of a message's orders: those of one device read each other's models."""
+    return [(asked[0], orders) for orders in by_device(asked[1]).values()]
 
 
 def _megabytes(nbytes: int) -> str:

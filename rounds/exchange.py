@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from logging import INFO
 from typing import TypeVar
 
 from flwr.app import Message
+from flwr.common import log
 from flwr.serverapp import Grid
 
 from devices.validation import MAX_LETTERS, one_line
 from messages.records import release
 
 B = TypeVar("B")
+T = TypeVar("T")
 MAX_WAIT_SECONDS = 1.0
+DIED = 8  # Flower's code of a message whose process has died
 
 # Flower's error codes (flwr.common.constant.ErrorCode), in words for the journal.
 _ERRORS = {
@@ -24,7 +28,7 @@ _ERRORS = {
     2: "the client raised an exception",
     3: "no reply before the deadline",
     5: "the node is offline",
-    8: "the client process died",
+    DIED: "the client process died",
 }
 
 
@@ -38,10 +42,14 @@ class WaitingGrid(Grid):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a message has no usable reply; `late` where it may only have come too late."""
+    """Why a message has no usable reply.
+
+    late: it may only have come too late. died: the process that worked on it is gone.
+    """
 
     why: str
     late: bool = False
+    died: bool = False
 
 
 def failure_of(reply: Message) -> Failure | None:
@@ -51,7 +59,8 @@ def failure_of(reply: Message) -> Failure | None:
     why = _ERRORS.get(reply.error.code, f"Flower error {reply.error.code}")
     # The reason may be as long as its sender likes: only its end is looked at.
     lines = (reply.error.reason or "")[-MAX_LETTERS:].strip().splitlines()
-    return Failure(one_line(f"{why}: {lines[-1]}") if lines else why, late=reply.error.code == 3)
+    code = reply.error.code
+    return Failure(one_line(f"{why}: {lines[-1]}") if lines else why, late=code == 3, died=code == DIED)
 
 
 def stranger(reply: Message, node: int) -> Failure | None:
@@ -83,6 +92,11 @@ def pull(grid: Grid, asked: Mapping[str, int]) -> Iterator[tuple[str, Message | 
         yield from ((message_id, failure_of(reply) or stranger(reply, node) or reply) for reply in replies[:1])
 
 
+def each_by_itself(batch: list[T]) -> list[list[T]]:
+    """The parts of a batch of which each order can be done without the others."""
+    return [[order] for order in batch]
+
+
 def exchange(
     grid: Grid,
     queues: Mapping[int, deque[B]],
@@ -91,6 +105,7 @@ def exchange(
     deadline_seconds: float | None,
     busy: set[int],
     poll_seconds: float,
+    parts: Callable[[B], list[B]] | None = None,
 ) -> Generator[tuple[B, Message | Failure], None, None]:
     """Send every node its batches one after the other, and yield each batch with its reply or its failure.
 
@@ -102,17 +117,21 @@ def exchange(
         queues: node -> its batches in order; emptied here.
         make: builds the message of a batch (called just before it is sent).
         deadline_seconds: for the whole exchange; None waits for ever.
+        parts: what a batch can be parted into. A batch whose process has died is done again in these parts, so that
+            only the part over which a process dies once more fails. None: nothing is done again.
     """
-    open_batches: dict[str, tuple[int, B]] = {}
+    open_batches: dict[str, tuple[int, B, bool]] = {}  # message -> its node, its batch, and whether it is done again
+    again: defaultdict[int, deque[B]] = defaultdict(deque)  # node -> what is done again, before what it has not begun
     end = None if deadline_seconds is None else time.monotonic() + deadline_seconds
 
     def push(node: int) -> B | None:
         """Send a node's next batch; the batch itself where Flower does not take the message."""
-        batch = queues[node].popleft()
+        redone = bool(again[node])
+        batch = (again if redone else queues)[node].popleft()
         message_ids = [i for i in grid.push_messages([make(node, batch)]) if i]
         if not message_ids:
             return batch
-        open_batches[message_ids[0]] = (node, batch)
+        open_batches[message_ids[0]] = node, batch, redone
         return None
 
     waiting_since = time.monotonic()
@@ -120,18 +139,24 @@ def exchange(
         todo = [node for node, queue in queues.items() if queue]
         while True:
             for node in todo:
-                while queues[node] and (refused := push(node)) is not None:
+                while (again[node] or queues[node]) and (refused := push(node)) is not None:
                     yield refused, Failure("Flower did not take the message for this node")
             todo = []
             if not open_batches:
                 return
             asked_at = time.monotonic()
             asking_seconds = 0.0
-            for message_id, reply in pull(grid, {i: node for i, (node, _) in open_batches.items()}):
+            for message_id, reply in pull(grid, {i: node for i, (node, *_) in open_batches.items()}):
                 asking_seconds += time.monotonic() - asked_at
-                node, batch = open_batches.pop(message_id)
+                node, batch, redone = open_batches.pop(message_id)
                 todo.append(node)
-                yield batch, reply
+                if isinstance(reply, Failure) and reply.died and not redone and parts is not None:
+                    again[node] += parts(batch)
+                    log(INFO, "What node %s had to do is done again, in %s parts", node, len(again[node]))
+                elif isinstance(reply, Failure) and reply.died and redone:
+                    yield batch, replace(reply, why=one_line(f"{reply.why}, for the second time over this work"))
+                else:
+                    yield batch, reply
                 if isinstance(reply, Message) and reply.has_content():
                     release(reply.content)
                 asked_at = time.monotonic()
@@ -149,10 +174,11 @@ def exchange(
                 waited_seconds = time.monotonic() - waiting_since
                 pause = max(min(max(poll_seconds, waited_seconds / 50), 10 * poll_seconds), 4 * asking_seconds)
                 time.sleep(pause if end is None else max(0.0, min(pause, end - time.monotonic())))
-        late = [batch for _, batch in open_batches.values()] + [batch for queue in queues.values() for batch in queue]
-        busy.update(node for node, _ in open_batches.values())
+        left = [*again.values(), *queues.values()]
+        late = [batch for _, batch, _ in open_batches.values()] + [batch for queue in left for batch in queue]
+        busy.update(node for node, *_ in open_batches.values())
         open_batches.clear()
         for batch in late:
             yield batch, Failure(f"no reply within the deadline of {deadline_seconds:g} s", late=True)
     finally:
-        busy.update(node for node, _ in open_batches.values())
+        busy.update(node for node, *_ in open_batches.values())

@@ -20,7 +20,7 @@ from messages.packing import MessageError
 from messages.parcels import digest
 from messages.wire import evaluation_limits, from_records, to_records
 from rounds.delivery import MAX_TOLD, Delivered
-from rounds.exchange import Failure, exchange
+from rounds.exchange import Failure, each_by_itself, exchange
 from rounds.population import Population
 from rounds.work import Assignment, Orders
 from strategies.settings import RoundSettings
@@ -214,6 +214,7 @@ def score_on_devices(
         deadline_seconds=population.answer_seconds(settings.deadline_seconds),
         busy=population.busy,
         poll_seconds=population.poll_seconds,
+        parts=each_by_itself if population.simulated else None,
     )
     for batch, reply in replies:
         devices = [a.device for a in batch]

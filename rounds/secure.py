@@ -37,7 +37,7 @@ from messages.masks import (
 from messages.orders import KeyAnswer, KeyBatch, KeyOrder, KeyReply, Member
 from messages.sums import device_weight, disjoined
 from messages.wire import from_records, key_limits, to_records
-from rounds.exchange import Failure, exchange
+from rounds.exchange import Failure, each_by_itself, exchange
 from rounds.population import Population
 from rounds.work import Assignment, Work
 from strategies.method import Contribution
@@ -247,6 +247,9 @@ class SecureRound:
         bound = self.population.answer_seconds(self.settings.deadline_seconds)
         seconds = None if simulated and bound is None else min(bound or STEP_SECONDS, STEP_SECONDS)
 
+        # Orders and answers alone, so that the figure does not depend on how many of them a message holds.
+        self.bytes_down += sum(len(order.model_dump_json()) for orders in by_node.values() for order in orders)
+
         def make(node: int, batch: list[KeyOrder]) -> Message:
             content = KeyBatch(
                 run=self.settings.run,
@@ -255,7 +258,6 @@ class SecureRound:
                 state_dir=self.settings.state_dir,
                 orders=batch,
             )
-            self.bytes_down += len(content.model_dump_json())
             return Message(to_records(content), node, MessageType.QUERY, ttl=seconds)
 
         answers: dict[int, KeyAnswer] = {}
@@ -266,6 +268,7 @@ class SecureRound:
             deadline_seconds=seconds,
             busy=self.population.busy,
             poll_seconds=self.population.poll_seconds,
+            parts=each_by_itself if simulated else None,
         ):
             if isinstance(reply, Failure):
                 why = one_line(reply.why)
@@ -287,7 +290,7 @@ class SecureRound:
             why = one_line(str(error))
             log(WARNING, "Round %s: an answer about keys is refused: %s", self.work.round, why)
             return {order.device: KeyAnswer(device=order.device, error=why) for order in batch}
-        self.bytes_up += len(reply.model_dump_json())
+        self.bytes_up += sum(len(answer.model_dump_json()) for answer in reply.answers)
         return found
 
     @property

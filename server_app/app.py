@@ -71,7 +71,8 @@ def main(grid: Grid, context: Context) -> None:
     config = named(RunConfig.from_run_config(context.run_config))
     if config.engine != "nodes":
         config = config.model_copy(update={"engine": "flower"})
-    run(SuperLinkGrid(grid, config.run_name, superlink_database()), config)
+    simulated = bool(config.fleet) and config.engine == "flower"
+    run(SuperLinkGrid(grid, config.run_name, superlink_database(), simulated=simulated), config)
 
 
 def run(grid: Grid, config: RunConfig, built: tuple[Engine, Scorer | None] | None = None) -> Path:

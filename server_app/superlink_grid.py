@@ -1,8 +1,11 @@
-"""Flower's grid, which says so when the SuperLink cannot store anything any more, and outlives a closed connection.
+"""Flower's grid, which says so when a run cannot go on over it, and outlives a closed connection.
 
 A SuperLink keeps its messages, nodes and runs in a SQLite file. Where the disk of that file has no room left, Flower
 1.41 answers every request that writes with an internal error: what devices send is lost, what the app prints goes
 nowhere, and the process that starts the SuperLink's work ends. The app sees the disk, because it runs beside the file.
+
+In a simulation Flower does not start a process of Ray's again that was killed, and goes on giving it messages: it fails
+them at once, so that it gets more of them than those that work.
 """
 
 from __future__ import annotations
@@ -22,30 +25,36 @@ from flwr.serverapp import Grid
 from messages.retries import retry_closed_connections
 from server_app.units import bytes_text
 
+DIED_IN_RAY = "<class 'ray.exceptions.Actor"  # how Flower's reason begins where a process of Ray's is gone
 FULL_DISK_BYTES = 10**6  # less than this and the next messages will not fit
 
 
 class SuperLinkError(RuntimeError):
-    """The SuperLink has no room for messages, or answers with errors of its own. Its text is all there is to know."""
+    """The run cannot go on over this SuperLink. Its text, which says why, is all there is to know."""
 
 
 class SuperLinkGrid(Grid):
     """A grid that raises SuperLinkError, with what to do, where the SuperLink cannot store what is sent.
 
+    In a simulation it also does so where a process of Ray's is gone, from then on.
+
     Args:
         grid: Flower's, to which everything is handed on.
         run_name: of the run, for the command that goes on with it.
         database: the SuperLink's file; None where it is not known, and only the SuperLink's errors tell.
+        simulated: its nodes are those of Flower's simulation, whose errors are to be believed.
     """
 
-    def __init__(self, grid: Grid, run_name: str, database: Path | None) -> None:
-        self._grid, self._run_name, self._database = grid, run_name, database
+    def __init__(self, grid: Grid, run_name: str, database: Path | None, *, simulated: bool = False) -> None:
+        self._grid, self._run_name, self._database, self._simulated = grid, run_name, database, simulated
+        self._has_died = False  # a process of Ray's
         # To import the grid's class, flwr.superlink.grid.http_grid.HttpGrid, would take 0.8 s. Others have no retries.
         if (retries := getattr(grid, "_retry_invoker", None)) is not None:
             retry_closed_connections(retries)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
+        self._check_alive()
         if self._database is not None:
             free_bytes = shutil.disk_usage(self._database.parent).free
             if free_bytes < FULL_DISK_BYTES:
@@ -64,11 +73,18 @@ class SuperLinkGrid(Grid):
                 f"database{where} has too little room for a round's messages: make room, {self._remedy()}"
             ) from error
 
+    def _check_alive(self) -> None:
+        if self._has_died:
+            raise SuperLinkError(
+                "A process of Ray's was killed, most likely because memory ran out, and Flower does not start it "
+                f"again (engine = 'local' does): {self._go_on()}"
+            )
+
     def _remedy(self) -> str:
-        return (
-            "start the SuperLink anew, and go on with the same command and "
-            f"--set resume=true --set run-name={self._run_name}"
-        )
+        return f"start the SuperLink anew, and {self._go_on()}"
+
+    def _go_on(self) -> str:
+        return f"go on with the same command and --set resume=true --set run-name={self._run_name}"
 
     def set_run(self, run: Any) -> None:
         """Hand it on."""
@@ -103,7 +119,12 @@ class SuperLinkGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Of the grid. Raises SuperLinkError."""
         with self._told():
-            return self._grid.pull_messages(message_ids)
+            replies = list(self._grid.pull_messages(message_ids))
+        if self._simulated:
+            errors = [reply.error for reply in replies if reply.has_error()]
+            self._has_died = any((error.reason or "").startswith(DIED_IN_RAY) for error in errors)
+            self._check_alive()
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Of the grid. Raises SuperLinkError."""

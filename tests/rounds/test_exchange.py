@@ -177,7 +177,7 @@ def test_error_replies_are_understood(code, words, late):
     grid = InProcessGrid(echo, 1)
     grid.broken = {1: code}
     [(_, failure)] = run(grid, {1: "a"})
-    assert failure == Failure(f"{words}: as the test asked", late)
+    assert failure == Failure(f"{words}: as the test asked", late, died=code == 8)
 
 
 def test_only_the_last_line_of_a_traceback_is_told():
@@ -187,3 +187,60 @@ def test_only_the_last_line_of_a_traceback_is_told():
     assert failure_of(reply) == Failure("the client raised an exception: ValueError: no data")
     assert failure_of(Message(Error(5, ""), reply_to=message)) == Failure("the node is offline")
     assert failure_of(message) is None
+
+
+def dies_over(batches: set[str], deaths: list[str]):
+    """A node's app whose process dies over batches that hold one of these, after which another takes its place."""
+
+    def handle(message, context):
+        if batches & set(name_of(message)):
+            deaths.append(name_of(message))
+            return Message(Error(8, "killed"), reply_to=message)
+        return echo(message, context)
+
+    return handle
+
+
+def done_again(grid, batches, *, parts=list, busy=None):
+    return list(
+        exchange(
+            grid,
+            {1: deque(batches)},
+            make,
+            deadline_seconds=None,
+            busy=set() if busy is None else busy,
+            poll_seconds=0.5,
+            parts=parts,
+        )
+    )
+
+
+def test_a_batch_whose_process_has_died_is_done_again_in_parts_of_which_only_the_deadly_one_fails():
+    deaths: list[str] = []
+    pairs = done_again(InProcessGrid(dies_over({"b", "e"}, deaths), 1), ["abc", "de", "f"])
+    failed = {batch: reply for batch, reply in pairs if isinstance(reply, Failure)}
+    assert [batch for batch, _ in pairs] == ["a", "b", "c", "d", "e", "f"]
+    why = "the client process died: killed, for the second time over this work"
+    assert failed == {"b": Failure(why, died=True), "e": Failure(why, died=True)}
+    assert deaths == ["abc", "b", "de", "e"]
+
+
+def test_where_nothing_may_be_done_again_a_death_is_the_failure_of_its_batch():
+    [(batch, failure)] = done_again(InProcessGrid(dies_over({"b"}, []), 1), ["abc"], parts=None)
+    assert (batch, failure) == ("abc", Failure("the client process died: killed", died=True))
+
+
+def test_a_failure_of_another_kind_is_not_done_again():
+    grid = InProcessGrid(echo, 1)
+    grid.broken = {1: 2}
+    assert [batch for batch, _ in done_again(grid, ["abc"])] == ["abc"]
+    assert len(grid.sent) == 1
+
+
+def test_what_is_to_be_done_again_is_late_too_at_the_deadline(clock):
+    grid = InProcessGrid(dies_over({"a"}, []), 1)
+    grid.turn = lambda messages: messages  # answered one at a time, each once it was asked for in vain
+    pairs = exchange(
+        grid, {1: deque(["ab", "c"])}, make, deadline_seconds=1.0, busy=set(), poll_seconds=1.0, parts=list
+    )
+    assert [(batch, reply.late) for batch, reply in pairs] == [("a", True), ("b", True), ("c", True)]

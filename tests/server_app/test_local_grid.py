@@ -4,6 +4,7 @@ import math
 import os
 import select
 import signal
+import time
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from flwr.app import Message, MessageType
 from client_app.simulation import NurseryError
 from messages.error import MessageError
 from messages.records import make_records
+from rounds.exchange import pull
 from server_app.local import LocalGrid, local_grid, scorer_on
 from server_app.scoring import scorer as server_scorer
 from strategies.fedavg import FedAvg
@@ -95,7 +97,7 @@ def interrupt(*arguments: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_worker_that_is_killed_costs_its_devices_the_round_and_is_replaced(tmp_path):
+def test_a_device_that_kills_its_workers_fails_alone_and_each_worker_is_replaced(tmp_path):
     engine, scorer = started_with(Deadly, tmp_path, devices_per_round=6)
     with local_grid(2) as grid:
         outcomes = []
@@ -103,12 +105,10 @@ def test_a_worker_that_is_killed_costs_its_devices_the_round_and_is_replaced(tmp
             outcomes.append({d["device"]: d["outcome"] for d in engine.run_round(grid, number, scorer).devices})
         assert len(workers_of(grid)) == 2
     assert set(outcomes[0].values()) == set(outcomes[2].values()) == {"trained"}
-    failed = {device for device, outcome in outcomes[1].items() if outcome != "trained"}
-    assert 3 in failed
-    assert len(failed) == 3  # those of one worker
-    assert {outcomes[1][d] for d in failed} <= {
-        f"failed: the client process died: worker {number} was killed" for number in (1, 2)
-    }
+    failed = {device: outcome for device, outcome in outcomes[1].items() if outcome != "trained"}
+    assert failed.keys() == {3}
+    assert failed[3].startswith("failed: the client process died: worker ")
+    assert failed[3].endswith(", for the second time over this work")
 
 
 def test_a_worker_that_is_lost_between_two_rounds_costs_nothing(tmp_path):
@@ -135,6 +135,85 @@ def test_without_the_process_that_forks_workers_a_run_ends_and_says_so(tmp_path,
         with pytest.raises(NurseryError, match="the process that workers are forked from is gone"):
             engine.run_round(grid, 1, scorer)
     assert "takes its place" not in caplog.text
+
+
+def stopped_at_work(grid: LocalGrid) -> tuple[int, str]:
+    """The process of worker 1, which is stopped, and the message that it has been sent."""
+    grid.send_and_receive([unreadable()])  # it has begun
+    (pid,) = workers_of(grid)
+    os.kill(pid, signal.SIGSTOP)
+    (message_id,) = grid.push_messages([unreadable()])
+    return pid, message_id
+
+
+def unreadable() -> Message:
+    return Message(make_records("{}"), 1, MessageType.TRAIN)
+
+
+def test_a_worker_that_is_lost_with_all_others_is_no_reply_that_cannot_be_read():
+    """Else its devices would fail and the round would count, although the run is about to end."""
+    with local_grid(1) as grid:
+        _, message_id = stopped_at_work(grid)
+        os.kill(grid._nursery._process.pid, signal.SIGKILL)
+        assert select.select([grid._workers[1].link], [], [], 5.0)[0]
+        with pytest.raises(NurseryError, match="the process that workers are forked from is gone"):
+            list(pull(grid, {message_id: 1}))
+
+
+def test_a_stopped_worker_is_told_once_and_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr("server_app.local.LOOK_SECONDS", 0.0)
+    with local_grid(1) as grid:
+        pid, message_id = stopped_at_work(grid)
+        end = time.monotonic() + 5.0
+        while not caplog.messages and time.monotonic() < end:
+            grid.wait([message_id], 0.01)
+        grid.wait([message_id], 0.01)
+        assert caplog.messages == [
+            f"Worker 1 is stopped, and the run waits for it: kill -CONT {pid} lets it go on, kill -KILL {pid} lets "
+            "another one do its work"
+        ]
+        os.kill(pid, signal.SIGCONT)
+        grid.wait([message_id], 5.0)
+        [reply] = grid.pull_messages([message_id])
+        assert reply.error.code == 2  # which is the worker's answer
+
+
+@pytest.mark.parametrize(
+    ("code", "memory", "words"),
+    [
+        (-9, True, "was killed by the kernel because memory ran out (fewer workers need less)"),
+        (-9, False, "was killed (SIGKILL), most likely because memory ran out (fewer workers need less)"),
+        (-15, True, "was ended by signal 15 (Terminated)"),
+        (1, False, "ended with code 1"),
+    ],
+)
+def test_the_log_says_how_a_worker_has_ended(code, memory, words, monkeypatch, caplog):
+    """The kernel's count of what it has killed for memory is looked at when the grid begins, and when a worker ends."""
+    counts = iter([5, 6 if memory else 5])
+    monkeypatch.setattr("client_app.worker.oom_kills", lambda: next(counts))
+    monkeypatch.setattr(
+        "client_app.work.do", lambda *_: os._exit(code) if code >= 0 else (os.kill(os.getpid(), -code), signal.pause())
+    )
+    with local_grid(1) as grid:
+        (reply,) = grid.send_and_receive([Message(make_records(""), 1, MessageType.TRAIN)])
+    assert (reply.error.code, reply.error.reason) == (8, f"worker 1 {words}")
+    assert caplog.messages == [f"Worker 1 {words} while it worked: another one takes its place"]
+
+
+def test_workers_that_end_before_they_begin_end_the_run(monkeypatch, caplog):
+    def fails(tell: object) -> None:
+        raise ImportError("no GPU for this one")
+
+    monkeypatch.setattr("client_app.undo.tell_with", fails)
+    with local_grid(2) as grid:
+        words = (
+            r"^3 workers in a row have ended before they began, the last of them so: worker 1 ended with code 1; what"
+        )
+        with pytest.raises(NurseryError, match=words):
+            grid.push_messages([unreadable()])
+        with pytest.raises(NurseryError, match=words):
+            grid.get_node_ids()
+    assert len(caplog.messages) == 3
 
 
 def test_scoring_goes_on_where_a_worker_is_killed_and_tells_what_it_cannot_score(tmp_path):

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from flwr.app import Error, Message, RecordDict
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from rounds.exchange import pull
 from server_app import superlink_grid
 from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, database_of
 from tests.programs import run_python
@@ -65,6 +67,23 @@ def test_an_internal_error_of_the_superlink_is_told_and_no_other(tmp_path, datab
     assert (str(tmp_path) in str(told.value)) == database
     with pytest.raises(httpx.HTTPStatusError):
         SuperLinkGrid(BrokenGrid(401), "one", file).push_messages([])
+
+
+def test_a_process_of_rays_that_is_gone_ends_a_simulation_and_no_run_on_nodes():
+    """Else it would take messages from those that work, and fail them, until the end of the run."""
+    flowers = simulated_grid()
+    died = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing this task.'>"
+    flowers.app = lambda message, context: Message(Error(0, died), reply_to=message)
+    for simulated in (False, True):
+        grid = SuperLinkGrid(flowers, "one", None, simulated=simulated)
+        (asked,) = grid.push_messages([Message(RecordDict(), 1, "query")])
+        if not simulated:  # a node may say what it likes
+            assert [failure.why for _, failure in pull(grid, {asked: 1})] == [f"Flower error 0: {died}"]
+            continue
+        with pytest.raises(SuperLinkError, match=r"^A process of Ray's was killed.*resume=true --set run-name=one$"):
+            list(pull(grid, {asked: 1}))
+        with pytest.raises(SuperLinkError):
+            grid.push_messages([])
 
 
 def test_a_request_is_sent_again_where_the_superlink_closes_a_connection():
