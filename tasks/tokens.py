@@ -27,7 +27,7 @@ MAX_CLASSES = 10_000
 
 TOKENIZED_TOGETHER = 1000
 
-TOKENIZED_VERSION = 2
+TOKENIZED_VERSION = 3
 """Raised whenever a tokenized data set says something else, so that files of an older release are not read."""
 
 VOCABULARY = "vocab.txt"

@@ -153,7 +153,7 @@ def test_a_bad_array_is_told_with_its_file_and_what_would_be_right(
     ("train", "test", "words"),
     [
         (GOOD, made(6, 8, 8), r"training inputs are \(1, 9, 8\), test inputs \(1, 8, 8\): they must have one shape"),
-        (GOOD, made(6, 1, 9, 8, dtype=np.float32), "must be bytes or float32, both alike"),
+        (GOOD, made(6, 1, 9, 8, dtype=np.float32), "must be bytes, float32 or float64, both alike"),
         (GOOD | {"inputs": GOOD["inputs"] * 0}, GOOD, "one value only, so it cannot be normalized"),
         (
             GOOD | {"labels": GOOD["labels"] + 1},

@@ -15,6 +15,7 @@ from messages.wire import DATA_ANSWER_LIMITS
 from rounds.own import OwnData
 from tasks.data import Vocabulary
 from tasks.images import read_image
+from tasks.npz import NpzArguments
 from tasks.own import (
     MAX_NAMES,
     Agreed,
@@ -170,7 +171,7 @@ def test_a_device_says_counts_labels_and_sums(tmp_path):
 
 def test_sums_do_not_travel_where_nobody_needs_them(tmp_path):
     npz_folder(tmp_path, np.zeros((4, 1, 2, 2), np.uint8), ["a", "b", "a", "b"])
-    spec = spec_of(tmp_path, arguments=OwnArguments(classes=("a", "b", "c")))
+    spec = spec_of(tmp_path, arguments=NpzArguments(classes=("a", "b", "c")))
     found = describe(spec, 0, moments=False)
     assert found.moments is None
     assert found.label_names == ()
