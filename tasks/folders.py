@@ -28,6 +28,7 @@ HIDDEN = "hidden files and folders, and those of operating systems, left out"
 NESTED = "images in folders inside that of their class, read as of the class"
 LINKS = "links that lead nowhere, or to a folder that they lie in, left out"
 LOOSE = "images that lie in no folder of a class, left out"
+OF_DEVICES = "folders of simulated devices, which are read for them alone"
 
 
 def is_image(path: Path) -> bool:
@@ -94,8 +95,11 @@ def _has_images(folder: Path) -> bool:
     return next(images_below(folder, Remarks()), None) is not None
 
 
-def _count(folder: Path) -> int:
-    return sum(1 for _ in images_below(folder, Remarks()))
+def _add_images(remarks: Remarks, what: str, folder: Path) -> bool:
+    """Count the images in a folder and below it, if there are any."""
+    images = list(images_below(folder, Remarks()))
+    remarks.add(what, images[0].relative_to(folder.parent) if images else "", len(images))
+    return bool(images)
 
 
 def _check_flat(folder: Path, inside: list[Path], kinds: dict[Path, str]) -> None:
@@ -113,7 +117,7 @@ def _check_flat(folder: Path, inside: list[Path], kinds: dict[Path, str]) -> Non
             "",
         )
         raise ValueError(
-            f"{unclear[0]}: {_count(unclear[0])} images lie in no folder of a class{listed}. If {name!r} is a class, "
+            f"{unclear[0]}: images lie in no folder of a class{listed}. If {name!r} is a class, "
             f"name all classes in task-arguments, such as classes = {[*(p.name for p in others[:2]), name]}; else put "
             "the images into a folder for each class, or move them away"
         )
@@ -127,13 +131,13 @@ def _count_beside(folder: Path, parts: list[Path], kinds: dict[Path, str], remar
             continue
         if not path.is_dir() or is_hidden(path):
             _count_file(path, folder, remarks, loose=True)
-        elif kinds[path] == "validation" and (count := _count(path)):
-            remarks.add(f"images in {path.name}/ left out: nothing is read but {names}", path.name, count)
-        elif kinds[path] and (count := _count(path)):
-            remarks.add(LOOSE, path.name, count)
-        elif count := _count(path):
-            remarks.add(f"images in folders beside {names}, left out", path.name, count)
-        elif not kinds[path]:
+        elif kinds[path] == "validation":
+            _add_images(remarks, f"images in {path.name}/, left out because nothing is read but {names}", path)
+        elif kinds[path]:
+            _add_images(remarks, LOOSE, path)
+        elif is_of_devices(path):
+            remarks.add(OF_DEVICES, path.name)
+        elif not _add_images(remarks, f"images in folders beside {names}, left out", path):
             remarks.add(f"folders without images beside {names}, left out", path.name)
 
 
@@ -158,9 +162,9 @@ def images_of_classes(folder: Path, classes: Collection[str], remarks: Remarks, 
         if not path.is_dir() or is_hidden(path):
             _count_file(path, folder, remarks, loose=True)
         elif is_of_devices(path):
-            remarks.add("folders of simulated devices, left out: partition = 'own' reads them", path.name)
+            remarks.add(OF_DEVICES, path.name)
         elif _kind(path, classes) == "validation" and not testing and _has_classes(path):
-            remarks.add(f"images in {path.name}/, left out: they are of no class", path.name, _count(path))
+            _add_images(remarks, f"images in {path.name}/, left out because it is no class", path)
         else:
             left[path] = Remarks()
             found[path] = list(images_below(path, left[path], folder))
@@ -186,8 +190,8 @@ def _check_nested(folder: Path, full: list[Path], found: dict[Path, list[Path]],
         splits = [name for name in below if name.lower() in (*TESTING, *VALIDATION)]
         if splits:
             raise ValueError(
-                f"{path / splits[0]}: splits lie inside of the folder of a class: put them outside, as in "
-                f"{folder.name}/{splits[0]}/{path.name}"
+                f"{path / splits[0]}: it is called like a split, but lies inside of {path.name}/: if that is a class, "
+                f"the other way round is read, {splits[0]}/{path.name}/; else put what it holds right into {folder}"
             )
         direct = any(image.parent == path for image in found[path])
         if len(full) == 1 and len(below) > 1 and not direct and label_text(path.name) not in classes:
@@ -240,11 +244,11 @@ def _count_file(path: Path, root: Path, remarks: Remarks, *, loose: bool = False
     elif loose and is_image(path):
         remarks.add(LOOSE, name)
     elif suffix in OF_CAMERAS:
-        remarks.add(f"photos that end in {suffix}, which is not read: save them as .jpg", name)
+        remarks.add(f"photos that end in {suffix}, which is not read (save them as .jpg)", name)
     elif suffix in ARCHIVES:
-        remarks.add("archives, left out: unpack them", name)
+        remarks.add("archives, left out because they are not unpacked", name)
     elif suffix:
-        remarks.add(f"files that end in {suffix}, which are no images that are read", name)
+        remarks.add(f"files that end in {suffix}, left out because they are no images", name)
     else:
         remarks.add("files without an ending, left out", name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,9 +26,9 @@ from tasks.data import (
     one_color,
     split,
 )
-from tasks.folders import METADATA, Layout, images_below, images_of_classes, layout_of
+from tasks.folders import METADATA, TESTING, VALIDATION, Layout, images_below, images_of_classes, layout_of
 from tasks.hub import existing_folder, import_datasets
-from tasks.own import OwnArguments, made
+from tasks.own import OwnArguments, made, renamed
 from tasks.remarks import Remarks, in_words, joined
 from tasks.texts import as_name, check_columns, csv_rows, files_behind, json_rows, saved
 
@@ -42,6 +43,8 @@ MODES = {"gray": "L", "rgb": "RGB"}  # of Pillow's
 
 class ImageArguments(OwnArguments):
     """What the task `images` takes."""
+
+    dealt_out = ("classes",)
 
     size: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=0, max_length=2)] = Field(
         (), description="Height and width to which all images are resized; empty: all must be of one size"
@@ -58,13 +61,20 @@ def load(data_dir: str, arguments: ImageArguments) -> DataSet:
         raise ValueError("the task 'images' needs data-dir: a folder with a folder of images for each class")
     found = own(data_dir, arguments)
     train, test = found.train, found.test
+    if not len(train):
+        why = f": {in_words(found.remarks)}" if found.remarks else ""
+        raise ValueError(f"{data_dir}: there are images to test on and none to train on{why}")
     if not len(test):
         train, test = split(train, arguments.test_share, data_dir)
+    names = found.label_names
     try:
+        if arguments.classes:
+            names = arguments.classes
+            train, test = (renamed(part, found.label_names, names) for part in (train, test))
         measured = make_data_set(train, test)
     except ValueError as error:
         raise ValueError(f"{data_dir}: {error}") from None
-    return replace(measured, classes=found.classes, label_names=found.label_names, remarks=found.remarks)
+    return replace(measured, classes=len(names) or 1, label_names=names, remarks=found.remarks)
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,7 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
     key = digest(
         decoded=[DECODED_VERSION, 3],  # the second is raised where this task reads images otherwise
         files=describe_files(files),
-        labels=[file.relative_to(folder).parts for file in files],
+        labels=[[file.relative_to(folder).parts for file in of_part] for of_part, _ in found],
         size=arguments.size,
         color=arguments.color,
     )
@@ -160,6 +170,12 @@ def _named(folder: Path, file: Path) -> list[Listed]:
             found[image] = Listed(str(image), label if isinstance(label, float) else as_name(label), image.read_bytes)
         except ValueError as error:
             raise ValueError(f"{file}:{line}: label {error}") from None
+    below = {image.relative_to(folder).parts[0].lower() for image in found if image.parent != folder}
+    if splits := sorted(below.intersection((*TESTING, *VALIDATION))):
+        raise ValueError(
+            f"{file}: it lists images in {splits[0]}/ beside others, and all of them would be trained on: put a list "
+            "into each of the folders train and test"
+        )
     return list(found.values())
 
 
@@ -269,7 +285,8 @@ def _decoded(file: Path | io.BytesIO, mode: str, size: Sequence[int]) -> tuple[T
         raise ValueError("its bytes are of no image format that is known here") from None
     except Image.DecompressionBombError:
         raise ValueError(f"it has more than {MAX_PIXELS} pixels") from None
-    except (OSError, ValueError, SyntaxError) as error:  # those of the system have a number, Pillow's have none
+    # Those of the system have a number, Pillow's have none, and its decoders have kinds of their own.
+    except (OSError, ValueError, SyntaxError, RuntimeError, EOFError, LookupError, struct.error) as error:
         of_system = error.strerror if isinstance(error, OSError) else None
         lacks = str(error) if "not available" in str(error) else ""  # a decoder, in this installation of Pillow
         raise ValueError(of_system or lacks or "it is damaged, or a part of it is missing") from error

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -56,7 +56,12 @@ class UnfitError(ValueError):
 
 
 class OwnArguments(TaskArguments):
-    """What a task takes whose devices may hold data of their own. All of it may be left to be agreed."""
+    """What a task takes whose devices may hold data of their own. All of it may be left to be agreed.
+
+    dealt_out: what of it is also read where the server deals out the data.
+    """
+
+    dealt_out: ClassVar[tuple[str, ...]] = ()
 
     classes: tuple[LabelName, ...] = Field(
         (), description="Under partition = 'own', names of the classes in order; empty takes those that devices have"
@@ -335,10 +340,9 @@ def _other_spellings(summaries: Sequence[Summary]) -> dict[int, str]:
         usual = min(group, key=lambda name: (-devices[name], name))
         for summary in summaries:
             if usual not in summary.label_names and (theirs := set(group).intersection(summary.label_names)):
-                unfit[summary.device] = (
-                    f"its label {shown(min(theirs))} looks like {shown(usual)}, which {devices[usual]} other devices "
-                    "have: write it alike, or declare classes in task-arguments"
-                )
+                other = f"{shown(usual)}, which {devices[usual]} other devices have"
+                why = f"its label {shown(min(theirs))} looks like {other}"
+                unfit.setdefault(summary.device, f"{why}: write it alike, or declare classes in task-arguments")
     return unfit
 
 
@@ -459,14 +463,14 @@ def fitted(data: DataSet, agreed: Agreed) -> DataSet:
     form = form_of(data)
     if why := agreed.misfit(form):
         raise UnfitError(why)
-    train, test = (_renamed(part, data.label_names, agreed.label_names) for part in (data.train, data.test))
+    train, test = (renamed(part, data.label_names, agreed.label_names) for part in (data.train, data.test))
     found = replace(agreed.empty(), train=train, test=test)
     if data.vocabulary is None or found.vocabulary is None:
         return found
     return replace(found, vocabulary=replace(found.vocabulary, unclear_pair=data.vocabulary.unclear_pair))
 
 
-def _renamed(part: Data, own: Sequence[str], names: Sequence[str]) -> Data:
+def renamed(part: Data, own: Sequence[str], names: Sequence[str]) -> Data:
     """Examples with the numbers that their labels have in the run."""
     if part.label_kind == "numbers" or not len(part):
         return part

@@ -27,7 +27,7 @@ class Remark(BaseModel):
     example: Annotated[str, Field(max_length=MAX_EXAMPLE_LETTERS)] = ""
 
     def __str__(self) -> str:
-        return f"{self.count} {self.what}" + (f"; one is {self.example}" if self.example else "")
+        return f"{self.what}: {self.count}" + (f", such as {self.example}" if self.example else "")
 
 
 class Remarks:

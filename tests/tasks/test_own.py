@@ -386,6 +386,14 @@ def test_each_simulated_device_has_a_folder(tmp_path):
     assert "devices/0001' of the task 'npz' does not exist" in describe(spec, 1, moments=True).problem
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_inputs_of_a_reader_that_are_no_numbers_are_refused(wrong):
+    inputs = torch.zeros(3, 1, 2)
+    inputs[1, 0, 1] = wrong
+    with pytest.raises(ValueError, match=r"input 1, counted from 0, holds values that are not finite"):
+        made([(inputs, ["a", "b", "a"])])
+
+
 @pytest.mark.parametrize("label", [1e39, -1e39, float("inf"), float("nan")])
 def test_a_label_that_is_no_number_of_32_bits_is_refused(label):
     with pytest.raises(ValueError, match=r"a label is .*, it must be a finite number of at most 32 bits"):
