@@ -353,8 +353,8 @@ def _read_table(path: Path) -> FleetTable:
         raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{path}: cannot read this fleet file: it is not in UTF-8 (byte {error.start + 1}): save it so; PowerShell's "
-            "> writes UTF-16"
+            f"{path}: cannot read this fleet file: it is not in UTF-8 (byte {error.start + 1}): save it so; "
+            "PowerShell's > writes UTF-16"
         ) from error
     except (OSError, tomllib.TOMLDecodeError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error

@@ -23,6 +23,7 @@ from tasks.remarks import Remark, by_kind
 from tasks.task import TaskSpec, describe
 
 DATA = "query.data"  # the type of the message
+MAX_LINES = 40  # of remarks on data, in a log
 ASK_SECONDS = 600.0  # a first answer reads and decodes all files of a device
 
 
@@ -192,14 +193,17 @@ def tell_cut(cut_texts: int, texts: int, tokens: int) -> None:
 
 
 def tell_remarks(lines: Iterable[str]) -> None:
-    """Write to the log what was left out of data and why: a line for each reason."""
-    for line in lines:
+    """Write to the log what was left out of data and why: a line for each reason, of which devices may make up any."""
+    lines = list(lines)
+    for line in lines[:MAX_LINES]:
         log(WARNING, "Data of %s", one_line(line))
+    if len(lines) > MAX_LINES:
+        log(WARNING, "and %s more remarks on data", len(lines) - MAX_LINES)
 
 
 def tell_labels(lines: Iterable[str]) -> None:
     """Write to the log which labels look alike: `tasks.own.label_warnings`, or `alike_in_words`."""
-    for line in lines:
+    for line in list(lines)[:MAX_LINES]:
         log(WARNING, "%s", one_line(line))
 
 

@@ -332,16 +332,18 @@ def _usual_form(forms: Sequence[Form], shape: Sequence[int]) -> Form | None:
 def _other_spellings(summaries: Sequence[Summary]) -> dict[int, str]:
     """The devices that write a label otherwise than most, in a way that nobody can see, and why they are left out.
 
-    A device that has both spellings is not left out, because it may mean two classes: see `label_warnings`.
+    A device that has both spellings is not left out, because it may mean two classes; nor is any where as many write a
+    label in one way as in the other, so that one device alone rules out none. See `label_warnings` for both.
     """
     unfit: dict[int, str] = {}
     devices = Counter(name for summary in summaries for name in summary.label_names)
     for group in same(devices):
         usual = min(group, key=lambda name: (-devices[name], name))
         for summary in summaries:
-            if usual not in summary.label_names and (theirs := set(group).intersection(summary.label_names)):
+            theirs = [name for name in group if name in summary.label_names]
+            if theirs and max(devices[name] for name in theirs) < devices[usual]:
                 other = f"{shown(usual)}, which {devices[usual]} other devices have"
-                why = f"its label {shown(min(theirs))} looks like {other}"
+                why = f"its label {shown(theirs[0])} looks like {other}"
                 unfit.setdefault(summary.device, f"{why}: write it alike, or declare classes in task-arguments")
     return unfit
 
@@ -534,7 +536,7 @@ def made(parts: Sequence[tuple[Any, Sequence[object]]]) -> DataSet:
     if floats and not numbers:
         raise ValueError(f"some labels are fractions such as {floats[0]:g} and others are names: make them alike")
     if numbers:
-        _check_numbers(floats)
+        check_numbers(floats)
     names = () if numbers else in_order(label_text(label) for _, labels in parts for label in labels)
     number_of = {name: number for number, name in enumerate(names)}
     found = []
@@ -548,7 +550,7 @@ def made(parts: Sequence[tuple[Any, Sequence[object]]]) -> DataSet:
     return DataSet(train, test, classes=len(names) or 1, label_names=names)
 
 
-def _check_numbers(labels: Sequence[float]) -> None:
+def check_numbers(labels: Sequence[float]) -> None:
     """Raise ValueError where a label is no finite number of 32 bits, or 32 bits hold too little of it."""
     for number in labels:
         if not abs(number) <= FLOAT32_MAX:  # neither is NaN

@@ -91,7 +91,7 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
     refuse_unread_test_file(folder, FORMATS, [arguments.train], arguments)
     names = [arguments.train, *([arguments.test] if arguments.test else [])]
     files = [find_file(folder, name, "table", EXPECTED) for name in names]
-    found = _read(files, arguments)
+    found = _read([*files], arguments)
     train, test = found.train, found.test
     _check_names(found.label_names, len(train) + len(test), arguments, folder)
     if not len(test):

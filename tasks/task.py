@@ -739,7 +739,8 @@ class Inspection:
 
 def labels_alike(task: Task) -> list[str]:
     """Which labels of a user's files look alike or stand for missing values, where nobody has declared them."""
-    if kind_of(task.spec.name).own is None or getattr(task.spec.arguments, "classes", ()):
+    declared = getattr(task.spec.arguments, "classes", ())
+    if kind_of(task.spec.name).own is None or declared:
         return []
     return alike_in_words(dict.fromkeys(task.label_names, ""))
 

@@ -358,7 +358,8 @@ def _texts_of(
     found = Texts()
     tags = arguments.labels == "tags"
     text = _words if tags else _text
-    label: Callable[[object], Any] = {"classes": as_name, "numbers": as_float32, "tags": _tags}[arguments.labels]
+    of_kind: dict[Labels, Callable[[object], Any]] = {"classes": as_name, "numbers": as_float32, "tags": _tags}
+    label = of_kind[arguments.labels]
     readers = {arguments.text: (found.texts, text), arguments.label: (found.labels, label)}
     if len(readers) < 2:
         raise ValueError(f"text and label both name the column {arguments.text!r}: each needs a column of its own")

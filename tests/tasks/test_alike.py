@@ -117,6 +117,14 @@ def test_a_device_that_writes_a_label_otherwise_than_most_does_not_take_part():
     assert agree(devices, declared, 1000)[1] == {}
 
 
+def test_of_as_many_spellings_neither_is_left_out():
+    """Else one device could rule out another that alone has a label."""
+    devices = [said(0, "1", "2"), said(1, "01", "2")]
+    agreed, unfit = agree(devices, Declared(), 1000)
+    assert (agreed.label_names, unfit) == (("01", "1", "2"), {})
+    assert "'01' of device 1, '1' of device 0" in label_warnings(devices)[0]
+
+
 def test_a_device_that_has_both_spellings_is_warned_of():
     devices = [said(0, "1", "1.0"), said(1, "1", "2")]
     assert agree(devices, Declared(), 1000)[1] == {}

@@ -33,6 +33,7 @@ from tasks.own import (
     moments_of,
     problem_of,
 )
+from tasks.remarks import MAX_EXAMPLE_LETTERS, MAX_REMARKS, MAX_WHAT_LETTERS, Remark, Remarks
 from tasks.task import TaskSpec, describe, load_task, server_test
 from tasks.texts import OwnTextArguments, files_behind, saved
 from tests.own_folders import image_folder, npz_folder
@@ -142,8 +143,23 @@ def test_the_largest_honest_answer_is_read():
     names = tuple(("\N{GRINNING FACE}" * 94) + f"{number:06d}" for number in range(MAX_NAMES))
     sums = (-1.2345678901234567e-300,) * 256
     form = Form(stored="float32", input_shape=(256, 4), labels="classes")
-    largest = said(2**62, names, form=form, examples=2**40, sums=sums, squares=sums)
+    moments = Moments(values=2**42, sums=sums, squares=sums, centers=sums)
+    remark = Remark(what="\N{GRINNING FACE}" * MAX_WHAT_LETTERS, count=2**62, example="\\" * MAX_EXAMPLE_LETTERS)
+    told = {"moments": moments, "remarks": (remark,) * MAX_REMARKS}
+    largest = said(2**62, names, form=form, examples=2**40, **told)
     assert len(largest.model_dump_json().encode()) < DATA_ANSWER_LIMITS.text_bytes
+
+
+def test_a_reader_that_remarks_on_much_says_what_can_be_read():
+    remarks = Remarks()
+    for number in range(3 * MAX_REMARKS):
+        remarks.add(f"files of kind {number} with a name\n" + "x" * 400, "long/" * 100 + f"{number}\udcff", number + 1)
+    found = remarks.found()
+    assert len(found) == MAX_REMARKS
+    assert sum(remark.count for remark in found) == sum(range(1, 3 * MAX_REMARKS + 1))
+    answer = Summary.model_validate_json(Summary(device=0, remarks=found).model_dump_json())
+    assert answer.remarks == found
+    assert all(remark.example.isprintable() for remark in found)
 
 
 def test_sums_beyond_all_floats_are_refused():
