@@ -350,8 +350,13 @@ def _read_table(path: Path) -> FleetTable:
     try:
         if (nbytes := path.stat().st_size) > MAX_FILE_BYTES:
             raise ValueError(f"{path}: {nbytes} bytes: a fleet file has at most {MAX_FILE_BYTES}")
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: cannot read this fleet file: it is not in UTF-8 (byte {error.start + 1}): save it so; "
+            "PowerShell's > writes UTF-16"
+        ) from error
+    except (OSError, tomllib.TOMLDecodeError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{path}: cannot read this fleet file: {why}") from error
     try:

@@ -63,7 +63,7 @@ def read_trace(path: Path, columns: dict[str, float]) -> Trace:
             do not count up by one, values that are not finite or negative.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot read this trace: {error}") from error

@@ -19,9 +19,11 @@ from rounds.exchange import Failure, exchange
 from rounds.population import Population
 from tasks.data import DataSet
 from tasks.own import Agreed, Summary, problem_of
+from tasks.remarks import Remark, by_kind
 from tasks.task import TaskSpec, describe
 
 DATA = "query.data"  # the type of the message
+MAX_LINES = 40  # of remarks on data, in a log
 ASK_SECONDS = 600.0  # a first answer reads and decodes all files of a device
 
 
@@ -40,6 +42,7 @@ class OwnData:
         self.spec, self.test, self._run = spec, test, run
         self._claims: dict[int, tuple[int, int]] = {}  # device -> examples for training and for testing
         self._cut: dict[int, int] = {}  # device -> texts that were cut, where it has said so
+        self.remarks: dict[int, tuple[Remark, ...]] = {}  # device -> what it left out, and what is seldom meant
 
     def training(self, device: int) -> int:
         """How many examples the device says that it trains on; IndexError where the run has no such device."""
@@ -73,6 +76,7 @@ class OwnData:
             else:
                 self.claim(said.device, said.examples, said.test_examples)
                 self._cut[said.device] = said.cut_texts
+                self.remarks[said.device] = said.remarks
         return unfit
 
     def cut_texts(self, devices: Iterable[int]) -> tuple[int, int]:
@@ -98,6 +102,9 @@ class OwnData:
         unfit = self.take(said[device] for device in new if device in said)
         if self.spec.agreed is not None:
             tell_cut(*self.cut_texts(new), self.spec.agreed.form.input_shape[0])
+        tell_remarks(
+            by_kind({device: self.remarks[device] for device in new if device in said and device not in unfit})
+        )
         silent = {device: "failed: no answer to what its data are" for device in new if device not in said}
         return silent | {device: one_line(f"refused: its data do not fit: {why}") for device, why in unfit.items()}
 
@@ -183,6 +190,21 @@ def tell_cut(cut_texts: int, texts: int, tokens: int) -> None:
     if cut_texts:
         what = "%s of %s texts are longer than %s tokens and were cut: max_tokens of task-arguments allows more"
         log(WARNING, what, cut_texts, texts, tokens)
+
+
+def tell_remarks(lines: Iterable[str]) -> None:
+    """Write to the log what was left out of data and why: a line for each reason, of which devices may make up any."""
+    lines = list(lines)
+    for line in lines[:MAX_LINES]:
+        log(WARNING, "Data of %s", one_line(line))
+    if len(lines) > MAX_LINES:
+        log(WARNING, "and %s more remarks on data", len(lines) - MAX_LINES)
+
+
+def tell_labels(lines: Iterable[str]) -> None:
+    """Write to the log which labels look alike: `tasks.own.label_warnings`, or `alike_in_words`."""
+    for line in list(lines)[:MAX_LINES]:
+        log(WARNING, "%s", one_line(line))
 
 
 def tell(agreed: Agreed, unfit: Mapping[int, str], fitting: int) -> None:

@@ -28,7 +28,7 @@ from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer
-from rounds.own import OwnData, tell_cut
+from rounds.own import OwnData, tell_cut, tell_labels, tell_remarks
 from rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
 from server_app import checkpoint
@@ -60,7 +60,7 @@ from tasks.data import DataSet
 from tasks.metrics import scale_of
 from tasks.public import PublicData, load_public
 from tasks.scoring import HELD_OUT
-from tasks.task import Task, TaskSpec, load_data_set, load_task, with_test
+from tasks.task import Task, TaskSpec, labels_alike, load_data_set, load_task, with_test
 
 app = ServerApp()
 
@@ -332,6 +332,9 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
     task = load_task(spec)
     if test is not None:
         task = with_test(task, test)
+    tell_remarks(f"{config.data_dir or task.spec.name}: {remark}" for remark in task.remarks)
+    if own is None:  # what devices have is looked at together
+        tell_labels(labels_alike(task))
     if task.vocabulary is not None:
         cut_texts, texts = task.vocabulary.cut_texts, len(task.train) + len(task.test)
         if own is not None:  # the server's texts are those that it tests on, if any

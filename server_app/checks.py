@@ -65,7 +65,9 @@ def _check_names(config: RunConfig, need: Need) -> None:
     except ValueError as error:
         raise ValueError(f"task-arguments = {config.task_arguments!r}: {error}") from None
     if isinstance(arguments, OwnArguments) and config.partition != "own":
-        given = [name for name in OwnArguments.model_fields if getattr(arguments, name)]
+        given = [
+            name for name in OwnArguments.model_fields if getattr(arguments, name) and name not in arguments.dealt_out
+        ]
         need(
             not given,
             "task-arguments",

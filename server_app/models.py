@@ -20,7 +20,7 @@ from typing import Any, Literal
 import safetensors
 import safetensors.torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor, nn, tensor
+from torch import Tensor, float32, float64, nn, tensor
 
 from devices.validation import one_line
 from models.architecture import Architecture
@@ -33,7 +33,7 @@ from rounds.engine import Engine
 from server_app.folders import newest_whole, written_whole
 from server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
 from tasks.arguments import in_words
-from tasks.task import Task
+from tasks.task import Task, readable
 
 Which = Literal["best", "newest"]
 FOLDER, FACTS, MODULES = "models", "models.json", "modules"
@@ -96,7 +96,7 @@ class Evaluated(_Read):
     input_shape: list[int]
     mean: list[float] | None
     std: list[float] | None
-    input_dtype: Literal["uint8", "float32", "int32", "int64"] | None = None
+    input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"] | None = None
     label_names: list[str] = []
 
 
@@ -118,10 +118,9 @@ class ModelInfo(Evaluated):
     def prepare(self, inputs: Tensor) -> Tensor:
         """Inputs as the task stores them, (batch, *input_shape), to what the model reads; `Task.prepare`."""
         if self.mean is None or self.std is None:
-            return inputs.long()
-        per_channel = (-1, *[1] * (inputs.dim() - 2))
-        mean, std = (tensor(values, device=inputs.device).view(per_channel) for values in (self.mean, self.std))
-        return (inputs.float() - mean).div_(std)
+            return readable(inputs, None)
+        precision = float64 if inputs.dtype == float64 else float32
+        return readable(inputs, (tensor(self.mean, dtype=precision), tensor(self.std, dtype=precision)))
 
 
 def save_models(run_dir: Path, engine: Engine, task: Task) -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
-from rounds.own import OwnData, ask_here, ask_nodes, tell
+from rounds.own import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
 from rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
 from server_app.config import ConfigError, RunConfig
 from server_app.folders import file_written_whole
 from server_app.run_folder import JournalError
 from tasks.arguments import in_words
 from tasks.data import DataSet
-from tasks.own import Agreed, Declared, Summary, agree, declared_by
+from tasks.own import Agreed, Declared, Summary, agree, declared_by, label_warnings
+from tasks.remarks import by_kind
 from tasks.task import TaskSpec, server_test
 
 FILE = "agreed.json"
@@ -72,7 +73,10 @@ def _own_data(
         )
     tell(agreed, unfit, len(said) - len(unfit))
     own = OwnData(replace(spec, agreed=agreed), config.run_name, test)
-    own.take(each for each in said.values() if each.device not in unfit)
+    fitting = [each for _, each in sorted(said.items()) if each.device not in unfit]
+    own.take(fitting)
+    tell_remarks(by_kind(own.remarks))
+    tell_labels(label_warnings(fitting))
     return own
 
 

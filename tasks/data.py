@@ -23,13 +23,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tasks.labels import NO_LABEL, LabelKind
+from tasks.remarks import Remark, Remarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pydantic import BaseModel
 
-DECODED_VERSION = 1
+ONE_COLOR = "images are of one color all over, so that nothing can be seen in them"
+SUMS_ROUND = 1e-14
+STORED_TO_NORMALIZE = (torch.uint8, torch.float32, torch.float64)
+
+DECODED_VERSION = 2
 """Raised whenever decoding changes, so that files of an older release are not read."""
 
 
@@ -38,8 +43,8 @@ class Data:
     """Examples: `inputs` and `labels`, which are of a `tasks.labels.LabelKind`.
 
     Inputs are bytes, (examples, channels, height, width) of images or (examples, sequence) of characters, or float32,
-    (examples, channels, length) of signals, or like images where a signal is cut into rows, or int32,
-    (examples, sequence) of a tokenizer's tokens.
+    (examples, channels, length) of signals, or like images where a signal is cut into rows, or float64,
+    (examples, columns, 1) of tables, or int32, (examples, sequence) of a tokenizer's tokens.
     """
 
     inputs: Tensor
@@ -97,6 +102,7 @@ class DataSet:
     `label_names`: what the classes are called, by number; () where they have no names.
     `label_sets` (sources, classes), bool: which classes each source has, where every source has its own.
     `vocabulary`: of texts, whose tokens are a tokenizer's.
+    `remarks`: what a person should know before round 1, such as files that were left out.
     """
 
     train: Data
@@ -108,6 +114,7 @@ class DataSet:
     label_names: tuple[str, ...] = ()
     label_sets: Tensor | None = None
     vocabulary: Vocabulary | None = None
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def cut_texts(self) -> int:
@@ -116,17 +123,17 @@ class DataSet:
 
 
 def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None) -> DataSet:
-    """A data set of images (bytes) or signals (float32): counts the classes, measures mean and deviation per channel.
+    """A data set of images (bytes), signals (float32) or tables (float64): counts classes, measures mean and deviation.
 
-    Labels are of any `LabelKind`.
+    Labels are of any `LabelKind`. Mean and deviation are per channel, in the precision of the inputs.
 
     All sums are exact, in whichever order: every machine normalizes by the same bits.
     """
     if not len(train) or not len(test):
         raise ValueError(f"a data set needs examples, found {len(train)} for training and {len(test)} for testing")
-    if train.inputs.dtype != test.inputs.dtype or train.inputs.dtype not in (torch.uint8, torch.float32):
+    if train.inputs.dtype != test.inputs.dtype or train.inputs.dtype not in STORED_TO_NORMALIZE:
         raise ValueError(
-            f"training and test inputs must be bytes or float32, both alike, not {train.inputs.dtype} and "
+            f"training and test inputs must be bytes, float32 or float64, both alike, not {train.inputs.dtype} and "
             f"{test.inputs.dtype}"
         )
     if train.inputs.shape[1:] != test.inputs.shape[1:]:
@@ -139,15 +146,22 @@ def make_data_set(train: Data, test: Data, *, natural_ids: Tensor | None = None)
     if train.label_kind != test.label_kind:
         raise ValueError(f"training labels are {train.label_kind}, test labels {test.label_kind}: they must be alike")
     classes = _count_classes(train.label_kind, torch.cat([train.labels.flatten(), test.labels.flatten()]))
-    per_channel = [[total / channel.numel() for total in channel_sums(channel)] for channel in train.inputs.unbind(1)]
-    mean, square = torch.tensor(per_channel, dtype=torch.float64).unbind(1)
-    std = (square - mean**2).clamp_min(0).sqrt()
-    if bool((std == 0).any()):
+    centers = [center_of(channel) for channel in train.inputs.unbind(1)]
+    per_channel = [
+        [total / channel.numel() for total in channel_sums(channel, center)]
+        for channel, center in zip(train.inputs.unbind(1), centers, strict=True)
+    ]
+    offset, square = torch.tensor(per_channel, dtype=torch.float64).unbind(1)
+    mean = torch.tensor(centers, dtype=torch.float64) + offset
+    std = (square - offset**2).clamp_min(0).sqrt()
+    constant = [is_constant(*pair) for pair in zip(mean.tolist(), std.tolist(), strict=True)]
+    if any(constant):
         raise ValueError(
-            f"channel {int((std == 0).nonzero()[0])} of the training inputs, counted from 0, has one value only, so it "
+            f"channel {constant.index(True)} of the training inputs, counted from 0, has one value only, so it "
             "cannot be normalized"
         )
-    return DataSet(train, test, classes, mean.float(), std.float(), natural_ids)
+    precision = torch.float64 if train.inputs.dtype == torch.float64 else torch.float32
+    return DataSet(train, test, classes, mean.to(precision), std.to(precision), natural_ids)
 
 
 def _count_classes(kind: LabelKind, labels: Tensor) -> int:
@@ -164,15 +178,30 @@ def _count_classes(kind: LabelKind, labels: Tensor) -> int:
     return int(labels.max()) + 1
 
 
-def channel_sums(values: Tensor) -> tuple[float, float]:
-    """The sum and the sum of squares of bytes or float32 values, the same in whichever order they are added.
+def center_of(values: Tensor) -> float:
+    """What is taken from values of 64 bits before they are squared: their mean in 32 bits; 0 for all other values.
 
-    Those of bytes are whole numbers. Those of floats are rounded once: a 64-bit float holds the square of a 32-bit one.
+    The square of such a value has no room in 64 bits: of Unix seconds the deviation would be lost.
+    """
+    if values.dtype != torch.float64 or not values.numel():
+        return 0.0
+    return float(torch.tensor(math.fsum(values.flatten().tolist()) / values.numel()).float())
+
+
+def is_constant(mean: float, std: float) -> bool:
+    """Whether a deviation is none, but for the rounding of sums of 64 bits about a center."""
+    return std <= SUMS_ROUND * abs(mean)
+
+
+def channel_sums(values: Tensor, center: float = 0.0) -> tuple[float, float]:
+    """The sum and the sum of squares of values less a center, the same in whichever order they are added.
+
+    Those of bytes are whole numbers. Those of float32 are rounded once: a 64-bit float holds the square of such a one.
     """
     if values.dtype == torch.uint8:
         counts, levels = torch.bincount(values.flatten(), minlength=256), torch.arange(256)
         return int(counts @ levels), int(counts @ levels**2)
-    wide = values.double().flatten()
+    wide = values.double().flatten() - center
     return math.fsum(wide.tolist()), math.fsum((wide**2).tolist())
 
 
@@ -223,6 +252,22 @@ def refuse_unread_test_file(folder: Path, formats: Sequence[str], train: Sequenc
             f"{folder / found[0]} is not read, because task-arguments do not name it: add test = '{found[0]}', or "
             "test_share = 0.2 if a part of what is to train on shall be for testing, or move the file away"
         )
+
+
+def one_color(images: Tensor) -> Tensor:
+    """Which of some images (images, channels, height, width) have several pixels, and all of one color: bool."""
+    flat = images.flatten(2)
+    return (flat == flat[:, :, :1]).flatten(1).all(dim=1) & (flat.shape[2] > 1)
+
+
+def unread(files: Sequence[Path], formats: Sequence[str]) -> tuple[Remark, ...]:
+    """Count the files of these formats that lie beside files that are read, and are not read themselves."""
+    remarks = Remarks()
+    for folder in sorted({file.parent for file in files}):
+        for path in sorted(folder.iterdir()):
+            if path.suffix.lower() in formats and path not in files and path.name[0] != "." and path.is_file():
+                remarks.add("files beside those that are read, left out: task-arguments do not name them", path.name)
+    return remarks.found()
 
 
 def cache_folder(kind: str) -> Path:
@@ -296,9 +341,15 @@ def decoded_once(name: str, key: str, decode: Callable[[], DataSet]) -> DataSet:
             label_names=tuple(json.loads(bytes(tensors["label_names"].tolist()))) if "label_names" in tensors else (),
             label_sets=tensors.get("label_sets"),
             vocabulary=_vocabulary(tensors),
+            remarks=_remarks(tensors),
         )
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ValueError(f"the cache file {file} cannot be read ({error}); delete it and it is made anew") from error
+
+
+def _remarks(tensors: Mapping[str, Tensor]) -> tuple[Remark, ...]:
+    found = json.loads(bytes(tensors["remarks"].tolist())) if "remarks" in tensors else []
+    return tuple(Remark.model_validate(each) for each in found)
 
 
 def _vocabulary(tensors: Mapping[str, Tensor]) -> Vocabulary | None:
@@ -311,6 +362,7 @@ def _vocabulary(tensors: Mapping[str, Tensor]) -> Vocabulary | None:
 def _write(data: DataSet, file: Path) -> None:
     names, vocabulary = json.dumps(data.label_names).encode(), data.vocabulary
     unclear = "" if vocabulary is None else vocabulary.unclear_pair
+    remarks = json.dumps([remark.model_dump() for remark in data.remarks]).encode() if data.remarks else b""
     tensors = {
         "train_inputs": data.train.inputs,
         "train_labels": data.train.labels,
@@ -324,6 +376,7 @@ def _write(data: DataSet, file: Path) -> None:
         "label_sets": data.label_sets,
         "vocabulary": None if vocabulary is None else torch.tensor(astuple(vocabulary)[:-1]),
         "unclear_pair": torch.tensor(list(unclear.encode()), dtype=torch.uint8) if unclear else None,
+        "remarks": torch.tensor(list(remarks), dtype=torch.uint8) if remarks else None,
     }
     with written_whole(file) as beside:
         save_file({key: value.contiguous() for key, value in tensors.items() if value is not None}, beside)

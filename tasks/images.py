@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,22 +17,25 @@ from torch import Tensor
 
 from tasks.data import (
     DECODED_VERSION,
+    ONE_COLOR,
     DataSet,
     decoded_once,
     describe_files,
     digest,
     make_data_set,
+    one_color,
     split,
 )
+from tasks.folders import METADATA, TESTING, VALIDATION, Layout, images_below, images_of_classes, layout_of
 from tasks.hub import existing_folder, import_datasets
-from tasks.own import OwnArguments, made
-from tasks.texts import Rows, check_columns, csv_rows, files_behind, json_rows, saved
+from tasks.own import OwnArguments, made, renamed
+from tasks.remarks import Remarks, in_words, joined
+from tasks.texts import as_name, check_columns, csv_rows, files_behind, json_rows, saved
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PARTS = ("train", "test")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SEVERAL = "images have several frames or pages, of which the first alone is read"
 MAX_IMAGES, MAX_BYTES = 1_000_000, 2**33
 MAX_PIXELS = 2**26  # of one image, before it is decoded
 MODES = {"gray": "L", "rgb": "RGB"}  # of Pillow's
@@ -39,6 +43,8 @@ MODES = {"gray": "L", "rgb": "RGB"}  # of Pillow's
 
 class ImageArguments(OwnArguments):
     """What the task `images` takes."""
+
+    dealt_out = ("classes",)
 
     size: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=0, max_length=2)] = Field(
         (), description="Height and width to which all images are resized; empty: all must be of one size"
@@ -55,13 +61,20 @@ def load(data_dir: str, arguments: ImageArguments) -> DataSet:
         raise ValueError("the task 'images' needs data-dir: a folder with a folder of images for each class")
     found = own(data_dir, arguments)
     train, test = found.train, found.test
+    if not len(train):
+        why = f": {in_words(found.remarks)}" if found.remarks else ""
+        raise ValueError(f"{data_dir}: there are images to test on and none to train on{why}")
     if not len(test):
         train, test = split(train, arguments.test_share, data_dir)
+    names = found.label_names
     try:
+        if arguments.classes:
+            names = arguments.classes
+            train, test = (renamed(part, found.label_names, names) for part in (train, test))
         measured = make_data_set(train, test)
     except ValueError as error:
         raise ValueError(f"{data_dir}: {error}") from None
-    return DataSet(train, test, found.classes, measured.mean, measured.std, label_names=found.label_names)
+    return replace(measured, classes=len(names) or 1, label_names=names, remarks=found.remarks)
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,11 @@ class Listed:
     label: str | float
     encoded: Callable[[], bytes]
 
+    @property
+    def short(self) -> str:
+        """Its name without most of its path."""
+        return "/".join(Path(self.name).parts[-2:])
+
 
 def own(data_dir: str, arguments: ImageArguments) -> DataSet:
     """The images of a device's folder, whose labels are the names of the folders that they lie in.
@@ -81,61 +99,84 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
 
     FileNotFoundError where there are none, ValueError where one cannot be read or images are of several sizes.
     """
-    folder = existing_folder("images", data_dir)
-    parted = any((folder / part).is_dir() for part in PARTS)
-    folders = [folder / part for part in PARTS] if parted else [folder]
-    found = [_listed(part) for part in folders]
+    folder, remarks = existing_folder("images", data_dir), Remarks()
+    layout = Layout(folder, None) if _is_listed(folder) else layout_of(folder, arguments.classes, remarks)
+    found = [
+        _listed(part, arguments.classes, remarks, testing=number > 0)
+        for number, part in enumerate((layout.train, layout.test))
+    ]
     files = [file for files, _ in found for file in files]
     if not files:
+        left_out = remarks.found()
         raise FileNotFoundError(
             f"{folder}: no images of the task 'images'; expected a folder per class, such as cat/1.jpg or "
             "train/cat/1.jpg, or metadata.csv with the columns file_name and label"
+            + (f". There are {in_words(left_out)}" if left_out else "")
         )
     key = digest(
-        decoded=[DECODED_VERSION, 2],  # the second is raised where this task reads images otherwise
+        decoded=[DECODED_VERSION, 3],  # the second is raised where this task reads images otherwise
         files=describe_files(files),
+        labels=[[file.relative_to(folder).parts for file in of_part] for of_part, _ in found],
         size=arguments.size,
         color=arguments.color,
     )
-    return decoded_once("images", key, lambda: _decode([list_images() for _, list_images in found], arguments))
+    data = decoded_once("images", key, lambda: _decode([list_images() for _, list_images in found], arguments))
+    return replace(data, remarks=joined([*remarks.found(), *data.remarks]))
 
 
-def _listed(folder: Path) -> tuple[list[Path], Callable[[], list[Listed]]]:
+def _is_listed(folder: Path) -> bool:
+    """Whether a folder itself has a list of its images, or is what `datasets` wrote."""
+    return any((folder / name).is_file() for name in (*METADATA, "state.json"))
+
+
+def _listed(
+    folder: Path | None, classes: Sequence[str], remarks: Remarks, *, testing: bool
+) -> tuple[list[Path], Callable[[], list[Listed]]]:
     """The files that a folder's images depend on, and what lists the images."""
-    if not folder.is_dir():
+    if folder is None:
         return [], list
     if of_data_set := saved(folder, MAX_BYTES):
         return files_behind(of_data_set[0]), lambda: _saved(folder)
-    for name, rows in (("metadata.csv", csv_rows), ("metadata.jsonl", json_rows)):
-        file = folder / name
-        if file.is_file():
-            below = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES]
-            return [file, *below], partial(_named, folder, file, rows)
-    files = [file for of_class in sorted(folder.iterdir()) if of_class.is_dir() for file in _images(of_class)]
-    return files, lambda: [Listed(str(file), file.parent.name, file.read_bytes) for file in files]
+    lists = [folder / name for name in METADATA if (folder / name).is_file()]
+    if len(lists) > 1:
+        raise ValueError(f"{folder}: there are {METADATA[0]} and {METADATA[1]}: leave one of them")
+    if lists:
+        named = _named(folder, lists[0])
+        listed = {Path(each.name) for each in named}
+        below = list(images_below(folder, Remarks()))
+        for path in below:
+            if path not in listed:
+                remarks.add(f"images that {lists[0].name} does not list, left out", path.relative_to(folder))
+        return [lists[0], *below], lambda: named
+    files = images_of_classes(folder, classes, remarks, testing=testing)
+    return files, lambda: [Listed(str(file), file.relative_to(folder).parts[0], file.read_bytes) for file in files]
 
 
-def _images(folder: Path) -> list[Path]:
-    """The images in a folder, in order; hidden files, and those of a hidden folder, are left out."""
-    if folder.name.startswith("."):
-        return []
-    return sorted(
-        file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != "." and file.is_file()
-    )
-
-
-def _named(folder: Path, file: Path, rows: Callable[[Path], Rows]) -> list[Listed]:
+def _named(folder: Path, file: Path) -> list[Listed]:
     """The images that a file of metadata lists."""
-    found = []
-    for line, row in rows(file):
+    found = dict[Path, Listed]()
+    for line, row in (csv_rows if file.suffix == ".csv" else json_rows)(file):
         check_columns(row, ("file_name", "label"), file, line)
         if empty := [column for column in ("file_name", "label") if row[column] in (None, "")]:
             raise ValueError(f"{file}:{line}: {empty[0]} is empty")
         image, label = folder / str(row["file_name"]), row["label"]
+        if not image.is_file():
+            image = folder / str(row["file_name"]).replace("\\", "/")  # as Windows writes paths
         if not image.resolve().is_relative_to(folder.resolve()) or not image.is_file():
             raise ValueError(f"{file}:{line}: {row['file_name']!r} is no image in {folder}")
-        found.append(Listed(str(image), label if isinstance(label, float) else str(label), image.read_bytes))
-    return found
+        if image in found:
+            raise ValueError(f"{file}:{line}: {row['file_name']!r} is listed twice")
+        try:
+            found[image] = Listed(str(image), label if isinstance(label, float) else as_name(label), image.read_bytes)
+        except ValueError as error:
+            raise ValueError(f"{file}:{line}: label {error}") from None
+    below = {image.relative_to(folder).parts[0].lower() for image in found if image.parent != folder}
+    if splits := sorted(below.intersection((*TESTING, *VALIDATION))):
+        raise ValueError(
+            f"{file}: it lists images in {splits[0]}/ beside others, and all of them would be trained on: put a list "
+            "into each of the folders train and test"
+        )
+    return list(found.values())
 
 
 def _saved(folder: Path) -> list[Listed]:
@@ -165,38 +206,56 @@ def _decode(parts: list[list[Listed]], arguments: ImageArguments) -> DataSet:
     count = sum(map(len, parts))
     if count > MAX_IMAGES:
         raise ValueError(f"{count} images are more than {MAX_IMAGES}")
-    first = _read(next(image for part in parts for image in part), arguments)
-    if count * first.numel() > MAX_BYTES:
-        raise ValueError(
-            f"{count} images of {first.shape[1]} x {first.shape[2]} pixels take more than {MAX_BYTES} bytes: set a "
-            "smaller size in task-arguments"
-        )
-    found = []
+    remarks, broken, found = Remarks(), list[str](), []
+    first: torch.Size | None = None
     for part in parts:
-        inputs = torch.empty((len(part), *first.shape), dtype=torch.uint8)
+        inputs: Tensor | None = None
         for place, listed in enumerate(part):
-            image = _read(listed, arguments)
-            if image.shape != first.shape:
-                sizes = (f"{shape[1]} x {shape[2]}" for shape in (image.shape, first.shape))
+            try:
+                image, several = _read(listed, arguments)
+            except ValueError as error:  # the others are looked at all the same, so that all are mended at once
+                broken.append(str(error))
+                continue
+            first = first or image.shape
+            if count * image.numel() > MAX_BYTES:
+                raise ValueError(
+                    f"{count} images of {image.shape[1]} x {image.shape[2]} pixels take more than {MAX_BYTES} bytes: "
+                    "set a smaller size in task-arguments"
+                )
+            if image.shape != first:
+                sizes = (f"{shape[1]} x {shape[2]}" for shape in (image.shape, first))
                 raise ValueError(
                     "{}: images are of mixed sizes, this one {} and the first {} pixels: set size in task-arguments, "
                     "such as size = [32, 32]".format(listed.name, *sizes)
                 )
+            if several:
+                remarks.add(SEVERAL, listed.short)
+            if bool(one_color(image[None])):
+                remarks.add(ONE_COLOR, listed.short)
+            inputs = torch.empty((len(part), *first), dtype=torch.uint8) if inputs is None else inputs
             inputs[place] = image
         found.append((inputs, [listed.label for listed in part]))
-    return made(found)
+    if broken:
+        raise ValueError(broken[0] + (f" ({len(broken)} images cannot be read, this is the first)" * (len(broken) > 1)))
+    assert first is not None
+    empty = torch.empty((0, *first), dtype=torch.uint8)
+    data = made([(empty if inputs is None else inputs, labels) for inputs, labels in found])
+    return replace(data, remarks=remarks.found())
 
 
-def _read(listed: Listed, arguments: ImageArguments) -> Tensor:
-    """An image as bytes (channels, height, width)."""
+def _read(listed: Listed, arguments: ImageArguments) -> tuple[Tensor, bool]:
+    """An image as bytes (channels, height, width), and whether there are more frames than that."""
     try:
-        return read_image(io.BytesIO(listed.encoded()), MODES[arguments.color], arguments.size)
+        return _decoded(io.BytesIO(listed.encoded()), MODES[arguments.color], arguments.size)
     except (OSError, ValueError) as error:
         raise ValueError(f"{listed.name}: cannot be read as an image: {error}") from error
 
 
 def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> Tensor:
     """The bytes (channels, height, width) of an image, for training and for `wildflower predict` alike.
+
+    It is read as people see it: turned as its EXIF data say, and what is transparent is white. Of several frames or
+    pages the first is read.
 
     Args:
         file: of at most MAX_PIXELS pixels; others are not decoded.
@@ -205,6 +264,11 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
     Raises:
         ValueError: it cannot be read as an image; the text says why.
     """
+    return _decoded(file, mode, size)[0]
+
+
+def _decoded(file: Path | io.BytesIO, mode: str, size: Sequence[int]) -> tuple[Tensor, bool]:
+    """As of `read_image`, and whether there are several frames or pages."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -212,13 +276,17 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
             width, height = image.size
             of_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")  # as Pillow reads some that have 16
             of_32_bits = image.mode in ("I", "F") and not of_16_bits
-            if width * height <= MAX_PIXELS and not of_32_bits:
-                return pixels_of(image, mode, size)
+            unknown = image.mode in ("LAB", "HSV")  # of TIFF; what people see depends on more than the numbers
+            if width * height <= MAX_PIXELS and not of_32_bits and not unknown:
+                # A photo in MPO has a preview or a second view beside it, and shows the first.
+                several = image.format != "MPO" and getattr(image, "is_animated", False)
+                return pixels_of(_upright(image), mode, size), several
     except UnidentifiedImageError:  # whose text names the file, or an object in memory by its address
         raise ValueError("its bytes are of no image format that is known here") from None
     except Image.DecompressionBombError:
         raise ValueError(f"it has more than {MAX_PIXELS} pixels") from None
-    except (OSError, ValueError, SyntaxError) as error:  # those of the system have a number, Pillow's have none
+    # Those of the system have a number, Pillow's have none, and its decoders have kinds of their own.
+    except (OSError, ValueError, SyntaxError, RuntimeError, EOFError, LookupError, struct.error) as error:
         of_system = error.strerror if isinstance(error, OSError) else None
         lacks = str(error) if "not available" in str(error) else ""  # a decoder, in this installation of Pillow
         raise ValueError(of_system or lacks or "it is damaged, or a part of it is missing") from error
@@ -226,7 +294,20 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
         raise ValueError(
             "its pixels are signed or have 32 bits, and nothing says which value is white: save it with 8 or 16 bits"
         )
+    if unknown:
+        raise ValueError("its colors are in Lab or HSV: save it in RGB or gray")
     raise ValueError(f"{width} x {height} are more than {MAX_PIXELS} pixels")
+
+
+def _upright(image: Image) -> Image:
+    """An image turned as its EXIF data say; data that are damaged say nothing, as to programs that show photos."""
+    from PIL import ImageOps
+
+    image.load()  # so that an error below is one of the EXIF data
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # of whichever part of the data is damaged
+        return image
 
 
 def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:
@@ -234,12 +315,20 @@ def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:
 
     Args:
         mode: Pillow's "L" or "RGB", to which the image is converted. Of gray values of 16 bits the upper 8 are taken.
+            What is transparent becomes white.
         size: height and width, or one side of a square, to which it is resized; empty keeps its size.
     """
-    from PIL.Image import Resampling, fromarray
+    from PIL.Image import Resampling, alpha_composite, fromarray, new
 
     if image.mode.startswith("I"):  # which Pillow would clip to 255
-        image = fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+        values, clear = np.asarray(image).clip(0, 65535), image.info.get("transparency")
+        image = fromarray((values >> 8).astype(np.uint8))
+        if isinstance(clear, int):  # the value that stands for nothing
+            image.putalpha(fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    if image.has_transparency_data:
+        image = image if image.mode != "La" else image.convert("LA")
+        image = image.convert("RGBA")
+        image = alpha_composite(new("RGBA", image.size, "white"), image)
     image = image if image.mode == mode else image.convert(mode)
     if size and image.size != (size[-1], size[0]):
         image = image.resize((size[-1], size[0]), Resampling.BILINEAR)

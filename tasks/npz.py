@@ -4,25 +4,52 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from tasks import hub
-from tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest, make_data_set
+from tasks.data import (
+    DECODED_VERSION,
+    ONE_COLOR,
+    Data,
+    DataSet,
+    decoded_once,
+    describe_files,
+    digest,
+    make_data_set,
+    one_color,
+    unread,
+)
 from tasks.own import OwnArguments, made
+from tasks.remarks import Remark, Remarks, joined
 
+LOOKED_AT_TOGETHER = 1024
 NAMES = ("inputs", "labels", "groups")
 SHAPES = (
     "uint8 images are N x channels x height x width, or N x height x width; "
     "float32 signals are N x channels x length, or N x channels x height x width"
 )
+MOST_LAST = 4
+"""Channels of images: no more values than that on a last side are taken for channels."""
 _DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile)
 
 
-def load(data_dir: str, arguments: OwnArguments | None = None) -> DataSet:
+class NpzArguments(OwnArguments):
+    """What the task `npz` takes."""
+
+    channels: Literal["", "first", "last"] = Field(
+        "", description="Where inputs have their channels; empty: first, and an error where they seem to be last"
+    )
+
+
+def load(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
     """The arrays in `train.npz` and `test.npz` of `data_dir`, which must be given.
 
     `inputs` and `labels` (whole numbers from 0), and in `train.npz`, for the natural partition, optionally `groups`:
@@ -30,19 +57,19 @@ def load(data_dir: str, arguments: OwnArguments | None = None) -> DataSet:
     """
     if not data_dir:
         raise ValueError("the task 'npz' needs data-dir: the folder of your train.npz and test.npz")
-    folder = hub.existing_folder("npz", data_dir)
+    folder, channels = hub.existing_folder("npz", data_dir), "" if arguments is None else arguments.channels
     train, test = _find(folder, "train.npz"), _find(folder, "test.npz")
-    return decoded_once(
-        "npz", digest(decoded=DECODED_VERSION, files=describe_files([train, test])), lambda: _decode(train, test)
-    )
+    key = digest(decoded=DECODED_VERSION, files=describe_files([train, test]), channels=channels)
+    found = decoded_once("npz", key, lambda: _decode(train, test, channels))
+    return replace(found, remarks=joined([*found.remarks, *unread([train, test], (".npz", ".npy"))]))
 
 
-def own(data_dir: str, arguments: OwnArguments | None = None) -> DataSet:
+def own(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
     """What a device has: `train.npz`, `test.npz` or both in its folder. Labels are whole numbers, or names (str).
 
     FileNotFoundError where there is neither, ValueError where a file is wrong.
     """
-    folder = hub.existing_folder("npz", data_dir)
+    folder, channels = hub.existing_folder("npz", data_dir), "" if arguments is None else arguments.channels
     files = [folder / name for name in ("train.npz", "test.npz") if (folder / name).is_file()]
     if not files:
         _find(folder, "train.npz")
@@ -50,7 +77,8 @@ def own(data_dir: str, arguments: OwnArguments | None = None) -> DataSet:
     def decode() -> DataSet:
         found = {file.name: _read(file) for file in files}
         parts = {
-            name: (_inputs(folder / name, arrays), _names(folder / name, arrays)) for name, arrays in found.items()
+            name: (_inputs(folder / name, arrays, channels), _names(folder / name, arrays))
+            for name, arrays in found.items()
         }
         if "train.npz" not in parts:
             inputs, _ = parts["test.npz"]
@@ -59,9 +87,11 @@ def own(data_dir: str, arguments: OwnArguments | None = None) -> DataSet:
         kinds = {inputs.dtype for inputs, _ in parts.values()}
         if len(shapes) > 1 or len(kinds) > 1:
             raise ValueError(f"{folder}: train.npz and test.npz hold inputs of different shapes or types")
-        return made(list(parts.values()))
+        return replace(made(list(parts.values())), remarks=_constant([inputs for inputs, _ in parts.values()]))
 
-    return decoded_once("npz-own", digest(decoded=DECODED_VERSION, files=describe_files(files)), decode)
+    key = digest(decoded=DECODED_VERSION, files=describe_files(files), channels=channels)
+    data = decoded_once("npz-own", key, decode)
+    return replace(data, remarks=joined([*data.remarks, *unread(files, (".npz", ".npy"))]))
 
 
 def _names(file: Path, arrays: dict[str, np.ndarray]) -> list[str]:
@@ -85,12 +115,15 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
-def _decode(train: Path, test: Path) -> DataSet:
+def _decode(train: Path, test: Path, channels: str) -> DataSet:
     of_train, of_test = _read(train), _read(test)
     groups = _whole_numbers(train, "groups", of_train) if "groups" in of_train else None
     # Numbered from 0, whatever numbers the sources have.
     ids = None if groups is None else torch.from_numpy(np.unique(groups, return_inverse=True)[1].reshape(-1))
-    data = [Data(_inputs(file, arrays), _labels(file, arrays)) for file, arrays in ((train, of_train), (test, of_test))]
+    data = [
+        Data(_inputs(file, arrays, channels), _labels(file, arrays))
+        for file, arrays in ((train, of_train), (test, of_test))
+    ]
     labels = torch.cat([part.labels for part in data])
     if int(labels.min()) > 0:
         raise ValueError(
@@ -102,7 +135,8 @@ def _decode(train: Path, test: Path) -> DataSet:
             "labels are 0 to the number of classes - 1"
         )
     try:
-        return make_data_set(*data, natural_ids=ids)
+        found = make_data_set(*data, natural_ids=ids)
+        return replace(found, remarks=_constant([part.inputs for part in data]))
     except ValueError as error:
         raise ValueError(f"{train.parent}: {error}") from None
 
@@ -140,7 +174,18 @@ def _read(file: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _inputs(file: Path, arrays: dict[str, np.ndarray]) -> Tensor:
+def _constant(parts: Sequence[Tensor]) -> tuple[Remark, ...]:
+    """Count the images (bytes) that are of one color all over."""
+    remarks = Remarks()
+    for inputs in parts:
+        for start, chunk in enumerate(inputs.split(LOOKED_AT_TOGETHER) if inputs.dtype == torch.uint8 else ()):
+            numbers = one_color(chunk).nonzero().flatten().tolist()
+            first = f"input {start * LOOKED_AT_TOGETHER + numbers[0]}" if numbers else ""
+            remarks.add(ONE_COLOR, first, len(numbers))
+    return remarks.found()
+
+
+def _inputs(file: Path, arrays: dict[str, np.ndarray], channels: str) -> Tensor:
     inputs = arrays["inputs"]
     images, signals = inputs.dtype == np.uint8, inputs.dtype.kind == "f" and inputs.dtype.itemsize == 4
     if not images and not signals:
@@ -150,12 +195,16 @@ def _inputs(file: Path, arrays: dict[str, np.ndarray]) -> Tensor:
         )
     if inputs.ndim not in (3, 4) or 0 in inputs.shape:
         raise ValueError(f"{file}: inputs have shape {inputs.shape}; {SHAPES}")
-    if images and inputs.ndim == 4 and inputs.shape[1] > 4 and inputs.shape[3] in (1, 3, 4):
-        raise ValueError(
-            f"{file}: inputs have shape {inputs.shape}, with channels last; {SHAPES}: use inputs.transpose(0, 3, 1, 2)"
-        )
     if images and inputs.ndim == 3:
         inputs = inputs[:, None]
+    elif channels == "last":
+        inputs = np.moveaxis(inputs, -1, 1)
+    elif not channels and (why := _seems_last(inputs)):
+        how = "inputs.transpose(0, 3, 1, 2)" if inputs.ndim == 4 else "inputs.transpose(0, 2, 1)"
+        raise ValueError(
+            f"{file}: inputs have shape {inputs.shape}, {why}; {SHAPES}: use {how}, or channels = 'last' in "
+            "task-arguments; channels = 'first' if they are right as they are"
+        )
     if signals:
         bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))
         if len(bad):
@@ -165,6 +214,18 @@ def _inputs(file: Path, arrays: dict[str, np.ndarray]) -> Tensor:
             )
     # In the machine's byte order and in rows, whatever the file has: torch knows no other.
     return torch.from_numpy(np.array(inputs, np.uint8 if images else np.float32, order="C"))
+
+
+def _seems_last(inputs: np.ndarray) -> str:
+    """Why inputs seem to have their channels last, or none at all; "" where they do not."""
+    if inputs.ndim == 4:
+        _, first, rows, last = inputs.shape
+        few = last <= MOST_LAST < first
+        return "with channels last" if few or (first == rows and last < first) else ""
+    _, first, last = inputs.shape
+    if first == last > 1:
+        return "which may be images without an axis of channels (for those use inputs[:, None])"
+    return f"with channels last, or with {first} channels of {last} values" if first > last else ""
 
 
 def _labels(file: Path, arrays: dict[str, np.ndarray]) -> Tensor:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -20,24 +20,29 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from torch import Tensor
 
 from tasks.arguments import TaskArguments
-from tasks.data import Data, DataSet, Vocabulary, channel_sums
-from tasks.labels import NO_LABEL, LabelKind
+from tasks.data import Data, DataSet, Vocabulary, center_of, channel_sums, is_constant
+from tasks.labels import NO_LABEL, LabelKind, alike, label_text, same, shown
+from tasks.remarks import MAX_REMARKS, Remark, named
 
 MAX_NAMES = 1000
 """Different labels of a run that are not declared; `classes` of task-arguments may declare more."""
 
 MAX_NAME_LETTERS, MAX_CHANNELS, MAX_INPUT_VALUES = 100, 256, 2**26
 MAX_PROBLEM_LETTERS = 300
+MAX_LOST = 0.01
+"""Of the deviation of labels: by how much 32 bits may round them."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def _printable(name: str) -> str:
-    if not name.isprintable():
-        raise ValueError("a label has letters that cannot be printed")
+    """A label in the form in which labels are compared."""
+    name = label_text(name)
+    if not name or not name.isprintable():
+        raise ValueError(f"the label {shown(name)} is empty or has letters that cannot be printed")
     return name
 
 
-Stored = Literal["uint8", "float32", "int32"]
+Stored = Literal["uint8", "float32", "float64", "int32"]
 Side = Annotated[int, Field(ge=1, le=2**20)]
 Shape = Annotated[tuple[Side, ...], Field(min_length=1, max_length=3)]
 LabelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LETTERS), AfterValidator(_printable)]
@@ -51,7 +56,12 @@ class UnfitError(ValueError):
 
 
 class OwnArguments(TaskArguments):
-    """What a task takes whose devices may hold data of their own. All of it may be left to be agreed."""
+    """What a task takes whose devices may hold data of their own. All of it may be left to be agreed.
+
+    dealt_out: what of it is also read where the server deals out the data.
+    """
+
+    dealt_out: ClassVar[tuple[str, ...]] = ()
 
     classes: tuple[LabelName, ...] = Field(
         (), description="Under partition = 'own', names of the classes in order; empty takes those that devices have"
@@ -108,18 +118,22 @@ class Form(_Said):
         return self
 
     def __str__(self) -> str:
-        kind = {"uint8": "bytes", "float32": "numbers", "int32": "tokens"}[self.stored]
+        kind = {"uint8": "bytes", "float32": "numbers", "float64": "numbers of 64 bits", "int32": "tokens"}[self.stored]
         words = "" if self.vocabulary is None else f" of {self.vocabulary[0]}"
         pairs = "" if self.separator < 0 else " in pairs"
         return f"{'x'.join(map(str, self.input_shape))} {kind}{words}{pairs} with {self.labels} for labels"
 
 
 class Moments(_Said):
-    """Sums and sums of squares of a device's training inputs per channel, each over so many values."""
+    """Sums and sums of squares of a device's training inputs per channel, each over so many values.
+
+    centers: what is taken from the values before; () for nothing. See `tasks.data.center_of`.
+    """
 
     values: Annotated[int, Field(ge=1, lt=2**63)]
     sums: Annotated[tuple[Finite, ...], Field(max_length=MAX_CHANNELS)]
     squares: Annotated[tuple[Finite, ...], Field(max_length=MAX_CHANNELS)]
+    centers: Annotated[tuple[Finite, ...], Field(max_length=MAX_CHANNELS)] = ()
 
 
 class Summary(_Said):
@@ -131,6 +145,7 @@ class Summary(_Said):
         label_names: the labels that occur; () where labels are numbers, or where the server has declared them.
         moments: None where nobody needs them.
         cut_texts: how many of both kinds of examples are texts that were longer than the limit, and were cut.
+        remarks: what was left out of its folder, and what is seldom meant.
         problem: why its data cannot take part; "" where they can.
     """
 
@@ -141,6 +156,7 @@ class Summary(_Said):
     label_names: Annotated[tuple[LabelName, ...], Field(max_length=MAX_NAMES)] = ()
     moments: Moments | None = None
     cut_texts: Claimed = 0
+    remarks: Annotated[tuple[Remark, ...], Field(max_length=MAX_REMARKS)] = ()
     problem: Annotated[str, Field(max_length=MAX_PROBLEM_LETTERS)] = ""
 
 
@@ -177,13 +193,14 @@ class Agreed(_Said):
             (0, *form.input_shape) if form.labels == "classes of tokens" else 0,
             dtype=torch.float32 if form.labels == "numbers" else torch.int64,
         )
+        precision = torch.float64 if form.stored == "float64" else torch.float32
         nothing = Data(torch.empty((0, *form.input_shape), dtype=getattr(torch, form.stored)), labels)
         return DataSet(
             train=nothing,
             test=nothing,
             classes=self.classes,
-            mean=torch.tensor(self.mean, dtype=torch.float32) if self.mean else None,
-            std=torch.tensor(self.std, dtype=torch.float32) if self.std else None,
+            mean=torch.tensor(self.mean, dtype=precision) if self.mean else None,
+            std=torch.tensor(self.std, dtype=precision) if self.std else None,
             label_names=self.label_names,
             vocabulary=None if form.vocabulary is None else Vocabulary(*form.vocabulary, separator=form.separator),
         )
@@ -235,6 +252,9 @@ def agree(summaries: Iterable[Summary], declared: Declared, max_examples: int) -
         if own != form:
             unfit[summary.device] = f"its examples are {own}, the run's are {form or _shape(declared.input_shape)}"
     fitting = [summary for summary, _ in able if summary.device not in unfit]
+    if not declared.label_names:
+        unfit |= _other_spellings(fitting)
+        fitting = [summary for summary in fitting if summary.device not in unfit]
     names, too_many = _label_names(fitting, declared.label_names, form)
     unfit |= too_many
     fitting = [summary for summary in fitting if summary.device not in unfit]
@@ -285,9 +305,14 @@ def _implausible(moments: Moments, form: Form, examples: int) -> str:
     channels, per_input = form.input_shape[0], math.prod(form.input_shape[1:])
     if (len(moments.sums), len(moments.squares)) != (channels, channels):
         return f"it gives sums of {len(moments.sums)} channels, its inputs have {channels}"
+    if len(moments.centers) != (channels if form.stored == "float64" else 0):
+        return f"it gives {len(moments.centers)} centers of its sums, of {channels} channels of {form.stored} values"
     if moments.values != examples * per_input:
         return f"it gives sums over {moments.values} values, {examples} of its inputs have {examples * per_input}"
     largest = 255 if form.stored == "uint8" else FLOAT32_MAX
+    if any(abs(center) > largest for center in moments.centers):
+        return f"it gives a center that no {form.stored} values have"
+    largest *= 2 if moments.centers else 1  # how far a value may be from a center
     for total, square in zip(moments.sums, moments.squares, strict=True):
         if abs(total) > largest * moments.values or square > largest**2 * moments.values:
             return f"it gives sums that no {form.stored} values have"
@@ -302,6 +327,46 @@ def _usual_form(forms: Sequence[Form], shape: Sequence[int]) -> Form | None:
     """The form of most devices, among those of a declared shape; of several as frequent, the first by its text."""
     counts = Counter(form for form in forms if not shape or form.input_shape == tuple(shape))
     return min(counts, key=lambda form: (-counts[form], str(form)), default=None)
+
+
+def _other_spellings(summaries: Sequence[Summary]) -> dict[int, str]:
+    """The devices that write a label otherwise than most, in a way that nobody can see, and why they are left out.
+
+    A device that has both spellings is not left out, because it may mean two classes; nor is any where as many write a
+    label in one way as in the other, so that one device alone rules out none. See `label_warnings` for both.
+    """
+    unfit: dict[int, str] = {}
+    devices = Counter(name for summary in summaries for name in summary.label_names)
+    for group in same(devices):
+        usual = min(group, key=lambda name: (-devices[name], name))
+        for summary in summaries:
+            theirs = [name for name in group if name in summary.label_names]
+            if theirs and max(devices[name] for name in theirs) < devices[usual]:
+                other = f"{shown(usual)}, which {devices[usual]} other devices have"
+                why = f"its label {shown(theirs[0])} looks like {other}"
+                unfit.setdefault(summary.device, f"{why}: write it alike, or declare classes in task-arguments")
+    return unfit
+
+
+def label_warnings(summaries: Iterable[Summary]) -> list[str]:
+    """Which labels may be slips for each other or stand for missing values, with the devices that have them."""
+    devices: dict[str, list[int]] = {}
+    for summary in summaries:
+        for name in summary.label_names:
+            devices.setdefault(name, []).append(summary.device)
+    return alike_in_words({name: f" of {named(numbers)}" for name, numbers in devices.items()})
+
+
+def alike_in_words(whose: Mapping[str, str]) -> list[str]:
+    """Sentences about the labels that `tasks.labels.alike` finds; whose: what is said behind each of the labels."""
+    found = []
+    for group in alike(whose):
+        told = ", ".join(f"{shown(name)}{whose[name]}" for name in group[:5]) + (", ..." if len(group) > 5 else "")
+        if len(group) > 1:
+            found.append(f"These labels look alike, and are classes of their own: {told}")
+        else:
+            found.append(f"This label is what programs write where a value is missing, and is a class here: {told}")
+    return found
 
 
 def _label_names(
@@ -337,15 +402,32 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 def _normalization(moments: Sequence[Moments]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per channel over all devices, whatever their order."""
     values = sum(each.values for each in moments)
-    mean = [math.fsum(column) / values for column in zip(*(each.sums for each in moments), strict=True)]
-    square = [math.fsum(column) / values for column in zip(*(each.squares for each in moments), strict=True)]
-    std = [math.sqrt(max(0.0, q - m * m)) for m, q in zip(mean, square, strict=True)]
-    if 0.0 in std:
+    channels = len(moments[0].sums) if moments else 0
+    pairs = [_mean_and_std(moments, channel, values) for channel in range(channels)]
+    constant = [is_constant(mean, std) for mean, std in pairs]
+    if any(constant):
         raise ValueError(
-            f"channel {std.index(0.0)} of all devices' inputs, counted from 0, has one value only, so it cannot be "
-            "normalized"
+            f"channel {constant.index(True)} of all devices' inputs, counted from 0, has one value only, so it cannot "
+            "be normalized"
         )
-    return tuple(mean), tuple(std)
+    return tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs)
+
+
+def _mean_and_std(moments: Sequence[Moments], channel: int, values: int) -> tuple[float, float]:
+    """Those of a channel, from sums about one center: the median of the devices' centers, or 0 where they have none."""
+    centers = sorted(each.centers[channel] for each in moments if each.centers)
+    center = centers[len(centers) // 2] if centers else 0.0
+    sums, squares = [], []
+    for each in moments:
+        total, square = each.sums[channel], each.squares[channel]
+        if each.centers:
+            away = each.centers[channel] - center
+            square += 2 * away * total + each.values * away * away
+            total += each.values * away
+        sums.append(total)
+        squares.append(square)
+    mean = math.fsum(sums) / values
+    return center + mean, math.sqrt(max(0.0, math.fsum(squares) / values - mean * mean))
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -383,14 +465,14 @@ def fitted(data: DataSet, agreed: Agreed) -> DataSet:
     form = form_of(data)
     if why := agreed.misfit(form):
         raise UnfitError(why)
-    train, test = (_renamed(part, data.label_names, agreed.label_names) for part in (data.train, data.test))
+    train, test = (renamed(part, data.label_names, agreed.label_names) for part in (data.train, data.test))
     found = replace(agreed.empty(), train=train, test=test)
     if data.vocabulary is None or found.vocabulary is None:
         return found
     return replace(found, vocabulary=replace(found.vocabulary, unclear_pair=data.vocabulary.unclear_pair))
 
 
-def _renamed(part: Data, own: Sequence[str], names: Sequence[str]) -> Data:
+def renamed(part: Data, own: Sequence[str], names: Sequence[str]) -> Data:
     """Examples with the numbers that their labels have in the run."""
     if part.label_kind == "numbers" or not len(part):
         return part
@@ -406,9 +488,11 @@ def check_labels(own: Iterable[str], names: Sequence[str]) -> None:
     """Raise UnfitError where labels occur that the run does not have."""
     known = set(names)
     if unknown := sorted(set(own) - known):
-        shown = ", ".join(repr(name[:MAX_NAME_LETTERS]) for name in unknown[:3]) + (", ..." if len(unknown) > 3 else "")
-        there = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
-        raise UnfitError(f"the run has no label {shown}: it has {there}")
+        told = ", ".join(shown(name[:MAX_NAME_LETTERS]) for name in unknown[:3]) + (", ..." if len(unknown) > 3 else "")
+        there = ", ".join(map(shown, names[:5])) + (", ..." if len(names) > 5 else "")
+        meant = [group for group in alike([unknown[0], *names]) if unknown[0] in group and len(group) > 1]
+        hint = f"; is {shown(next(name for name in meant[0] if name in known))} meant?" if meant else ""
+        raise UnfitError(f"the run has no label {told}: it has {there}{hint}")
 
 
 def label_names_of(data: DataSet) -> tuple[str, ...]:
@@ -421,15 +505,17 @@ def label_names_of(data: DataSet) -> tuple[str, ...]:
         raise UnfitError(f"it has {len(names)} different labels, at most {MAX_NAMES} are possible")
     if wrong := [name for name in names if not 1 <= len(name) <= MAX_NAME_LETTERS or not name.isprintable()]:
         raise UnfitError(
-            f"the label {wrong[0][:40]!r} is empty, longer than {MAX_NAME_LETTERS} letters, or cannot be printed"
+            f"the label {shown(wrong[0][:40])} is empty, longer than {MAX_NAME_LETTERS} letters, or cannot be printed"
         )
     return names
 
 
 def moments_of(inputs: Tensor) -> Moments:
     """The sums of training inputs (examples, channels, ...)."""
-    pairs = [channel_sums(channel) for channel in inputs.unbind(1)]
+    centers = [center_of(channel) for channel in inputs.unbind(1)]
+    pairs = [channel_sums(channel, center) for channel, center in zip(inputs.unbind(1), centers, strict=True)]
     return Moments(
+        centers=tuple(centers) if inputs.dtype == torch.float64 else (),
         values=inputs[:, 0].numel(),
         sums=tuple(float(total) for total, _ in pairs),
         squares=tuple(float(square) for _, square in pairs),
@@ -445,21 +531,48 @@ def made(parts: Sequence[tuple[Any, Sequence[object]]]) -> DataSet:
 
     Raises ValueError where a label of the latter is no finite number of 32 bits.
     """
-    numbers = all(isinstance(label, float) for _, labels in parts for label in labels)
+    floats = [label for _, labels in parts for label in labels if isinstance(label, float)]
+    numbers = len(floats) == sum(len(labels) for _, labels in parts)
+    if floats and not numbers:
+        raise ValueError(f"some labels are fractions such as {floats[0]:g} and others are names: make them alike")
     if numbers:
-        for number in (label for _, labels in parts for label in labels if isinstance(label, float)):
-            if not abs(number) <= FLOAT32_MAX:  # neither is NaN
-                raise ValueError(f"a label is {number:g}, it must be a finite number of at most 32 bits")
-    names = () if numbers else in_order(str(label).strip() for _, labels in parts for label in labels)
+        check_numbers(floats)
+    names = () if numbers else in_order(label_text(label) for _, labels in parts for label in labels)
     number_of = {name: number for number, name in enumerate(names)}
     found = []
     for inputs, labels in parts:
-        values = labels if numbers else [number_of[str(label).strip()] for label in labels]
+        values = labels if numbers else [number_of[label_text(label)] for label in labels]
         tensor = torch.tensor(np.array(values, np.float32 if numbers else np.int64))
         found.append(Data(torch.as_tensor(inputs), tensor))
+        _check_finite(found[-1].inputs)
     train = found[0]
     test = found[1] if len(found) > 1 else Data(train.inputs[:0], train.labels[:0])
     return DataSet(train, test, classes=len(names) or 1, label_names=names)
+
+
+def check_numbers(labels: Sequence[float]) -> None:
+    """Raise ValueError where a label is no finite number of 32 bits, or 32 bits hold too little of it."""
+    for number in labels:
+        if not abs(number) <= FLOAT32_MAX:  # neither is NaN
+            raise ValueError(f"a label is {number:g}, it must be a finite number of at most 32 bits")
+    values = np.array(labels, np.float64)
+    lost = float(np.abs(values - values.astype(np.float32)).max(initial=0))
+    spread = float(values.std()) if len(values) else 0.0
+    if spread and lost > MAX_LOST * spread:
+        largest = max(labels, key=abs)
+        raise ValueError(
+            f"labels such as {largest!r} are rounded by up to {lost:g} as numbers of 32 bits, which is much of how far "
+            "they differ: subtract a number from all of them"
+        )
+
+
+def _check_finite(inputs: Tensor) -> None:
+    """Raise ValueError where an input is no finite number."""
+    if inputs.is_floating_point() and not bool(inputs.isfinite().all()):
+        first = int((~inputs.isfinite()).flatten(1).any(dim=1).nonzero()[0])
+        raise ValueError(
+            f"input {first}, counted from 0, holds values that are not finite: leave it out, or fill in what is missing"
+        )
 
 
 def device_folder(data_dir: str, device: int) -> Path:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,10 +24,12 @@ from tasks.data import (
     no_file,
     refuse_unread_test_file,
     split,
+    unread,
 )
 from tasks.hub import existing_folder
 from tasks.own import MAX_CHANNELS, OwnArguments, made
 from tasks.texts import (
+    Name,
     as_float32,
     as_name,
     check_columns,
@@ -43,7 +47,7 @@ FORMATS = (".csv", ".tsv", ".jsonl")
 MANY_NAMES = 10  # of labels that are numbers; more of them than half of the rows are no classes
 EXPECTED = "the files that task-arguments name"
 
-Column = Annotated[str, Field(min_length=1)]
+Column = Annotated[Name, Field(min_length=1)]
 
 
 class TableArguments(OwnArguments):
@@ -52,9 +56,12 @@ class TableArguments(OwnArguments):
     columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=MAX_CHANNELS)] = Field(
         description="Columns of numbers that a model reads, in their order"
     )
-    label: str = Field("label", description="Column of the label", min_length=1)
+    label: Column = Field("label", description="Column of the label")
     labels: Literal["classes", "numbers"] = Field(
         "classes", description="What labels are: names of classes, or numbers"
+    )
+    decimal: Literal[".", ","] = Field(
+        ".", description="What stands in front of a number's decimals in CSV and TSV; other separators are refused"
     )
     train: str = Field("train.csv", description=f"File to train on ({', '.join(FORMATS)})")
     test: str = Field("", description="File to test on, with the same columns; empty: a part of that to train on")
@@ -83,14 +90,15 @@ def load(data_dir: str, arguments: TableArguments) -> DataSet:
     folder = existing_folder("table", data_dir)
     refuse_unread_test_file(folder, FORMATS, [arguments.train], arguments)
     names = [arguments.train, *([arguments.test] if arguments.test else [])]
-    found = _read([find_file(folder, name, "table", EXPECTED) for name in names], arguments)
+    files = [find_file(folder, name, "table", EXPECTED) for name in names]
+    found = _read([*files], arguments)
     train, test = found.train, found.test
     _check_names(found.label_names, len(train) + len(test), arguments, folder)
     if not len(test):
         train, test = split(train, arguments.test_share, folder)
     _check_varied(train, arguments, folder)
     measured = make_data_set(train, test)
-    return DataSet(train, test, found.classes, measured.mean, measured.std, label_names=found.label_names)
+    return replace(measured, classes=found.classes, label_names=found.label_names, remarks=unread(files, FORMATS))
 
 
 def _check_names(names: Sequence[str], rows: int, arguments: TableArguments, folder: Path) -> None:
@@ -132,7 +140,7 @@ def own(data_dir: str, arguments: TableArguments) -> DataSet:
     if not train and not test:
         raise no_file(folder, arguments.train, "table", EXPECTED)
     files: list[Path | None] = [train[0] if train else None, *test]
-    return _read(files, arguments)
+    return replace(_read(files, arguments), remarks=unread([*train, *test], FORMATS))
 
 
 def _read(files: list[Path | None], arguments: TableArguments) -> DataSet:
@@ -141,30 +149,34 @@ def _read(files: list[Path | None], arguments: TableArguments) -> DataSet:
         decoded=DECODED_VERSION,
         files=[None if file is None else describe_files(files_behind(file)) for file in files],
         columns=arguments.columns,
-        label=(arguments.label, arguments.labels),
+        label=(arguments.label, arguments.labels, arguments.decimal),
     )
     return decoded_once("table", key, lambda: made([_rows(file, arguments) for file in files]))
 
 
 def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, list[object]]:
-    """(rows, columns, 1), and a label per row. ValueError names file and line of what is wrong."""
+    """(rows, columns, 1), and a label per row. ValueError names file and line of what is wrong.
+
+    In 64 bits: 32 would round Unix seconds to steps of 128, before the mean is taken away.
+    """
     columns, labels = arguments.columns, list[object]()
-    values = array("f")
+    values = array("d")
     if file is not None:
         check_size(file.stat().st_size, file)
-        label_of = as_float32 if arguments.labels == "numbers" else as_name
+        number_of = partial(as_float32, decimal=arguments.decimal) if file.suffix in (".csv", ".tsv") else as_float32
+        label_of: Callable[[object], object] = number_of if arguments.labels == "numbers" else as_name
         for line, row in READERS[file.suffix](file):
             check_columns(row, (*columns, arguments.label), file, line)
             column = arguments.label
             try:
                 labels.append(label_of(row[column]))
                 for column in columns:
-                    values.append(as_float32(row[column]))
+                    values.append(number_of(row[column]))
             except ValueError as error:
                 fraction = column == arguments.label and isinstance(row[column], float)
                 hint = "; labels that are numbers need labels = 'numbers' in task-arguments" if fraction else ""
                 raise ValueError(f"{file}:{line}: {column} {error}{hint}") from None
         if not labels:
             raise ValueError(f"{file}: holds no rows")
-    inputs = torch.tensor(values, dtype=torch.float32)
+    inputs = torch.tensor(values, dtype=torch.float64)
     return inputs.view(len(labels), len(columns), 1), labels

@@ -44,9 +44,9 @@ from tasks.metrics import METRICS, Metric, usual_metric
 from tasks.own import (
     MAX_PROBLEM_LETTERS,
     Agreed,
-    OwnArguments,
     Summary,
     UnfitError,
+    alike_in_words,
     check_labels,
     device_folder,
     fitted,
@@ -54,6 +54,7 @@ from tasks.own import (
     label_names_of,
     moments_of,
 )
+from tasks.remarks import Remark, in_words
 
 __all__ = ["PARTITIONS", "TASKS", "Agreed", "Data", "Kind", "Shard", "Task", "TaskSpec", "kind_of", "load_task"]
 
@@ -98,7 +99,7 @@ TASKS: dict[str, Kind] = {
     "mnist": Kind(partial(idx.load, "mnist"), "lenet5", label_names=DIGITS),
     "fashion-mnist": Kind(partial(idx.load, "fashion-mnist"), "lenet5", label_names=CLOTHES),
     "idx": Kind(idx.load_any, "lenet5"),
-    "npz": Kind(npz.load, "cnn3", arguments=OwnArguments, own=npz.own),
+    "npz": Kind(npz.load, "cnn3", arguments=npz.NpzArguments, own=npz.own),
     "images": Kind(images.load, "cnn3", arguments=images.ImageArguments, own=images.own),
     "table": Kind(tables.load, "mlp", arguments=tables.TableArguments, own=tables.own),
     "cifar10": Kind(partial(hub.load, "cifar10"), "resnet18", crop_padding=4, flip=True, label_names=CIFAR10),
@@ -298,7 +299,7 @@ class Task:
     `input_shape` is (channels, height, width), (channels, length) for signals or (sequence,) for tokens; `family` is
     the name of the default family. `label_names` are those of the classes, () where they have none. `label_sets`
     (sources, classes), bool, says which classes each natural source has, where each has its own. `vocabulary` is that
-    of texts, which a model's embeddings must match.
+    of texts, which a model's embeddings must match. `remarks` are what a person should know of the data.
     """
 
     def __init__(self, spec: TaskSpec, data: DataSet) -> None:
@@ -322,6 +323,7 @@ class Task:
         self._flip = kind.flip
         self._in_time = kind.in_time
         self._mean, self._std = data.mean, data.std
+        self.remarks = data.remarks
         self._natural_ids = data.natural_ids
         if spec.partition == "own":
             return  # the one device that these data are of has all of them
@@ -553,6 +555,8 @@ def readable(
         return inputs.long()
     per_channel = (-1, *[1] * (inputs.dim() - 2))
     mean, std = (value.view(per_channel).to(inputs.device) for value in normalization)
+    if inputs.dtype == torch.float64:  # of tables: what is common to all values is taken away before they are rounded
+        return ((inputs - mean) / std).float()
     return (inputs.float() - mean).div_(std)
 
 
@@ -690,7 +694,7 @@ def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
     try:
         data = own_data(spec, _folder(spec, device))
         form = form_of(data)
-        cut_texts = data.cut_texts
+        cut_texts, remarks = data.cut_texts, data.remarks
         if spec.agreed is not None:
             data = fitted(data, spec.agreed)
         names = label_names_of(data) if spec.agreed is None else ()
@@ -699,7 +703,7 @@ def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
             check_labels(names, declared)
             names = ()
         if not len(data.train):
-            raise UnfitError("it has no training examples")
+            raise UnfitError(f"it has no training examples{_left_out(data)}")
         own = Task(spec, data)
         train = own.shard(device).train
         needed = moments and spec.agreed is None and form.stored != "int32" and len(data.train) <= spec.max_examples
@@ -714,7 +718,67 @@ def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
         label_names=names,
         moments=sums,
         cut_texts=cut_texts,
+        remarks=remarks,
     )
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What there is to know before round 1 of a data set, or of the data of one device, for a person to read.
+
+    Attributes:
+        counts: of each label how many examples there are to train on and to test on; {} where labels are numbers.
+        remarks: what was left out and why, and what is seldom meant.
+        problem: why the data cannot be read, or cannot take part; "" where they can. The rest is then empty.
+    """
+
+    counts: dict[str, tuple[int, int]]
+    remarks: tuple[Remark, ...] = ()
+    problem: str = ""
+
+
+def labels_alike(task: Task) -> list[str]:
+    """Which labels of a user's files look alike or stand for missing values, where nobody has declared them."""
+    declared = getattr(task.spec.arguments, "classes", ())
+    if kind_of(task.spec.name).own is None or declared:
+        return []
+    return alike_in_words(dict.fromkeys(task.label_names, ""))
+
+
+def inspect_device(spec: TaskSpec, device: int) -> Inspection:
+    """Look at the data of a device under the partition "own", whose folder lies on this machine.
+
+    Where `agreed` is given, the data must fit it.
+    """
+    try:
+        data = own_data(spec, _folder(spec, device))
+        found = Inspection(_counts(data), data.remarks)
+        if spec.agreed is not None:
+            fitted(data, spec.agreed)
+        return found
+    except UnfitError as error:
+        return Inspection({}, problem=str(error))
+
+
+def inspect_whole(task: Task) -> Inspection:
+    """Look at the data of a task that deals them out."""
+    data = DataSet(task.train, task.test, task.classes, label_names=task.label_names)
+    return Inspection(_counts(data), task.remarks)
+
+
+def _counts(data: DataSet) -> dict[str, tuple[int, int]]:
+    """Of each label how many examples, or tokens with a label, there are to train on and to test on."""
+    if data.train.label_kind == "numbers":
+        return {}
+    names = data.label_names or tuple(map(str, range(data.classes)))
+    train, test = (
+        part.labels[part.labels != NO_LABEL].bincount(minlength=len(names)).tolist() for part in (data.train, data.test)
+    )
+    return {name: (train[number], test[number]) for number, name in enumerate(names)}
+
+
+def _left_out(data: DataSet) -> str:
+    return f": {in_words(data.remarks)}" if data.remarks else ""
 
 
 def _folder(spec: TaskSpec, device: int) -> str:
@@ -743,7 +807,7 @@ def with_test(task: Task, test: DataSet) -> Task:
     assert task.spec.agreed is not None
     found = copy(task)
     data = fitted(test, task.spec.agreed)
-    found.test, found.vocabulary = data.test, data.vocabulary
+    found.test, found.vocabulary, found.remarks = data.test, data.vocabulary, test.remarks
     return found
 
 

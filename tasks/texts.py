@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch.nn import functional
 
-from tasks.data import Data, DataSet, find_file, no_file, refuse_unread_test_file, stratified_test
+from tasks.data import Data, DataSet, find_file, no_file, refuse_unread_test_file, stratified_test, unread
 from tasks.hub import Repository, existing_folder, files_of_copy, import_datasets, open_split
-from tasks.labels import NO_LABEL
+from tasks.labels import NO_LABEL, label_text
 from tasks.metrics import METRICS, EntityF1, Metric, usual_metric
 from tasks.own import FLOAT32_MAX
 from tasks.tokens import HUB_NAME, Labels, TextArguments, Texts, joined, make_text_data_set, names_of, tokenized_once
@@ -25,6 +27,9 @@ MAX_FILE_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 20
 FORMATS = {".jsonl": "JSON lines", ".csv": "CSV", ".tsv": "TSV", ".conll": "CoNLL"}
 
+
+Name = Annotated[str, AfterValidator(label_text)]
+"""Of a column or a class, as files have them: with composed accents, and no blanks at the ends."""
 
 MetricName = Literal["accuracy", "f1", "matthews", "token_accuracy", "entity_f1", "pearson", "mean_absolute_error"]
 
@@ -63,11 +68,11 @@ class OwnTextArguments(TextArguments):
     labels: Labels = Field(
         "classes", description="What labels are: names of classes, numbers, or tags (a list beside a list of words)"
     )
-    text: str = Field("text", description="Column of the text, or of its list of words", min_length=1)
-    pair: str = Field("", description="Column of the second text, where texts come in pairs")
-    label: str = Field("label", description="Column of the label, or of the list of tags", min_length=1)
-    source: str = Field("", description="Column of what a text is from, for partition = 'natural'")
-    classes: tuple[str, ...] = Field((), description="Names of the classes in order; empty takes those in the file")
+    text: Name = Field("text", description="Column of the text, or of its list of words", min_length=1)
+    pair: Name = Field("", description="Column of the second text, where texts come in pairs")
+    label: Name = Field("label", description="Column of the label, or of the list of tags", min_length=1)
+    source: Name = Field("", description="Column of what a text is from, for partition = 'natural'")
+    classes: tuple[Name, ...] = Field((), description="Names of the classes in order; empty takes those in the file")
     own_labels: bool = Field(
         False, description="Whether a source has only the classes of its own examples, and is scored on these"
     )
@@ -149,7 +154,8 @@ def load(data_dir: str, arguments: OwnTextArguments) -> DataSet:
             )
         return found
 
-    return tokenized_once("text", files, data_dir, arguments, read)
+    found = tokenized_once("text", files, data_dir, arguments, read)
+    return found if arguments.hub else replace(found, remarks=unread(files, tuple(FORMATS)))
 
 
 Parts = Callable[[], tuple[Texts, Texts | None]]
@@ -213,7 +219,8 @@ def own(data_dir: str, arguments: OwnTextArguments) -> DataSet:
         return replace(found, train=_filled(found.train, arguments, found), test=_filled(found.test, arguments, found))
 
     behind = [one for files in there for file in files for one in files_behind(file)]
-    return tokenized_once("text-own", behind, data_dir, arguments, read)
+    found = tokenized_once("text-own", behind, data_dir, arguments, read)
+    return replace(found, remarks=unread(behind, tuple(FORMATS)))
 
 
 def saved(folder: Path, most_bytes: int = MAX_FILE_BYTES) -> list[Path]:
@@ -351,12 +358,13 @@ def _texts_of(
     found = Texts()
     tags = arguments.labels == "tags"
     text = _words if tags else _text
-    label: Callable[[object], Any] = {"classes": as_name, "numbers": as_float32, "tags": _words}[arguments.labels]
+    of_kind: dict[Labels, Callable[[object], Any]] = {"classes": as_name, "numbers": as_float32, "tags": _tags}
+    label = of_kind[arguments.labels]
     readers = {arguments.text: (found.texts, text), arguments.label: (found.labels, label)}
     if len(readers) < 2:
         raise ValueError(f"text and label both name the column {arguments.text!r}: each needs a column of its own")
     if conll:
-        readers = {"words": (found.texts, _words), "tags": (found.labels, _words)}
+        readers = {"words": (found.texts, _words), "tags": (found.labels, _tags)}
     if arguments.pair:
         readers[arguments.pair] = (found.pairs, _text)
     if arguments.source:
@@ -404,20 +412,34 @@ def as_name(value: object) -> str:
         return str(value).lower()
     if isinstance(value, int):
         return str(value)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not label_text(value):
         raise ValueError(f"is {_shown(value)}, it must be a name or a whole number")
-    return _whole(value.strip())
+    return _whole(label_text(value))
 
 
-def as_float32(value: object) -> float:
-    """The finite number of at most 32 bits that a value of a column is, also as a text; ValueError as of `as_name`."""
+_SEPARATED = re.compile(r"\s*[+-]?\d+([.,'\s\u2019]\d+)+(e[+-]?\d+)?\s*", re.IGNORECASE)
+
+
+def as_float32(value: object, decimal: str = ".") -> float:
+    """The finite number, as large as 32 bits hold, that a value of a column is or says; ValueError as of `as_name`.
+
+    decimal: what stands in front of decimals in a text; any other separator is refused, because nobody can tell
+        1,234 with three decimals from 1,234 in the thousands.
+    """
+    text = value.translate({ord("."): "?", ord(","): "."}) if isinstance(value, str) and decimal == "," else value
     try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+        number = float(text) if isinstance(text, str | int | float) and not isinstance(text, bool) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
     # Python reads 1_000 as a number; in a file it is more likely a name or a slip.
     if not math.isfinite(number) or (isinstance(value, str) and "_" in value):
-        raise ValueError(f"is {_shown(value)}, it must be a finite number")
+        hint = ""
+        if isinstance(value, str) and _SEPARATED.fullmatch(value):
+            hint = (
+                f" without separators of thousands and with {decimal!r} in front of decimals (decimal = "
+                f"{',' if decimal == '.' else '.'!r} in the task-arguments of tables reads the other)"
+            )
+        raise ValueError(f"is {_shown(value)}, it must be a finite number{hint}")
     if abs(number) > FLOAT32_MAX:
         raise ValueError(f"is {number:g}, more than a number of 32 bits can be")
     return number
@@ -427,6 +449,10 @@ def _words(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise ValueError(f"is {_shown(value)}, it must be a list of texts")
     return [_whole(word) for word in value]
+
+
+def _tags(value: object) -> list[str]:
+    return [label_text(tag) for tag in _words(value)]
 
 
 def _whole(text: str) -> str:
@@ -451,6 +477,9 @@ Rows = Iterator[tuple[int, dict[str, Any]]]
 def lines_of(file: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str]]:
     """The lines of a text file, counted from 1, without their ends; ValueError for one that is no text or too long."""
     with file.open("rb") as content:
+        start = content.peek(4)[:4]
+        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or (start and b"\0" in start):
+            raise ValueError(f"{file}: it is in UTF-16, or no text at all: save it in UTF-8 (Excel: CSV UTF-8)")
         for number, line in enumerate(iter(lambda: content.readline(MAX_LINE_BYTES), b""), start=1):
             if len(line) == MAX_LINE_BYTES:
                 raise ValueError(f"{file}:{number}: the line has {MAX_LINE_BYTES} bytes or more")
@@ -475,12 +504,22 @@ def json_rows(file: Path) -> Rows:
             raise ValueError(f"{file}:{number}: not JSON ({error})") from None
         if not isinstance(row, dict):
             raise ValueError(f'{file}:{number}: must be an object such as {{"text": "...", "label": "..."}}')
-        yield number, row
+        yield number, row if line.isascii() else {label_text(column): value for column, value in row.items()}
 
 
 def csv_rows(file: Path) -> Rows:
-    """A header with the columns' names, then a row per text; a value in quotes may hold commas and line ends."""
-    return _separated(file, {"delimiter": ",", "strict": True})
+    """A header with the columns' names, then a row per text; a value in quotes may hold commas and line ends.
+
+    Where no comma stands in the header, semicolons or tabs stand between values, as Excel writes in some countries.
+    """
+    return _separated(file, {"delimiter": _mark_between(file), "strict": True})
+
+
+def _mark_between(file: Path) -> str:
+    """What stands between the values of a CSV file, by its first line outside of quotes."""
+    _, header = next(iter(lines_of(file)), (0, ""))
+    outside = re.sub(r'"[^"]*"', "", header)
+    return next((mark for mark in (",", ";", "\t") if mark in outside), ",")
 
 
 def tsv_rows(file: Path) -> Rows:
@@ -494,6 +533,7 @@ def _separated(file: Path, dialect: dict[str, Any]) -> Rows:
         header = next(reader, None)
         if not header:
             raise ValueError(f"{file}: has no header with the columns' names")
+        header = [label_text(column) for column in header]
         if twice := [column for column in header if header.count(column) > 1]:
             raise ValueError(f"{file}: the header names the column {twice[0]!r} twice, each column needs its own name")
         last = reader.line_num

@@ -17,7 +17,7 @@ from tasks.arguments import FOLDER, TaskArguments
 from tasks.data import DECODED_VERSION, Data, DataSet, Vocabulary, decoded_once, digest
 from tasks.hub import unreachable
 from tasks.labels import NO_LABEL
-from tasks.own import in_order
+from tasks.own import check_numbers, in_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,7 +27,7 @@ MAX_CLASSES = 10_000
 
 TOKENIZED_TOGETHER = 1000
 
-TOKENIZED_VERSION = 2
+TOKENIZED_VERSION = 3
 """Raised whenever a tokenized data set says something else, so that files of an older release are not read."""
 
 VOCABULARY = "vocab.txt"
@@ -297,6 +297,7 @@ def _padded(rows: list[list[int]], longest: int, value: int) -> Tensor:
 
 def _labels(part: Texts, labels: Labels, names: Sequence[str], words: list[list[int | None]], longest: int) -> Tensor:
     if labels == "numbers":
+        check_numbers(part.labels)
         return torch.tensor(part.labels, dtype=torch.float32)
     number_of = {name: number for number, name in enumerate(names)}
 

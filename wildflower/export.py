@@ -35,7 +35,13 @@ MAX_BATCH = 1024  # inputs that a program takes at once
 CHECKED = 8  # random inputs on which a written program is compared with the model
 MAX_DIFFERENCE = 1e-4  # of its logits from the model's, relative to the largest of them
 MAX_FACTS_BYTES = 10 * 2**20
-DTYPES = {"uint8": torch.uint8, "float32": torch.float32, "int32": torch.int32, "int64": torch.int64}
+DTYPES = {
+    "uint8": torch.uint8,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
 
 
 class ExportError(RuntimeError):
@@ -59,7 +65,7 @@ class Facts(BaseModel):
     format: Format
     task: str
     input_shape: Annotated[list[Annotated[int, Field(ge=1, le=2**20)]], Field(min_length=1, max_length=4)]
-    input_dtype: Literal["uint8", "float32", "int32", "int64"]
+    input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
     classes: Annotated[int, Field(ge=1)]
     labels: list[str]
     mean: list[float] | None
@@ -78,19 +84,26 @@ class Deployed(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, model: nn.Module, mean: list[float] | None, std: list[float] | None, dimensions: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        mean: list[float] | None,
+        std: list[float] | None,
+        dimensions: int,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         self.model = model
         self.tokens = mean is None or std is None
         per_channel = (-1, *[1] * (dimensions - 1))
-        self.register_buffer("mean", torch.tensor(mean or [0.0]).view(per_channel))
-        self.register_buffer("std", torch.tensor(std or [1.0]).view(per_channel))
+        self.register_buffer("mean", torch.tensor(mean or [0.0], dtype=precision).view(per_channel))
+        self.register_buffer("std", torch.tensor(std or [1.0], dtype=precision).view(per_channel))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Prepare as `tasks.task.Task.prepare` does, and ask the model."""
         if self.tokens:
             return self.model(inputs.long())
-        return self.model((inputs.float() - self.mean) / self.std)
+        return self.model(((inputs.to(self.mean.dtype) - self.mean) / self.std).float())
 
 
 def export(
@@ -165,7 +178,8 @@ def facts_of(info: ModelInfo, file_format: Format) -> Facts:
 
 def with_preparation(model: nn.Module, facts: Facts) -> Deployed:
     """A model that prepares its inputs."""
-    return Deployed(model, facts.mean, facts.std, len(facts.input_shape)).eval()
+    precision = torch.float64 if facts.input_dtype == "float64" else torch.float32
+    return Deployed(model, facts.mean, facts.std, len(facts.input_shape), precision).eval()
 
 
 def check_numbers(outputs: Tensor, where: str) -> None:
@@ -186,8 +200,8 @@ def examples(facts: Facts, count: int) -> Tensor:
     """Random inputs, always the same, as the task stores them."""
     generator = torch.Generator().manual_seed(0)
     shape = (count, *facts.input_shape)
-    if facts.input_dtype == "float32":
-        return torch.randn(shape, generator=generator)
+    if facts.input_dtype in ("float32", "float64"):
+        return torch.randn(shape, generator=generator, dtype=DTYPES[facts.input_dtype])
     highest = 2 if facts.mean is None else 256  # tokens: the first two of any vocabulary
     return torch.randint(0, highest, shape, generator=generator).to(DTYPES[facts.input_dtype])
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from devices.validation import one_line
 from plugins.beside import looked_for_beside
 from server_app.models import Which, load_model, modules_of
-from tasks.images import SUFFIXES, read_image
+from tasks.folders import SUFFIXES, is_image
+from tasks.images import read_image
 from wildflower.export import (
     FORMATS,
     ExportError,
@@ -91,7 +92,7 @@ def _predict(program: Program, facts: Facts, folder: Path) -> list[Prediction]:
             "images only: `wildflower export` writes others for programs of your own (docs/export.md)"
         )
     try:
-        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+        files = sorted(path for path in folder.iterdir() if is_image(path) and path.is_file())
     except OSError as error:
         raise PredictError(f"cannot read the folder {folder}: {error.strerror}") from None
     if not files:

@@ -131,12 +131,15 @@ def read_experiment(path: Path) -> dict[str, Any]:
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """What a TOML file of settings holds, which is called `what` where it cannot be read. Raises SettingsError."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows write a mark of order before it
     except OSError as error:
         raise SettingsError(f"cannot read {what} {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{path} is not in UTF-8 (byte {error.start + 1}): save it so; PowerShell's > writes UTF-16"
+        ) from None
 
 
 def parse_override(text: str, defaults: Mapping[str, Any]) -> tuple[str, Any]:

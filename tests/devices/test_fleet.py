@@ -523,3 +523,10 @@ def test_the_testbed_has_four_boards_of_three_kinds():
     fleet = bundled("hypemefed-testbed")
     kinds = [fleet.report(device, 0.0).kind for device in range(fleet.size)]
     assert kinds == ["raspberry-pi-4"] * 4 + ["jetson-nano"] * 4 + ["jetson-tx2"] * 4
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(load, tmp_path):
+    assert len(load(f"\ufeff{TWO_GROUPS}").tiers) == len(load(TWO_GROUPS).tiers)
+    (tmp_path / "fleet.toml").write_text(TWO_GROUPS, encoding="utf-16")
+    with pytest.raises(ValueError, match=r"it is not in UTF-8 \(byte 1\): save it so"):
+        Fleet.load(tmp_path / "fleet.toml", seed=3, requirement=requirement)

@@ -75,3 +75,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="cannot read this trace"):
         read_trace(path, LINK_COLUMNS)
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
+    path = tmp_path / "marked.csv"
+    path.write_text("seconds,mbit_per_s\n0,2\n", encoding="utf-8-sig")
+    assert read_trace(path, LINK_COLUMNS).values.tolist() == [2.0]

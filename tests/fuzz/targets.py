@@ -274,12 +274,15 @@ def data_answers() -> Target:
     numbers = {"stored": "float32", "input_shape": [2, 4], "labels": "classes"}
     sums_of_images = {"values": HELD * 64, "sums": [1.0e5], "squares": [1.0e7]}
     sums_of_numbers = {"values": HELD * 4, "sums": [8.0, 8.0], "squares": [90.0, 90.0]}
+    rows = {"stored": "float64", "input_shape": [2, 1], "labels": "classes"}
+    sums_of_rows = {"values": HELD, "sums": [8.0, 8.0], "squares": [90.0, 90.0], "centers": [1.7e9, 0.5]}
 
     def one(form: dict[str, Any], moments: dict[str, Any], device: int) -> dict[str, Any]:
         said = {"examples": HELD, "test_examples": 6, "form": form, "label_names": ["0", "1"], "moments": moments}
+        said["remarks"] = [{"what": "files that are not read", "count": 3, "example": "cat/1.heic"}]
         return {"run": "a run", "said": {"device": device, **said}}
 
-    kinds = [(images, sums_of_images), (numbers, sums_of_numbers)]
+    kinds = [(images, sums_of_images), (numbers, sums_of_numbers), (rows, sums_of_rows)]
     others = {
         form["stored"]: [parse(DataAnswer, as_text(one(form, sums, d))).said for d in (1, 2)] for form, sums in kinds
     }
@@ -296,6 +299,7 @@ def data_answers() -> Target:
         agreed, unfit = agree([answer.said, *others[stored]], Declared(), MAX_EXAMPLES)
         if 0 in unfit:
             raise MessageError(unfit[0])
+        assert not unfit, "a device has ruled out another"
         return answer.said, agreed, stored
 
     def harmless(found: tuple[Summary, Agreed, str]) -> None:

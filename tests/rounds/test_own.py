@@ -15,11 +15,11 @@ from messages.packing import MessageError
 from messages.records import read_records
 from messages.wire import to_records
 from rounds.scores import federated_score
-from server_app.app import build, run
+from server_app.app import build, run, task_spec
 from server_app.checkpoint import load as load_checkpoint
 from server_app.config import ConfigError, RunConfig
 from server_app.models import ModelError, load_model
-from server_app.own import read_agreed
+from server_app.own import agree_with_nodes, read_agreed
 from server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
 from strategies.statistics import TakeStatistics
 from tasks.metrics import Accuracy
@@ -337,6 +337,25 @@ def test_images_of_folders(tmp_path):
     assert agreed.label_names == tuple(f"digit {number}" for number in range(10))
     assert list(read_rounds(run_dir))[-1].devices_replied == DEVICES
     assert load_model(run_dir, "newest")[1].label_names[3] == "digit 3"
+
+
+def test_what_nodes_left_out_of_their_folders_is_in_the_log(tmp_path, caplog):
+    for device, (inputs, labels) in enumerate(digits_of_devices(DEVICES, 6)):
+        folder = image_folder(tmp_path / "devices" / f"{device:04d}", inputs, labels)
+        (folder / str(labels[0]) / "extra.heic").write_bytes(b"x")
+    config = own_config(tmp_path, task="images", task_arguments="color = 'gray'")
+    grid = nodes_over(tmp_path)
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        own = agree_with_nodes(grid, config, task_spec(config))
+        told = "photos that end in .heic, which is not read (save them as .jpg)"
+        assert f"Data of devices 0, 1, 2, 3: {told}: 4, such as " in caplog.text
+        caplog.clear()
+        # One that comes late tells as well.
+        own.refused(2)
+        population = mock.Mock(nodes=lambda grid, devices, budgets: [device + 1 for device in devices], busy=set())
+        population.poll_seconds = 0.1
+        assert own.admit(grid, [2], population) == {}
+        assert f"Data of device 2: {told}: 1, such as " in caplog.text
 
 
 def test_a_resumed_run_has_what_was_agreed(tmp_path):

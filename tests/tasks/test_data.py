@@ -63,7 +63,7 @@ def test_what_is_no_data_set() -> None:
         Data(train.inputs, train.labels[:-1])
     with pytest.raises(ValueError, match="found 30 for training and 0 for testing"):
         make_data_set(train, Data(test.inputs[:0], test.labels[:0]))
-    with pytest.raises(ValueError, match=r"bytes or float32, both alike, not torch\.float32 and torch\.uint8"):
+    with pytest.raises(ValueError, match=r"bytes, float32 or float64, both alike, not torch\.float32 and torch\.uint8"):
         make_data_set(Data(train.inputs.float(), train.labels), test)
     with pytest.raises(ValueError, match=r"\(2, 4, 3\), test inputs \(1, 4, 3\)"):
         make_data_set(train, _data(channels=1)[1])

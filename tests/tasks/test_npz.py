@@ -117,6 +117,14 @@ GAP[[2, 4], 1, 3] = np.nan
             GOOD | {"inputs": np.zeros((6, 32, 32, 3), np.uint8)},
             r"shape \(6, 32, 32, 3\), with channels last; .* use inputs.transpose\(0, 3, 1, 2\)",
         ),
+        (
+            made(6, 128, 9, dtype=np.float32),
+            r"shape \(6, 128, 9\), with channels last, or with 128 .*use inputs\.transpose\(0, 2, 1\)",
+        ),
+        (made(6, 28, 28, dtype=np.float32), r"shape \(6, 28, 28\), which may be images without an axis of channels"),
+        (made(6, 16, 16, 12, dtype=np.float32), r"shape \(6, 16, 16, 12\), with channels last"),
+        (made(6, 20, 16, 3, dtype=np.float32), r"shape \(6, 20, 16, 3\), with channels last.* or channels = 'last' in"),
+        (made(6, 20, 16, 2), r"shape \(6, 20, 16, 2\), with channels last"),
         (SIGNAL | {"inputs": GAP}, r"2 of 6 inputs hold values that are not finite, the first is inputs\[2\]"),
         (GOOD | {"inputs": GOOD["inputs"][:5]}, "5 inputs, 6 labels: the counts must agree"),
         (GOOD | {"inputs": np.array(5, np.uint8)}, "no inputs, 6 labels: the counts must agree"),
@@ -153,7 +161,7 @@ def test_a_bad_array_is_told_with_its_file_and_what_would_be_right(
     ("train", "test", "words"),
     [
         (GOOD, made(6, 8, 8), r"training inputs are \(1, 9, 8\), test inputs \(1, 8, 8\): they must have one shape"),
-        (GOOD, made(6, 1, 9, 8, dtype=np.float32), "must be bytes or float32, both alike"),
+        (GOOD, made(6, 1, 9, 8, dtype=np.float32), "must be bytes, float32 or float64, both alike"),
         (GOOD | {"inputs": GOOD["inputs"] * 0}, GOOD, "one value only, so it cannot be normalized"),
         (
             GOOD | {"labels": GOOD["labels"] + 1},
@@ -200,3 +208,24 @@ def test_the_folder_must_be_named_and_there(tmp_path: Path) -> None:
         npz.load("")
     with pytest.raises(FileNotFoundError, match="data-dir '/no/such/folder' of the task 'npz' does not exist"):
         npz.load("/no/such/folder")
+
+
+@pytest.mark.parametrize("shape", [(6, 128, 9), (6, 20, 16, 3)])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_place_of_channels_can_be_said(tmp_path: Path, shape: tuple[int, ...], own: bool) -> None:
+    arrays = made(*shape, dtype=np.float32)
+    folder = write(tmp_path, arrays, arrays)
+    read = npz.own if own else npz.load
+    last = read(folder, npz.NpzArguments(channels="last")).train.inputs
+    assert last.shape == (6, shape[-1], *shape[1:-1])
+    assert last[2, 1].tolist() == arrays["inputs"][2, ..., 1].tolist()
+    assert read(folder, npz.NpzArguments(channels="first")).train.inputs.shape == shape
+
+
+def test_images_of_one_color_and_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    arrays = made(6, 9, 8)
+    arrays["inputs"][[1, 4]] = 7
+    folder = write(tmp_path, arrays, arrays)
+    np.savez(tmp_path / "valid.npz", **arrays)
+    for read in (npz.load, npz.own):
+        assert [(remark.count, remark.example) for remark in read(folder).remarks] == [(4, "input 1"), (1, "valid.npz")]

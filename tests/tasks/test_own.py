@@ -15,6 +15,7 @@ from messages.wire import DATA_ANSWER_LIMITS
 from rounds.own import OwnData
 from tasks.data import Vocabulary
 from tasks.images import read_image
+from tasks.npz import NpzArguments
 from tasks.own import (
     MAX_NAMES,
     Agreed,
@@ -32,6 +33,7 @@ from tasks.own import (
     moments_of,
     problem_of,
 )
+from tasks.remarks import MAX_EXAMPLE_LETTERS, MAX_REMARKS, MAX_WHAT_LETTERS, Remark, Remarks
 from tasks.task import TaskSpec, describe, load_task, server_test
 from tasks.texts import OwnTextArguments, files_behind, saved
 from tests.own_folders import image_folder, npz_folder
@@ -141,8 +143,23 @@ def test_the_largest_honest_answer_is_read():
     names = tuple(("\N{GRINNING FACE}" * 94) + f"{number:06d}" for number in range(MAX_NAMES))
     sums = (-1.2345678901234567e-300,) * 256
     form = Form(stored="float32", input_shape=(256, 4), labels="classes")
-    largest = said(2**62, names, form=form, examples=2**40, sums=sums, squares=sums)
+    moments = Moments(values=2**42, sums=sums, squares=sums, centers=sums)
+    remark = Remark(what="\N{GRINNING FACE}" * MAX_WHAT_LETTERS, count=2**62, example="\\" * MAX_EXAMPLE_LETTERS)
+    told = {"moments": moments, "remarks": (remark,) * MAX_REMARKS}
+    largest = said(2**62, names, form=form, examples=2**40, **told)
     assert len(largest.model_dump_json().encode()) < DATA_ANSWER_LIMITS.text_bytes
+
+
+def test_a_reader_that_remarks_on_much_says_what_can_be_read():
+    remarks = Remarks()
+    for number in range(3 * MAX_REMARKS):
+        remarks.add(f"files of kind {number} with a name\n" + "x" * 400, "long/" * 100 + f"{number}\udcff", number + 1)
+    found = remarks.found()
+    assert len(found) == MAX_REMARKS
+    assert sum(remark.count for remark in found) == sum(range(1, 3 * MAX_REMARKS + 1))
+    answer = Summary.model_validate_json(Summary(device=0, remarks=found).model_dump_json())
+    assert answer.remarks == found
+    assert all(remark.example.isprintable() for remark in found)
 
 
 def test_sums_beyond_all_floats_are_refused():
@@ -170,7 +187,7 @@ def test_a_device_says_counts_labels_and_sums(tmp_path):
 
 def test_sums_do_not_travel_where_nobody_needs_them(tmp_path):
     npz_folder(tmp_path, np.zeros((4, 1, 2, 2), np.uint8), ["a", "b", "a", "b"])
-    spec = spec_of(tmp_path, arguments=OwnArguments(classes=("a", "b", "c")))
+    spec = spec_of(tmp_path, arguments=NpzArguments(classes=("a", "b", "c")))
     found = describe(spec, 0, moments=False)
     assert found.moments is None
     assert found.label_names == ()
@@ -383,6 +400,14 @@ def test_each_simulated_device_has_a_folder(tmp_path):
     spec = spec_of(tmp_path, device_folders=True)
     assert describe(spec, 2, moments=True).examples == 3
     assert "devices/0001' of the task 'npz' does not exist" in describe(spec, 1, moments=True).problem
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_inputs_of_a_reader_that_are_no_numbers_are_refused(wrong):
+    inputs = torch.zeros(3, 1, 2)
+    inputs[1, 0, 1] = wrong
+    with pytest.raises(ValueError, match=r"input 1, counted from 0, holds values that are not finite"):
+        made([(inputs, ["a", "b", "a"])])
 
 
 @pytest.mark.parametrize("label", [1e39, -1e39, float("inf"), float("nan")])

@@ -1,19 +1,27 @@
 """Rows of numbers in CSV, TSV and JSON lines: what is read, and what is told of other files."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from server_app.app import run
 from server_app.config import RunConfig
 from server_app.run_folder import read_devices, read_rounds
-from tasks.own import Agreed, Form
+from tasks.own import Agreed, Declared, Form, agree, problem_of
 from tasks.tables import TableArguments, load
 from tasks.task import TaskSpec, describe, load_task
 from tests.small_run import simulated_grid
 
 ARGUMENTS = TableArguments(columns=("height", "weight"), label="kind")
+AGREED = Agreed(
+    form=Form(stored="float64", input_shape=(2, 1), labels="classes"),
+    label_names=("cat", "dog"),
+    mean=(0.0, 0.0),
+    std=(1.0, 1.0),
+)
 CSV = "weight,kind,note,height\n2,cat,soft,1.5\n4,dog,,-2\n8,cat,x,1e3\n"
 
 
@@ -27,14 +35,23 @@ def problem(folder, arguments=ARGUMENTS):
     return found.problem
 
 
+def of_values(moments):
+    """Sum and sum of squares of each column, of the values themselves and not of what is left less a center."""
+    n = moments.values
+    each = zip(moments.sums, moments.squares, moments.centers, strict=True)
+    return [
+        (pytest.approx(total + n * center), pytest.approx(square + 2 * center * total + n * center**2))
+        for total, square, center in each
+    ]
+
+
 def test_columns_are_read_by_their_names_in_the_order_of_the_configuration(tmp_path):
     (tmp_path / "train.csv").write_text(CSV)
     found = describe(spec_of(tmp_path), 0, moments=True)
-    assert found.form == Form(stored="float32", input_shape=(2, 1), labels="classes")
+    assert found.form == Form(stored="float64", input_shape=(2, 1), labels="classes")
     assert (found.examples, found.label_names) == (3, ("cat", "dog"))
     assert found.moments.values == 3
-    assert found.moments.sums == (1.5 - 2 + 1000, 14.0)
-    assert found.moments.squares == (2.25 + 4 + 1e6, 84.0)
+    assert of_values(found.moments) == [(1.5 - 2 + 1000, 2.25 + 4 + 1e6), (14.0, 84.0)]
     agreed = Agreed(form=found.form, label_names=("cat", "dog"), mean=(0.0, 0.0), std=(1.0, 1.0))
     task = load_task(spec_of(tmp_path, agreed=agreed)).for_device(0)
     assert task.train.inputs[:, :, 0].tolist() == [[1.5, 2.0], [-2.0, 4.0], [1000.0, 8.0]]
@@ -53,7 +70,8 @@ def test_other_files_hold_the_same(tmp_path, form):
         datasets = pytest.importorskip("datasets")
         datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "train")
     found = describe(spec_of(tmp_path, arguments), 0, moments=True)
-    assert (found.examples, found.label_names, found.moments.sums) == (2, ("cat", "dog"), (-0.5, 6.0))
+    assert (found.examples, found.label_names) == (2, ("cat", "dog"))
+    assert of_values(found.moments) == [(-0.5, 6.25), (6.0, 20.0)]
 
 
 def test_a_device_may_have_rows_to_test_on_and_none_to_train_on(tmp_path):
@@ -63,6 +81,105 @@ def test_a_device_may_have_rows_to_test_on_and_none_to_train_on(tmp_path):
     (tmp_path / "train.csv").write_text(CSV.replace("8,cat,x,1e3\n", ""))
     found = describe(spec_of(tmp_path, arguments), 0, moments=True)
     assert (found.examples, found.test_examples) == (2, 3)
+
+
+def seconds_of(devices, rows=6):
+    """Unix seconds of a few minutes, and another column, of each device; and all rows together."""
+    rng = np.random.default_rng(5)
+    each = [np.stack([1.7e9 + rng.integers(0, 300, rows), rng.normal(0, 1, rows)], 1) for _ in range(devices)]
+    return each, np.concatenate(each)
+
+
+def test_columns_far_from_zero_keep_their_differences_where_rows_are_dealt_out(tmp_path):
+    _, rows = seconds_of(4)
+    task = dealt_out(tmp_path, [f"{when!r},{other!r},{'ab'[n % 2]}" for n, (when, other) in enumerate(rows.tolist())])
+    mean, std = (value.numpy() for value in task.normalization)
+    trained = task.train.inputs[:, :, 0].numpy()
+    assert mean == pytest.approx(trained.mean(axis=0), rel=1e-15)
+    assert std == pytest.approx(trained.std(axis=0), rel=1e-6)
+    found = task.prepare(task.train.inputs, augment=None)
+    assert found.dtype == torch.float32
+    assert found[:, :, 0].numpy() == pytest.approx((trained - trained.mean(axis=0)) / trained.std(axis=0), abs=1e-5)
+
+
+def test_columns_far_from_zero_keep_their_differences_where_devices_agree(tmp_path):
+    each, rows = seconds_of(3)
+    spec = spec_of(tmp_path, device_folders=True)
+    for device, own in enumerate(each):
+        folder = tmp_path / "devices" / f"{device:04d}"
+        folder.mkdir(parents=True)
+        lines = [f"{when!r},{other!r},{'ab'[n % 2]}" for n, (when, other) in enumerate(own.tolist())]
+        (folder / "train.csv").write_text("\n".join(["height,weight,kind", *lines]))
+    said = [describe(spec, device, moments=True) for device in range(3)]
+    agreed, unfit = agree(said, Declared(), 1000)
+    assert unfit == {}
+    assert agreed == agree(said[::-1], Declared(), 1000)[0]
+    assert agreed.mean == pytest.approx(rows.mean(axis=0), rel=1e-15)
+    assert agreed.std == pytest.approx(rows.std(axis=0), rel=1e-6)
+    task = load_task(replace(spec, agreed=agreed)).for_device(1)
+    expected = (each[1] - rows.mean(axis=0)) / rows.std(axis=0)
+    assert task.prepare(task.train.inputs, augment=None)[:, :, 0].numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_one_value_of_a_column_on_all_devices_is_told_however_large(tmp_path):
+    for device, number in enumerate((3, 5)):
+        folder = tmp_path / "devices" / f"{device:04d}"
+        folder.mkdir(parents=True)
+        lines = ["height,weight,kind", *(f"{n},1700000001.1,{'ab'[n % 2]}" for n in range(number))]
+        (folder / "train.csv").write_text("\n".join(lines))
+    said = [describe(spec_of(tmp_path, device_folders=True), device, moments=True) for device in range(2)]
+    with pytest.raises(ValueError, match="channel 1 of all devices' inputs, counted from 0, has one value only"):
+        agree(said, Declared(), 1000)
+
+
+def test_a_center_that_no_values_have_is_refused(tmp_path):
+    (tmp_path / "train.csv").write_text(CSV)
+    said = describe(spec_of(tmp_path), 0, moments=True)
+    assert problem_of(said, 1000) == ""
+    for centers, why in (((), "gives 0 centers"), ((0.0, 1e39), "a center that no float64 values have")):
+        wrong = said.model_copy(update={"moments": said.moments.model_copy(update={"centers": centers})})
+        assert why in problem_of(wrong, 1000)
+
+
+def test_labels_that_32_bits_round_away_are_refused(tmp_path):
+    rows = "".join(f"{n},{1700000000 + n}\n" for n in range(5))
+    (tmp_path / "train.csv").write_text(f"a,b\n{rows}")
+    why = problem(tmp_path, TableArguments(columns=("a",), label="b", labels="numbers"))
+    assert "labels such as 1700000004.0 are rounded by up to" in why
+    assert "subtract a number from all" in why
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_semicolons_and_decimal_commas(tmp_path, mark):
+    lines = ["height,weight,kind", "1.5,-2,cat", "0.25,1e3,dog"]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    right = load_task(spec_of(tmp_path, agreed=AGREED)).for_device(0).train.inputs
+    text = "\n".join(lines).replace(",", mark).replace(".", ",")
+    (tmp_path / "train.csv").write_text(text, encoding="utf-8-sig")
+    why = problem(tmp_path)
+    assert "train.csv:2: height is '1,5', it must be a finite number without separators of thousands" in why
+    assert "decimal = ','" in why
+    arguments = ARGUMENTS.model_copy(update={"decimal": ","})
+    found = load_task(spec_of(tmp_path, arguments, agreed=AGREED)).for_device(0).train.inputs
+    assert found.tolist() == right.tolist()
+    (tmp_path / "train.csv").write_text(text.replace("1e3", "1.000"))
+    assert "weight is '1.000', it must be a finite number without separators" in problem(tmp_path, arguments)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_are_refused_in_words(tmp_path, encoding):
+    (tmp_path / "train.csv").write_text(CSV, encoding=encoding)
+    assert "train.csv: it is in UTF-16, or no text at all: save it in UTF-8" in problem(tmp_path)
+
+
+def test_files_that_are_not_read_are_counted(tmp_path):
+    for name in ("train.csv", "test.csv", "train2.CSV", "notes.txt"):
+        (tmp_path / name).write_text(CSV)
+    remarks = describe(spec_of(tmp_path), 0, moments=True).remarks
+    assert [(remark.count, remark.example) for remark in remarks] == [(2, "test.csv")]
+    (tmp_path / "test.csv").unlink()
+    rows = [f"{number},{-number},{'cat' if number % 2 else 'dog'}" for number in range(20)]
+    assert [remark.example for remark in dealt_out(tmp_path, rows).remarks] == ["train2.CSV"]
 
 
 def test_labels_may_be_numbers(tmp_path):
@@ -78,10 +195,10 @@ def test_labels_may_be_numbers(tmp_path):
         ("weight,kind,height\n", "train.csv: holds no rows"),
         ("weight,kind\n2,cat\n", "train.csv:1: no column 'height', there are 'weight', 'kind'"),
         ("weight,height\n2,3\n", "train.csv:1: no column 'kind', there are 'weight', 'height'"),
-        (
-            "weight;kind;height\n2;cat;3\n",
-            "no column 'height', there are 'weight;kind;height'; ';' stands between",
-        ),
+        ("weight;kind\n2;cat\n", "train.csv:1: no column 'height', there are 'weight', 'kind'"),
+        (CSV + '"1,5",cat,,3\n', "weight is '1,5', it must be a finite number without separators of thousands"),
+        (CSV + '"1,234.5",cat,,3\n', "weight is '1,234.5', it must be a finite number without separators"),
+        (CSV + "1 234,cat,,3\n", "weight is '1 234', it must be a finite number without separators of thousands"),
         (CSV + "1,cat,,tall\n", "train.csv:5: height is 'tall', it must be a finite number"),
         (CSV + "1,cat,,\n", "train.csv:5: height is '', it must be a finite number"),
         (CSV + "nan,cat,,1\n", "train.csv:5: weight is 'nan', it must be a finite number"),

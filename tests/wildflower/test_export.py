@@ -177,6 +177,24 @@ def test_families_can_be_exported(name, tmp_path):
             assert (program(inputs) - deployed(inputs)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("file_format", ["pt2", "safetensors"])
+def test_rows_far_from_zero_keep_their_differences_in_exported_models(tmp_path, file_format):
+    rng = np.random.default_rng(0)
+    lines = [f"{1.7e9 + when},{x},{'ab'[n % 2]}" for n, (when, x) in enumerate(rng.normal(0, 60, (40, 2)).tolist())]
+    (tmp_path / "train.csv").write_text("\n".join(["when,x,label", *lines]))
+    made = {"task": "table", "task-arguments": "columns = ['when', 'x']", "data-dir": str(tmp_path), "partition": "iid"}
+    config = small_config(tmp_path, **made, family="mlp", **{"family-arguments": "hidden = [8]", "rounds": 1})
+    run_dir = run(simulated_grid(), config)
+    model, info = load_model(run_dir)
+    program, facts = read_program(export(run_dir, file_format=file_format))
+    assert facts.input_dtype == "float64"
+    rows = torch.tensor([[1.7e9 - 30, 5.0], [1.7e9 + 30, 5.0]], dtype=torch.float64)[..., None]
+    with torch.no_grad():
+        told, right = program(rows), model(info.prepare(rows))
+    assert torch.allclose(told, right, atol=1e-5)
+    assert (told[0] - told[1]).abs().max() > 1e-3  # in 32 bits both rows would be one
+
+
 @pytest.mark.thorough
 def test_the_mean_of_exits_is_exported(tmp_path):
     run_dir = run(simulated_grid(), small_config(tmp_path, **METHODS["depthfl"] | LEARNING))

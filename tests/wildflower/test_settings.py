@@ -195,3 +195,12 @@ def test_keys_of_a_files_own_method_are_left_out_where_another_method_runs(tmp_p
         values = resolve(path, ["strategy=fedprox"]).config.to_dict()
     assert values["fedprox.mu"] == 0.5
     assert "soft.mu" not in values
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_text("rounds = 7\n", encoding="utf-8-sig")
+    assert read_experiment(path) == {"rounds": 7}
+    path.write_text("rounds = 7\n", encoding="utf-16")
+    with pytest.raises(SettingsError, match=r"marked\.toml is not in UTF-8 \(byte 1\): save it so"):
+        read_experiment(path)
