@@ -78,7 +78,8 @@ def run(
     The exit code is 0 when the run finished, 1 when it failed and 130 when it was stopped.
     """
     with loading_modules():
-        from wildflower.experiment import Deployment, run_experiment
+        from wildflower.before import Deployment
+        from wildflower.experiment import run_experiment
         from wildflower.flower import FlowerError, check_address
         from wildflower.tables import terminal
 
@@ -275,6 +276,33 @@ def config(
             if not changed or value != usual[key]
         ]
     _print_table(terminal(), "", ["key", "value", "source", "meaning"], rows)
+
+
+@app.command()
+def check(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment file.")],
+    overrides: Overrides = None,
+) -> None:
+    """Show what can be known of a run before its first round: data, model, devices, and what is wrong with them.
+
+    The exit code is 0 when the run can begin and 1 when it cannot.
+    """
+    with loading_modules():
+        from server_app.run_folder import JournalError
+        from wildflower.check import check as look
+        from wildflower.settings import SettingsError, beside, place, resolve
+        from wildflower.tables import terminal
+
+    console = terminal()
+    try:
+        with beside(experiment):
+            config, run_dir = place(resolve(experiment, overrides or []).config, Path.cwd(), datetime.now())
+            page = look(config, run_dir, console.width)
+    except (SettingsError, JournalError, OSError) as error:
+        raise _stop(str(error)) from None
+    page.print(console)
+    if page.problems:
+        raise typer.Exit(1)
 
 
 @app.command()

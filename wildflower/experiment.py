@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
 from logging import WARNING, LogRecord
@@ -23,11 +22,12 @@ from rich.table import Table
 
 from plugins.beside import files_of
 from plugins.reference import is_reference
-from server_app.resuming import check_folder, check_resumable, check_same_data, check_same_fleet, check_same_plugins
+from server_app.resuming import check_same_data, check_same_fleet
 from server_app.run_folder import JournalError, is_held, read_rounds, read_summary
 from server_app.run_records import RoundRecord, Summary
-from server_app.trackers import TrackerError, check_installed
+from server_app.trackers import TrackerError
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
+from wildflower.before import Deployment, check_buildable, check_disk, check_free, check_start
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
 from wildflower.local import local_server, prepare_to_fork, told_later
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from IPython.display import DisplayHandle
     from rich.progress import Progress, TaskID
 
-    from rounds.engine import Engine, Scorer
     from server_app.config import RunConfig
 
 INTERRUPTED = 130
@@ -55,14 +54,6 @@ FULL_DISK_BYTES = 10**6
 WARNING_LETTERS = 400
 FLOWERS_WARNING = "Since flwr "  # how what Flower itself warns of in every run begins
 LOGGER_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *:")
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """A SuperLink with real devices: its address, and the certificate to trust (None: without TLS)."""
-
-    address: str
-    root_certificates: Path | None
 
 
 def run_experiment(
@@ -96,20 +87,13 @@ def _run(
     deployment: Deployment | None,
     modules: Mapping[str, Path],
 ) -> int:
-    with loading_modules():  # torch above all
-        from server_app.config import digests_of
+    with loading_modules():
+        import server_app.config  # noqa: F401  torch above all
 
     config, run_dir = place(resolve(experiment, overrides).config, Path.cwd(), datetime.now())
     local = deployment is None and config.engine == "local"
     app_dir = _code_here(app_dir) if local else find_app(app_dir)
-    check_folder(run_dir, config.resume)
-    if config.tracker and deployment is None:  # a ServerApp may run elsewhere
-        check_installed(config.tracker)
-    _check_free(run_dir)
-    if config.resume:
-        check_resumable(run_dir, config.to_dict())
-        check_same_plugins(run_dir, digests_of(config))
-    check_population(config, deployment)
+    check_start(config, run_dir, deployment)
     said: list[LogRecord] = []
     with ExitStack() as stack:
         if local:
@@ -122,6 +106,7 @@ def _run(
             from server_app.app import data_of
 
             check_same_data(run_dir, data_of(built[0]))
+    already = list(check_disk(built[0], config, run_dir)) if built else []
     run_dir.mkdir(parents=True, exist_ok=True)
     console.print(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {counted(config.rounds, 'round')}, "
@@ -134,10 +119,10 @@ def _run(
     )
     # What was found while the run was built, such as first weights that are not in the file, before its rounds.
     ignored = config.ignored_text()
-    already = [*([ignored] if ignored else []), *(r.getMessage() for r in said if r.levelno >= WARNING)]
+    already += [*([ignored] if ignored else []), *(r.getMessage() for r in said if r.levelno >= WARNING)]
     for warning in dict.fromkeys(already):
         console.print(f"[yellow]Warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
-    _check_free(run_dir)  # once more: another command may have begun the same run while this one was built
+    check_free(run_dir)  # once more: another command may have begun the same run while this one was built
     earlier = len(read_rounds(run_dir))
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
@@ -195,55 +180,12 @@ def _run(
     return 0
 
 
-def _check_free(run_dir: Path) -> None:
-    """Raise JournalError where another process writes the run."""
-    if is_held(run_dir):
-        raise JournalError(f"the run in {run_dir} goes on in another process: wait for its end, or stop that one")
-
-
 def full_disk_text(run_dir: Path) -> str:
     """What to do where the disk of a run's folder has no room left, not even for its log; "" where it has."""
     free_bytes = shutil.disk_usage(run_dir).free
     if free_bytes >= FULL_DISK_BYTES:
         return ""
     return f"The disk of {run_dir} is full ({bytes_text(free_bytes)} are free): make room before the run goes on"
-
-
-def check_population(config: "RunConfig", deployment: Deployment | None) -> None:
-    """SettingsError unless simulated devices have a fleet and workers."""
-    if deployment is None and not config.fleet:
-        raise SettingsError(
-            "fleet = '': devices are simulated here and need a fleet; real devices are reached with --superlink "
-            "HOST:PORT, the SuperLink that they are connected to"
-        )
-    if deployment is not None and config.fleet and config.engine != "nodes":
-        raise SettingsError(
-            f"fleet = {config.fleet!r} describes simulated devices, --superlink {deployment.address} has real ones: "
-            "--set fleet= leaves the fleet out, and --set engine=nodes makes the nodes there workers of simulated "
-            "devices"
-        )
-    if deployment is None and config.engine == "nodes":
-        raise SettingsError(
-            "engine = 'nodes': the workers of simulated devices are nodes of a deployment: --superlink HOST:PORT names "
-            "the SuperLink that they are connected to"
-        )
-
-
-def check_buildable(config: "RunConfig") -> "tuple[Engine, Scorer | None]":
-    """Build what the run stands on, so that missing data or a wrong fleet show before anything is started.
-
-    A method from outside is begun and rehearsed too, on an engine of its own.
-    """
-    with loading_modules():
-        from server_app.app import agreed_data, build, run_folder, start
-
-    try:
-        own = agreed_data(None, config, run_folder(config)) if config.resume else None
-        if is_reference(config.strategy):
-            start(build(config, own)[0], config)
-        return build(config, own)
-    except (ValueError, OSError) as error:
-        raise SettingsError(str(error)) from None
 
 
 def _code_here(app_dir: Path | None) -> Path:

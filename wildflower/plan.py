@@ -141,9 +141,16 @@ def make_plan(config: RunConfig, run_dir: Path | None = None) -> Plan:
     engine, _ = build(config, _own(config, run_dir))
     if run_dir is not None:
         _remember(engine, config, read_nodes(run_dir), run_dir)
-        numbers = engine.population.known_devices() if isinstance(engine.population, ConnectedDevices) else []
-    else:
-        numbers = list(range(config.devices))
+    return plan_of(engine, config)
+
+
+def plan_of(engine: Engine, config: RunConfig) -> Plan:
+    """Plan an experiment that has been built, for the devices of its fleet or the nodes whose reports are known.
+
+    The engine is at its first round afterwards.
+    """
+    population = engine.population
+    numbers = population.known_devices() if isinstance(population, ConnectedDevices) else range(config.devices)
     by_tier: dict[str, list[int]] = {}
     for number in numbers:
         by_tier.setdefault(engine.population.tier(number), []).append(number)

@@ -30,11 +30,11 @@ from server_app.run_folder import (
 from server_app.run_records import DeviceRecord, RoundRecord, Summary, flat
 from server_app.summary import summarize
 from wildflower import child
+from wildflower.before import check_population
 from wildflower.experiment import (
     LOOK_SECONDS,
     WAITING,
     JournalWatch,
-    check_population,
     log_since,
     progress,
     summary_rows,

@@ -21,7 +21,8 @@ from server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_summary
 from server_app.run_records import Summary
 from server_app.units import score_format, seconds_text
 from wildflower import child
-from wildflower.experiment import JournalWatch, check_population, notebook_bar
+from wildflower.before import check_population
+from wildflower.experiment import JournalWatch, notebook_bar
 from wildflower.flower import interrupted_later, last_lines
 from wildflower.settings import (
     SettingsError,

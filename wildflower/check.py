@@ -1,0 +1,236 @@
+"""`wildflower check`: what can be known of a run before its first round, on a page for a person.
+
+A run takes the same steps before it begins (`wildflower.before`) and stops at the first one that fails. The page goes
+on with what does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from rounds.engine import Engine
+from server_app.app import start, task_spec
+from server_app.config import RunConfig
+from server_app.run_folder import read_rounds
+from server_app.units import counted
+from tasks.remarks import Remark
+from tasks.task import Task, TaskSpec, inspect_device, inspect_whole, load_task
+from wildflower.before import Deployment, check_buildable, check_disk, check_start
+from wildflower.local import told_later
+from wildflower.plan import plan_of, plan_tables, spread
+from wildflower.tables import tables_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MAX_CLASSES, MAX_DEVICES = 20, 50
+SOMEWHERE = Deployment("the SuperLink", None)
+
+
+@dataclass
+class Page:
+    """What was found, in the order in which it is read.
+
+    Attributes:
+        sections: a title and what stands below it: lines, and tables.
+        warnings: what a person should look at; the run begins all the same.
+        problems: why the run would not begin, each with what would be right.
+    """
+
+    sections: list[tuple[str, list[str | Table]]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, title: str, *content: str | Table) -> None:
+        """Add a section, unless it has nothing to say."""
+        if content:
+            self.sections.append((title, list(content)))
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note why a `with` block fails, and go on behind it."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            if (why := str(error)) not in self.problems:
+                self.problems.append(why)
+
+    def print(self, console: Console) -> None:
+        """Print the page, and in its last line whether the run can begin."""
+        for title, content in self.sections:
+            console.print(f"[bold]{title}[/]", highlight=False)
+            for part in content:
+                if isinstance(part, str):
+                    console.print(f"  {part}", markup=False, highlight=False, soft_wrap=True)
+                else:
+                    console.print(part)
+        for kind, color, lines in (("Warning", "yellow", self.warnings), ("Error", "bold red", self.problems)):
+            for line in dict.fromkeys(lines):
+                console.print(f"[{color}]{kind}:[/] ", end="", highlight=False)
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if self.problems:
+            console.print(f"The run cannot begin: {counted(len(self.problems), 'error')}.")
+        else:
+            console.print("The run can begin.", highlight=False)
+
+
+def check(config: RunConfig, run_dir: Path, width: int) -> Page:
+    """Look at everything that can be known of a run before its first round. Nothing is written.
+
+    Args:
+        config: of the run, with absolute paths.
+        run_dir: where it would lie.
+        width: of the terminal, in letters.
+    """
+    page = Page()
+    real = not config.fleet or config.engine == "nodes"
+    _experiment(page, config, run_dir)
+    with page.noting():
+        check_start(config, run_dir, SOMEWHERE if real else None)
+    if ignored := config.ignored_text():
+        page.warnings.append(ignored)
+    if config.partition == "own" and not config.fleet:
+        page.add("Data", "on the devices: what is left out there is told when they are asked, before round 1")
+        page.add("Model", "its inputs and classes follow from what devices agree on, when they are asked")
+        return page
+    engine = None
+    with told_later() as said, page.noting():
+        engine, _ = check_buildable(config)
+    _data(page, config, engine, width)
+    if engine is not None:
+        with told_later() as later, page.noting():
+            start(engine, config)
+        said += later
+        _model(page, engine)
+        _devices(page, engine, config)
+        with page.noting():
+            page.warnings += check_disk(engine, config, run_dir)
+    page.add("Told as the run is built", *(r.getMessage() for r in said if INFO <= r.levelno < WARNING))
+    page.warnings += [record.getMessage() for record in said if record.levelno >= WARNING]
+    return page
+
+
+def _experiment(page: Page, config: RunConfig, run_dir: Path) -> None:
+    lines = [
+        f"{config.strategy} on {config.task}, {counted(config.rounds, 'round')}, {config.devices_per_round} of "
+        f"{config.devices} devices per round, seed {config.seed}"
+    ]
+    before = len(read_rounds(run_dir)) if config.resume and run_dir.is_dir() else 0
+    lines.append(f"folder {run_dir}" + (f", which goes on after {counted(before, 'round')}" if before else ""))
+    page.add("Run", *lines)
+
+
+def _data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> None:
+    """What there is to train and to test on: by class, by device, and what was left out."""
+    if config.partition == "own":
+        _own_data(page, config, engine, width)
+        return
+    task = None
+    with page.noting():
+        task = load_task(task_spec(config))
+    if task is None:
+        return
+    found = inspect_whole(task)
+    shape = "x".join(map(str, task.input_shape))
+    lines: list[str | Table] = [
+        f"{len(task.train):,} examples to train on, {len(task.test):,} to test on, inputs {shape}",
+        *_by_device(task, config.devices),
+        *_left_out({"": found.remarks}),
+        *_classes(found.counts, width),
+    ]
+    page.add("Data", *lines)
+    page.warnings += [
+        f"class {name!r} has no example to train on" for name, (train, _) in found.counts.items() if not train
+    ]
+
+
+def _own_data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> None:
+    """The same of simulated devices that have folders of their own."""
+    spec = task_spec(config)
+    if engine is not None:
+        spec = TaskSpec.from_json(engine.settings.task)
+    counts: Counter[str] = Counter()
+    tests: Counter[str] = Counter()
+    rows: list[list[str]] = []
+    left_out: dict[str, tuple[Remark, ...]] = {}
+    for device in spread(range(config.devices), MAX_DEVICES):
+        found = inspect_device(spec, device)
+        for name, (train, test) in found.counts.items():
+            counts[name] += train
+            tests[name] += test
+        left_out[f"device {device}: "] = found.remarks
+        by_class = ", ".join(f"{name} {train}" for name, (train, _) in found.counts.items() if train)
+        rows.append([str(device), found.problem or by_class or "numbers as labels"])
+    both = {name: (counts[name], tests[name]) for name in sorted(counts)}
+    tables = tables_of("", ["device", "examples to train on"], rows, width)
+    page.add("Data", *_left_out(left_out), *_classes(both, width), *tables)
+
+
+def _left_out(remarks: Mapping[str, tuple[Remark, ...]]) -> list[str]:
+    return [f"{whose}{remark}" for whose, found in remarks.items() for remark in found]
+
+
+def _classes(counts: Mapping[str, tuple[int, int]], width: int) -> list[Table]:
+    """A table of examples by class; of many classes the largest and the smallest ones."""
+    names = sorted(counts, key=lambda name: -counts[name][0]) if len(counts) > MAX_CLASSES else list(counts)
+    rows = [[name, f"{counts[name][0]:,}", f"{counts[name][1]:,}"] for name in names]
+    if len(rows) > MAX_CLASSES:
+        half = MAX_CLASSES // 2
+        rows[half:-half] = [[f"{len(rows) - 2 * half} more classes", "...", "..."]]
+    return tables_of("", ["class", "to train on", "to test on"], rows, width) if rows else []
+
+
+def _by_device(task: Task, devices: int) -> Iterator[str]:
+    """How many examples devices hold, and of how many classes, of at most so many devices."""
+    looked_at = spread(range(devices), MAX_DEVICES)
+    holds = [task.training_examples(device) for device in looked_at]
+    of = f"devices hold {min(holds):,} to {max(holds):,} examples to train on (median {median_low(holds):,})"
+    if task.label_kind == "classes":
+        kinds = [len(task.train.labels[task.shard(device).train].unique()) for device in looked_at]
+        of += f", of {min(kinds)} to {max(kinds)} of the {task.classes} classes"
+    yield of + (f"; {len(looked_at)} of {devices:,} devices were looked at" if len(looked_at) < devices else "")
+    if empty := sum(not count for count in holds):
+        yield f"{counted(empty, 'device')} of them {'have' if empty > 1 else 'has'} nothing to train on"
+
+
+def _model(page: Page, engine: Engine) -> None:
+    method = engine.method
+    whole = method.cost(method.family.full()).parameters
+    smallest = method.cost(method.smallest_architecture)
+    page.add(
+        "Model",
+        f"{method.family.name}, {whole:,} parameters as a whole",
+        f"the smallest that {method.name()} gives has {smallest.parameters:,} parameters and takes "
+        f"{smallest.peak_training_memory_bytes / 1e6:.3g} MB of memory in training",
+    )
+
+
+def _devices(page: Page, engine: Engine, config: RunConfig) -> None:
+    """Who gets which model, as `wildflower plan` has it; of real devices nothing is known yet."""
+    if not engine.population.simulated:
+        page.add(
+            "Devices",
+            "are asked when they connect; after a run of one round `wildflower plan --run` shows what each gets",
+        )
+        return
+    plan = plan_of(engine, config)
+    page.add("Devices", *plan_tables(plan, by_node=False))
+    page.warnings += plan.warnings
+    if plan.epsilon is not None:
+        page.add("Privacy", f"the run costs epsilon {plan.epsilon:.3g} with delta {plan.delta:g} (docs/privacy.md)")
+    if config.secure_aggregation and len(plan.devices) == sum(plan.counts.values()):
+        for parameters, count in Counter(device.parameters for device in plan.devices if device.parameters).items():
+            if count < config.secure_minimum:
+                page.warnings.append(
+                    f"secure-minimum = {config.secure_minimum}: only {counted(count, 'device')} can get the model of "
+                    f"{parameters:,} parameters, so that what they learn never counts: fewer candidates (widths), or a "
+                    "smaller secure-minimum"
+                )
