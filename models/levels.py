@@ -168,8 +168,8 @@ class Levels(ModuleFamily):
             if "NoneType" not in str(error) or self.with_statistics is self:
                 raise
             raise ValueError(
-                f"{error} (norm = 'static', by the strategy or by family-arguments: running_mean and running_var of its "
-                "batch norms are None in training)"
+                f"{error} (norm = 'static', by the strategy or by family-arguments: running_mean and running_var of "
+                "its batch norms are None in training)"
             ) from error
 
     def _text(self, arch: Architecture) -> str:

@@ -125,9 +125,9 @@ def check_no_statistics(family: Family, architecture: Architecture, what: str) -
         return
     if getattr(family, "norm", "batch") == "static":
         raise MessageError(
-            f"{what} would mix their running statistics, such as {found}: norm = 'static' leaves out those of PyTorch's "
-            "norms in training mode, and this one is of another class, or stays in evaluation mode: take a norm "
-            "without statistics there, such as nn.GroupNorm"
+            f"{what} would mix their running statistics, such as {found}: norm = 'static' leaves out those of "
+            "PyTorch's norms in training mode, and this one is of another class, or stays in evaluation mode: take a "
+            "norm without statistics there, such as nn.GroupNorm"
         )
     raise MessageError(
         f"{what} would mix their batch norm statistics: use norm = 'static', or in a module of your own a norm without "

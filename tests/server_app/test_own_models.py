@@ -180,7 +180,7 @@ def test_levels_that_would_mix_their_statistics_end_the_run_before_round_1(tmp_p
 def test_a_module_that_changes_its_input_ends_the_run_before_round_1(tmp_path):
     levels = "levels = [{hidden = 4}, {hidden = 8}], arguments = {how = 'subtract'}"
     keys = {"family": "own_models:Writing", "family-arguments": levels, "strategy": "wildflower"}
-    with pytest.raises(ConfigError, match="family = 'own_models:Writing' .* Writing changes its input in place"):
+    with pytest.raises(ConfigError, match=r"family = 'own_models:Writing' .* Writing changes its input in place"):
         build(small_config(tmp_path, **keys))
 
 
