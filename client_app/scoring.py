@@ -63,7 +63,7 @@ def score_order(
             model = answer.model
         if model is None:
             raise MessageError(f"device {order.device}: {order.local.name} trained no model that could be scored")
-        if order.data == "shard" and family.with_statistics != family:
+        if family.with_statistics != family:
             model = _with_statistics(model, bench, training)
         scored = local.scored(bench, model) if order.data == "shard" else model
         own = bench.task if order.data == "shard" else task

@@ -577,7 +577,8 @@ def described(family: Family, who: str) -> BlockFamily:
     """The family, for what reads descriptions of layers; ValueError where it has none."""
     if not isinstance(family, BlockFamily):
         raise ValueError(
-            f"{who} needs a family of described layers, such as resnet18 (docs/families.md): {family.name} is not one"
+            f"{who} needs a family of described layers, such as resnet18 (docs/families.md): {family.name} is not one, "
+            "and nothing says which channels its layers read and make"
         )
     return family
 

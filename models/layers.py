@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from models.placement import CLASSES, Axis, Window
 
@@ -249,16 +250,29 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
         nn.Module._load_from_state_dict(self, *arguments)
 
 
+def make_static(module: nn.Module) -> None:
+    """Let PyTorch's batch norms of any module, and instance norms with statistics, keep no running statistics.
+
+    They then normalize by the batch, as HeteroFL's static batch norm does. A norm that the module's own `train` leaves
+    in evaluation mode stays as it is: its statistics are constants.
+    """
+    module.train()
+    for part in module.modules():
+        if isinstance(part, _NormBase) and part.training and part.track_running_stats:
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None
+
+
 @contextmanager
 def mean_statistics(model: nn.Module, least: float = 0.0) -> Iterator[None]:
-    """Let batch norms' running statistics become the mean over the batches that they meet in a `with` block.
+    """Let norms' running statistics become the mean over the batches that they meet in a `with` block.
 
     A norm meets as many batches as it is used: one that stands at two places of a network meets two in a pass.
 
     Args:
         least: the momentum below which they go on as a moving average.
     """
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
     uses: Counter[nn.Module] = Counter()
 
     def before_use(norm: Any, _: object) -> None:

@@ -7,8 +7,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from models.architecture import Architecture
-from models.layers import Network
+from models.cost import Cost
+from models.layers import Network, make_static
 from models.module import AnyNetwork, ModuleFamily, meta_state
 from plugins.reference import PluginError, named, one_sentence
 
@@ -33,6 +35,7 @@ class Levels(ModuleFamily):
     is one model, which every device gets whole. An architecture is the number of a level, from 1.
 
     `arguments` and the entries of `levels` are JSON texts, so that a family is a value. `tokens`: inputs are int64.
+    `norm`: batch norms are those of the module ("batch"), or keep no running statistics ("static").
     """
 
     name: ClassVar[str] = "levels"
@@ -41,6 +44,7 @@ class Levels(ModuleFamily):
     levels: tuple[str, ...] = ("{}",)
     arguments: str = "{}"
     tokens: bool = False
+    norm: str = "batch"
 
     @classmethod
     def resolved(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,6 +68,8 @@ class Levels(ModuleFamily):
             raise ValueError(f"{self.function}: tokens must be true or false, not {self.tokens!r}")
         if not 1 <= len(self.levels) <= MAX_LEVELS:
             raise ValueError(f"{self.function}: there must be 1 to {MAX_LEVELS} levels, not {len(self.levels)}")
+        if self.norm not in ("batch", "static"):
+            raise ValueError(f"{self.function}: norm must be 'batch' or 'static', not {self.norm!r}")
         self._check_slices()
 
     def spec(self) -> dict[str, Any]:
@@ -75,6 +81,7 @@ class Levels(ModuleFamily):
             "levels": [json.loads(level) for level in self.levels],
             "arguments": json.loads(self.arguments),
             "tokens": self.tokens,
+            "norm": self.norm,
             "freeze": list(self.freeze),
         }
 
@@ -121,7 +128,7 @@ class Levels(ModuleFamily):
 
     def network(self, arch: Architecture) -> Network:
         """Return what the function makes."""
-        text = self.levels[arch.widths[0] - 1]
+        text = self._text(arch)
         values = {**json.loads(self.arguments), **json.loads(text)}
         function = named(self.function, nn.Module)
         parameters = _parameters(function)
@@ -131,14 +138,42 @@ class Levels(ModuleFamily):
             module = function(**values)
         except Exception as error:  # of any kind: it is the user's code
             raise PluginError(f"{self.function} at level {text} fails: {one_sentence(error)}{_hint(error)}") from error
-        if isinstance(module, nn.Module) and (lazy := next(filter(is_lazy, module.parameters()), None)) is not None:
+        tensors = chain(module.parameters(), module.buffers()) if isinstance(module, nn.Module) else ()
+        if (lazy := next(filter(is_lazy, tensors), None)) is not None:
             raise PluginError(
                 f"{self.function} at level {text} has a lazy layer ({type(lazy).__name__}), which has no shape before "
                 "its first batch: say its sizes, as nn.Linear does"
             )
         if not isinstance(module, nn.Module):
             raise PluginError(f"{self.function} at level {text} returns {type(module).__name__}, not an nn.Module")
+        if self.norm == "static":
+            make_static(module)
         return module if isinstance(module, Network) else AnyNetwork(module)
+
+    @cached_property
+    def with_statistics(self) -> Levels:
+        """The modules as they are; the same family where they have no statistics that static norms leave out."""
+        if self.norm == "batch":
+            return self
+        found = replace(self, norm="batch")
+        return self if meta_state(found, self.full()).keys() == meta_state(self, self.full()).keys() else found
+
+    def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
+        """See `Family.price`; ValueError also where running statistics would never move."""
+        with torch.device("meta"):
+            _check_norms(f"{self.function}: level {arch.widths[0]} ({self._text(arch)})", self.build(arch).train())
+        try:
+            return super().price(arch, batch_size, optimizer)
+        except ValueError as error:
+            if "NoneType" not in str(error) or self.with_statistics is self:
+                raise
+            raise ValueError(
+                f"{error} (norm = 'static', by the strategy or by family-arguments: running_mean and running_var of "
+                "its batch norms are None in training)"
+            ) from error
+
+    def _text(self, arch: Architecture) -> str:
+        return self.levels[arch.widths[0] - 1]
 
     def _check_slices(self) -> None:
         """Raise ValueError where a level's tensors are no leading slices of those of the level above."""
@@ -153,7 +188,6 @@ class Levels(ModuleFamily):
             if whole := [name for name, tensor in state.items() if not tensor.is_floating_point()]:
                 raise ValueError(f"{where}: {whole[0]} is {state[whole[0]].dtype}, and only floating point is learned")
             _check_ties(where, state)
-            _check_norms(where, network)
             for name, tensor in state.items() if above else ():
                 if name not in above:
                     raise ValueError(
@@ -193,7 +227,7 @@ def _check_norms(where: str, network: Network) -> None:
         if isinstance(part, _BatchNorm) and part.training and part.track_running_stats and part.momentum is None:
             raise ValueError(
                 f"{where}: {name} has momentum = None, which is a mean over all batches, and the number of batches "
-                "does not travel: give it a momentum, such as 0.1"
+                "does not travel: give it a momentum, such as 0.1, or set family-arguments = \"norm = 'static'\""
             )
 
 

@@ -43,7 +43,8 @@ class AnyNetwork(Network):
         self._non_persistent_buffers_set = module._non_persistent_buffers_set
         self._inside = (module,)  # in a tuple, or it would be a child of its own
         for part in module.modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            # It plays no part under a fixed momentum, but a SyncBatchNorm insists on it.
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, nn.SyncBatchNorm):
                 part.num_batches_tracked = None
             for name, buffer in part._buffers.items():
                 if buffer is not None and not buffer.is_floating_point():
@@ -71,8 +72,11 @@ class AnyNetwork(Network):
         return super().load_state_dict(whole, strict)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the module returns: (batch, *input shape) -> (batch, classes)."""
+        """What the module returns: (batch, *input shape) -> (batch, classes); PluginError where it changes `x`."""
+        before = _version(x)
         result: Tensor = self._inside[0](x)
+        if _version(x) != before:
+            raise PluginError(changed_input(self))
         return result
 
     def exits(self, x: Tensor) -> list[Tensor]:
@@ -84,6 +88,21 @@ class AnyNetwork(Network):
         self._inside[0].train(mode)
         self.training = mode
         return self
+
+
+def _version(x: Tensor) -> int:
+    """How often a tensor has been changed in place; 0 where that is not counted, or a graph is made with a stand-in."""
+    return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
+
+
+def changed_input(network: nn.Module) -> str:
+    """What is wrong with a network that changes its input, and what would be right."""
+    module = network._inside[0] if isinstance(network, AnyNetwork) else network
+    return (
+        f"{type(module).__name__} changes its input in place, so that whatever else passes the same batch on, such as "
+        "other levels, would read what it leaves: make a new tensor of it, as x = x - mean in place of x -= mean or "
+        "nn.ReLU() in place of nn.ReLU(inplace=True), or begin its forward with x = x.clone()"
+    )
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
 from models.layers import Network
+from models.module import changed_input
+from plugins.reference import PluginError
 
 aten = torch.ops.aten
 
@@ -122,6 +124,8 @@ def follow(
             storages.hold(inputs)
             try:
                 results = outputs_of(model, inputs)
+            except PluginError:  # says in words what is wrong
+                raise
             except DataDependentOutputException as error:
                 raise ValueError(
                     f"the forward pass of its network depends on the values of a tensor ({error.func}), such as 'if "
@@ -133,6 +137,8 @@ def follow(
                     f"its network does not take a batch of {shape} inputs of {str(dtype).removeprefix('torch.')}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
+            if inputs.untyped_storage()._cdata in storages.written:
+                raise PluginError(changed_input(model))
             for result in results:
                 if not isinstance(result, Tensor) or result.dim() < 2 or result.shape[1] != outputs:
                     found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
@@ -281,10 +287,16 @@ class _Storages(TorchDispatchMode):
         super().__init__()
         self.live_bytes = self.peak_bytes = 0
         self.convolutions: set[Convolution] = set()
+        self.written: set[int] = set()  # storages that operators have changed in place, also by way of `.data`
         self._known = {tensor.untyped_storage()._cdata for tensor in fixed}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+            arguments = func._schema.arguments
+            values = dict(zip((a.name for a in arguments), args, strict=False)) | (kwargs or {})
+            leaves = tree_leaves([values.get(a.name) for a in arguments if a.is_write])
+            self.written |= {tensor.untyped_storage()._cdata for tensor in leaves if isinstance(tensor, Tensor)}
         before = self.live_bytes
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):

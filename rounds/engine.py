@@ -802,6 +802,8 @@ class Engine:
         """
         wanted = dict.fromkeys([self.method.scored_architecture, *self.scored_tiers.values(), *given])
         models = dict(self.method.models([architecture for architecture in wanted if architecture is not None]))
+        if not (self.settings.privacy or self.settings.secure_minimum):  # under which no device tells its statistics
+            models = {a: replace(model, family=model.family.with_statistics) for a, model in models.items()}
         missing = {a: names for a, model in models.items() if (names := _missing_statistics(model))}
         if not missing:
             return models

@@ -93,7 +93,7 @@ def _failure(family: Family, arch: Architecture, token: int) -> Exception | None
     inputs = torch.full((1, *family.input_shape), token, dtype=family.input_dtype)
     # First weights are drawn here and thrown away: those of the run must be what they are without this.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        network = family.build(arch).eval()
+        network = family.with_statistics.build(arch).eval()  # static batch norm cannot normalize one example
         try:
             network(inputs)
         except Exception as error:  # of any kind: it may be the user's code

@@ -38,7 +38,7 @@ def leading_cut(
     its state are those of a fresh sub-model.
     """
     with torch.device("meta"):
-        cut = family.build(architecture)
+        cut = family.build(architecture).train()  # by the module's own `train`, which may leave parts in evaluation
     fill_buffers(cut, family, architecture)
     device = next(model.parameters()).device
     constants = {name: buffer.to(device) for name, buffer in cut.named_buffers()}
@@ -120,11 +120,19 @@ def levels_loss(
 
 def check_no_statistics(family: Family, architecture: Architecture, what: str) -> None:
     """MessageError where an architecture keeps batch norm statistics, which nested sub-models would mix."""
-    if any(name.endswith(STATISTICS) for name in family.tensors(architecture)):
+    found = next((name for name in family.tensors(architecture) if name.endswith(STATISTICS)), None)
+    if found is None:
+        return
+    if getattr(family, "norm", "batch") == "static":
         raise MessageError(
-            f"{what} would mix their batch norm statistics: use norm = 'static', or in a module of your own a norm "
-            "without statistics, such as nn.GroupNorm"
+            f"{what} would mix their running statistics, such as {found}: norm = 'static' leaves out those of "
+            "PyTorch's norms in training mode, and this one is of another class, or stays in evaluation mode: take a "
+            "norm without statistics there, such as nn.GroupNorm"
         )
+    raise MessageError(
+        f"{what} would mix their batch norm statistics: use norm = 'static', or in a module of your own a norm without "
+        "statistics, such as nn.GroupNorm"
+    )
 
 
 @lru_cache(maxsize=16384)

@@ -552,7 +552,7 @@ def readable(
         used = (inputs != vocabulary.pad_id).any(dim=0).nonzero()
         inputs = inputs[:, : int(used.max()) + 1 if len(used) else 1]
     if normalization is None:
-        return inputs.long()
+        return inputs.to(torch.int64, copy=True)  # what is done to it must not be done to the data set
     per_channel = (-1, *[1] * (inputs.dim() - 2))
     mean, std = (value.view(per_channel).to(inputs.device) for value in normalization)
     if inputs.dtype == torch.float64:  # of tables: what is common to all values is taken away before they are rounded

@@ -1,5 +1,7 @@
 """Models of a user's own, as functions of a level."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -185,6 +187,97 @@ class FrozenNorm(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(batch, 1, 8, 8) -> (batch, classes)."""
         return self.head(torch.relu(self.mid(self.norm(self.stem(images.flatten(1))))))
+
+
+class Normed(nn.Module):
+    """Convolutions under norms of one kind, of which levels have some channels and some layers."""
+
+    def __init__(self, classes: int, width: int = 4, layers: int = 2, **norm: Any) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width, **norm)
+        self.layers = nn.ModuleList(
+            [
+                nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.SyncBatchNorm(width, **norm))
+                for _ in range(layers)
+            ]
+        )
+        self.last = nn.BatchNorm1d(width, **norm)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) -> (batch, classes)."""
+        x = torch.relu(self.norm(self.stem(images)))
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return self.head(self.last(x.mean((2, 3))))
+
+
+class ByInstance(Normed):
+    """With an instance norm that has statistics."""
+
+    def __init__(self, classes: int, width: int = 4) -> None:
+        super().__init__(classes, width)
+        self.norm = nn.InstanceNorm2d(width, affine=True, track_running_stats=True)
+
+
+class StillNorm(Normed):
+    """With a norm that stays in evaluation mode, whose statistics are constants."""
+
+    def train(self, mode: bool = True) -> "StillNorm":
+        """All but one norm."""
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+class ByHand(nn.BatchNorm2d):
+    """A norm that always reads its running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width), normalized."""
+        return (x - self.running_mean.view(1, -1, 1, 1)) * self.running_var.view(1, -1, 1, 1).rsqrt()
+
+
+class NormedByHand(Normed):
+    """With such a norm."""
+
+    def __init__(self, classes: int, width: int = 4) -> None:
+        super().__init__(classes, width)
+        self.norm = ByHand(width)
+
+
+class Writing(nn.Module):
+    """Changes its input in place, `how`: in training and evaluation alike, or in evaluation alone."""
+
+    def __init__(self, classes: int, how: str, hidden: int = 8) -> None:
+        super().__init__()
+        self.how = how
+        self.rectifier = nn.ReLU(inplace=True)
+        self.first, self.head = nn.Linear(64, hidden), nn.Linear(hidden, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) -> (batch, classes)."""
+        match self.how:
+            case "subtract":
+                images -= 0.5
+            case "rectify":
+                images = self.rectifier(images)
+            case "fill":
+                images[:, :, :2] = 0
+            case "out":
+                torch.sub(images, 0.5, out=images)
+            case "view":
+                images.flatten(1)[:, 0].mul_(2)
+            case "data":
+                images.data.sub_(0.5)
+            case "no grad":
+                with torch.no_grad():
+                    images.clamp_(min=0)
+            case "evaluation" if not self.training:
+                images -= 0.5
+            case "copy":
+                images = images.clone().sub_(0.5)
+        return self.head(torch.relu(self.first(images.flatten(1))))
 
 
 def in_sequence(classes: int, layers: int) -> nn.Module:

@@ -233,10 +233,7 @@ def test_pricing_allocates_nothing(monkeypatch):
         ({"name": "torch.nn:Flatten"}, "has no tensors to train"),
         ({"name": f"{OWN}:math"}, "has no math"),
         ({"name": f"{OWN}:lazy"}, "has a lazy layer .* no shape before its first batch: say its sizes"),
-        (
-            {"name": f"{OWN}:Shuffled", "levels": [{"momentum": None}]},
-            "norm has momentum = None, .* does not travel: give it a momentum",
-        ),
+        ({"name": f"{OWN}:Deep", "norm": "layer"}, "norm must be 'batch' or 'static', not 'layer'"),
         ({"name": f"{OWN}:Dep"}, "has no Dep; did you mean 'Deep'"),
         ({"name": f"{OWN}:passed_on"}, "missing .* 'classes'.*only what the function itself names .* is filled in"),
     ],
@@ -253,12 +250,100 @@ def test_what_is_no_family_of_levels_says_why(spec, words):
         ({"name": f"{OWN}:sized", "levels": [{"hidden": 4}], "input_shape": [3]}, "does not take a batch of 3 inputs"),
         ({"name": f"{OWN}:pairs"}, "returns tuple for a batch of 4"),
         ({"name": f"{OWN}:Branching"}, r"depends on the values of a tensor .*may depend on their shapes alone"),
+        (
+            {"name": f"{OWN}:Shuffled", "levels": [{"momentum": None}]},
+            r"norm has momentum = None, .* does not travel: give it a momentum, .* \"norm = 'static'\"",
+        ),
+        (
+            {"name": f"{OWN}:NormedByHand", "norm": "static"},
+            "has no attribute 'view' .norm = 'static', .* running_mean and running_var of its batch norms are None",
+        ),
+        *(
+            ({"name": f"{OWN}:Writing", "arguments": {"how": how}}, "^Writing changes its input in place, .* x.clone")
+            for how in ("subtract", "rectify", "fill", "out", "view", "data", "no grad")
+        ),
     ],
 )
 def test_a_network_that_does_not_go_with_the_task_is_found_when_it_is_priced(spec, words):
     family = make_family({"input_shape": [1, 8, 8], "classes": 10} | spec)
     with pytest.raises(ValueError, match=words):
         cost(family, family.full(), batch_size=4, optimizer="sgd")
+
+
+NORMED = {"name": f"{OWN}:Normed", "input_shape": [1, 8, 8], "classes": 10}
+
+
+@pytest.mark.parametrize("how", ["subtract", "rectify", "fill", "view", "no grad", "evaluation"])
+def test_a_network_that_changes_its_input_in_any_mode_is_an_error_when_it_computes(how):
+    family = make_family(NORMED | {"name": f"{OWN}:Writing", "arguments": {"how": how}})
+    with pytest.raises(ValueError, match="Writing changes its input in place"):
+        family.build(family.full()).eval()(torch.rand(2, 1, 8, 8))
+
+
+def test_a_network_that_changes_a_copy_of_its_input_is_priced_and_computes():
+    family = make_family(NORMED | {"name": f"{OWN}:Writing", "arguments": {"how": "copy"}})
+    cost(family, family.full(), batch_size=4, optimizer="sgd")
+    images = torch.rand(2, 1, 8, 8)
+    before = images.clone()
+    family.build(family.full())(images)
+    assert torch.equal(images, before)
+
+
+RUNNING = ("running_mean", "running_var")
+
+
+@pytest.mark.parametrize(
+    "norm", [{}, {"affine": False}, {"momentum": None}, {"momentum": None, "affine": False}], ids=str
+)
+def test_static_norms_of_any_module_keep_no_statistics_and_take_them_afterwards(norm):
+    """Against the module by itself, in one pass over two batches with a cumulative average."""
+    own = own_models.Normed(10, **norm | {"momentum": None})
+    tracked = [name for name in own.state_dict() if name.endswith(RUNNING)]
+    family = make_family(NORMED | {"arguments": norm, "norm": "static"})
+    assert make_family(json.loads(json.dumps(family.spec()))) == family
+    weights = family.initial()
+    assert set(weights) == {n for n in own.state_dict() if not n.endswith((*RUNNING, "num_batches_tracked"))}
+    assert len(tracked) == 8
+    own.load_state_dict(weights, strict=False)
+    batches = [torch.rand(6, 1, 8, 8) for _ in range(2)]
+
+    model = with_weights(family, family.full(), weights)
+    for mode in (True, False):
+        assert torch.equal(model.train(mode)(batches[0]), own.train()(batches[0]))
+    assert model.state_dict().keys() == weights.keys()
+
+    own = own_models.Normed(10, **norm | {"momentum": None})
+    own.load_state_dict(weights, strict=False)
+    scored = family.with_statistics
+    assert (scored.norm, scored.with_statistics) == ("batch", scored)
+    zeros = {name: torch.zeros(4) for name in tracked}
+    model = with_weights(scored, scored.full(), weights | zeros)
+    take_statistics(model, [(batch, torch.zeros(6)) for batch in batches])
+    for batch in batches:
+        own.train()(batch)
+    for name in tracked:
+        torch.testing.assert_close(model.state_dict()[name], own.state_dict()[name])
+    one = batches[0][:1]
+    torch.testing.assert_close(model.eval()(one), own.eval()(one))
+
+
+def test_static_instance_norms_take_their_statistics_afterwards():
+    family = make_family(NORMED | {"name": f"{OWN}:ByInstance", "norm": "static"})
+    assert not any(name.endswith(RUNNING) for name in family.tensors(family.full()))
+    scored, images = family.with_statistics, torch.rand(6, 1, 8, 8)
+    found = with_weights(scored, scored.full(), scored.initial())
+    take_statistics(found, [(images, torch.zeros(6))] * 2)
+    stem = found.get_submodule("stem")(images)
+    torch.testing.assert_close(found.state_dict()["norm.running_mean"], stem.mean((0, 2, 3)))
+    torch.testing.assert_close(found.state_dict()["norm.running_var"], stem.var((2, 3)).mean(0))
+
+
+def test_norms_without_statistics_and_those_in_evaluation_mode_stay_as_they_are():
+    without = make_family(NORMED | {"arguments": {"track_running_stats": False}, "norm": "static"})
+    assert without.with_statistics is without
+    family = make_family(NORMED | {"name": f"{OWN}:StillNorm", "norm": "static"})
+    kept = [name for name in family.tensors(family.full()) if name.endswith(RUNNING)]
+    assert kept == ["norm.running_mean", "norm.running_var"]
 
 
 def test_other_selections_than_leading_ones_are_refused():

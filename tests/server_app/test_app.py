@@ -16,6 +16,7 @@ from server_app.app import app, build, run, run_folder
 from server_app.checkpoint import CheckpointError
 from server_app.config import ConfigError
 from server_app.journal import Journal
+from server_app.models import load_model
 from server_app.no_progress import NoProgressError
 from server_app.run_folder import JournalError, alone_in, read_config, read_devices, read_rounds, read_summary
 from tasks.task import load_task
@@ -505,6 +506,13 @@ def test_the_family_is_built_as_the_method_wants_it(method, norm, scaler, tmp_pa
     family = built.method.family
     assert (family.norm, family.scaler) == (norm, scaler)
     assert (family.classes, family.input_shape) == (10, (1, 8, 8))
+
+
+@pytest.mark.parametrize(("changes", "takes"), [({}, True), ({"dp-noise-multiplier": 1e-9, "dp-delta": 1e-3}, False)])
+def test_static_norms_are_scored_with_statistics_of_devices_where_these_may_tell_them(changes, takes, tmp_path):
+    keys = {"strategy": "fedavg", "family-arguments": "norm = 'static'", "rounds": 1, "evaluate-every": 1}
+    model, _ = load_model(run(simulated_grid(), small_config(tmp_path, **keys | changes)))
+    assert any(name.endswith("running_var") for name in model.state_dict()) == takes
 
 
 def test_a_run_in_which_nobody_can_train_is_given_up_and_says_why(tmp_path):

@@ -4,6 +4,7 @@ import logging
 import math
 import textwrap
 
+import own_models
 import pytest
 import torch
 import transformers
@@ -16,7 +17,9 @@ from plugins.beside import looked_for_beside
 from server_app import checkpoint
 from server_app.app import build, run
 from server_app.config import ConfigError, RunConfig
+from server_app.models import load_model
 from server_app.run_folder import JournalError, read_config, read_rounds
+from tasks.task import TaskSpec, load_task
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
 
 MODELS = """
@@ -123,10 +126,64 @@ def test_constants_do_not_keep_levels_from_being_trained_in_one_step(beside, tmp
     assert same_bits(*weights)
 
 
+NORMED = "levels = [{width = 2, layers = 1}, {width = 3, layers = 1}, {width = 4}]"
+STATIC = NORMED + ", norm = 'static'"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arguments"),
+    [("heterofl", NORMED), ("wildflower", NORMED), ("fjord", NORMED), ("fedavg", STATIC)],
+)
+def test_width_methods_take_an_ordinary_module_with_batch_norm(tmp_path, strategy, arguments):
+    """No statistics travel with the weights; the models that are saved are the module itself, with statistics."""
+    keys = {"family": "own_models:Normed", "family-arguments": arguments, "strategy": strategy, "rounds": 2}
+    config = small_config(tmp_path, below_smallest="smallest", evaluate_every=2, **keys)
+    run_dir = run(simulated_grid(), config)
+    record = read_rounds(run_dir)[-1]
+    assert (record.devices_replied, record.devices_failed) == (4, 0)
+    assert not any(name.endswith(("running_mean", "running_var")) for name in after(run_dir))
+    network, info = load_model(run_dir)
+    own = own_models.Normed(classes=10, width=4).eval()
+    missing, unexpected = own.load_state_dict(network.state_dict(), strict=False)
+    assert all(name.endswith("num_batches_tracked") for name in missing)
+    assert not unexpected
+    assert float(own.norm.running_mean.abs().min()) > 0
+    test = load_task(TaskSpec(name="digits", devices=6)).test
+    outputs = own(info.prepare(test.inputs))
+    assert float((outputs.argmax(1) == test.labels).float().mean()) == pytest.approx(record.score, abs=1e-6)
+    torch.testing.assert_close(network(info.prepare(test.inputs[:1])), outputs[:1])  # a batch of one
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("fedrolex", "its sub-models are leading slices, and the strategy selects other channels"),
+        ("federated-dropout", "its sub-models are leading slices, and the strategy selects other channels"),
+        ("anycostfl", "channels are ranked here by the norm of the filters that make them"),
+        ("model-search", "needs a family of described layers, .* nothing says which channels its layers read and make"),
+    ],
+)
+def test_width_methods_that_read_descriptions_of_layers_say_why_they_take_no_module(tmp_path, strategy, words):
+    keys = {"family": "own_models:Normed", "family-arguments": NORMED, "strategy": strategy}
+    with pytest.raises(ValueError, match=words):
+        build(small_config(tmp_path, **keys))
+
+
 @pytest.mark.parametrize("strategy", ["wildflower", "fjord"])
-def test_levels_that_would_mix_their_batch_norm_statistics_end_the_run_before_round_1(beside, tmp_path, strategy):
-    keys = {"family": "own_networks:Deep", "family-arguments": LEVELS, "strategy": strategy}
-    with pytest.raises(ValueError, match=r"would mix their batch norm statistics: .* such as nn\.GroupNorm"):
+def test_levels_that_would_mix_their_statistics_end_the_run_before_round_1(tmp_path, strategy):
+    """Of a norm that stays in evaluation mode; heterofl averages its constants."""
+    levels = "levels = [{width = 2}, {width = 4}]"
+    keys = {"family": "own_models:StillNorm", "family-arguments": levels, "strategy": strategy}
+    with pytest.raises(ValueError, match=r"would mix their running statistics, such as norm\.running_mean: .* another"):
+        build(small_config(tmp_path, **keys))
+    engine, _ = build(small_config(tmp_path, **keys | {"strategy": "heterofl"}))
+    assert "norm.running_mean" in engine.method.weights
+
+
+def test_a_module_that_changes_its_input_ends_the_run_before_round_1(tmp_path):
+    levels = "levels = [{hidden = 4}, {hidden = 8}], arguments = {how = 'subtract'}"
+    keys = {"family": "own_models:Writing", "family-arguments": levels, "strategy": "wildflower"}
+    with pytest.raises(ConfigError, match=r"family = 'own_models:Writing' .* Writing changes its input in place"):
         build(small_config(tmp_path, **keys))
 
 

@@ -170,14 +170,15 @@ def pooled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "beside" / "own_pooled.py").write_text(
         "import torch\nfrom torch import nn\n\n\n"
         "class Net(nn.Module):\n"
-        "    def __init__(self, classes, rows=12, hidden=8, broken=False):\n"
+        "    def __init__(self, classes, rows=12, hidden=8, broken=False, normed=False):\n"
         "        super().__init__()\n"
         "        self.words, self.head = nn.Embedding(rows, hidden), nn.Linear(hidden, classes)\n"
+        "        self.norm = nn.BatchNorm1d(hidden) if normed else nn.Identity()\n"
         "        self.broken = broken\n\n"
         "    def forward(self, x):\n"
         "        if self.broken and type(x) is torch.Tensor:  # and no fake one, by which it is priced\n"
         "            raise RuntimeError('a fault of its own')\n"
-        "        return self.head(self.words(x).mean(1))\n"
+        "        return self.head(self.norm(self.words(x).mean(1)))\n"
     )
     monkeypatch.syspath_prepend(str(folder / "beside"))
 
@@ -198,6 +199,10 @@ def test_a_module_that_has_too_few_embeddings_is_refused_before_round_1(
     assert torch.equal(torch.get_rng_state(), before)  # the run's own weights are what they are without it
     with pytest.raises(ConfigError, match=r"of 'text': RuntimeError: a fault of its own"):
         started(config(folder, family="own_pooled:Net", family_arguments="arguments = {rows = 47, broken = true}"))
+    # The one example that is asked is none for a batch norm without running statistics.
+    normed = "arguments = {rows = 47, normed = true}"
+    engine, _ = started(config(folder, strategy="heterofl", family="own_pooled:Net", family_arguments=normed))
+    assert engine.method.family.norm == "static"
 
 
 def test_answers_that_do_not_go_with_the_labels_are_refused_before_round_1(

@@ -10,7 +10,7 @@ from idx_files import write_folder
 
 from tasks.arguments import read_arguments
 from tasks.data import Data, make_data_set
-from tasks.task import TASKS, Task, TaskSpec, channels_last, crop_and_flip, load_task
+from tasks.task import TASKS, Task, TaskSpec, channels_last, crop_and_flip, load_task, readable
 from tasks.tokens import TextArguments
 from tests.programs import run_python
 
@@ -222,6 +222,14 @@ def test_color_tasks_are_augmented(name: str, flips: bool) -> None:
     different = len({image.numpy().tobytes() for image in augmented})
     assert (different > 81) == flips
     assert different > 70
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32])
+def test_what_a_model_reads_is_no_view_of_the_data_set(dtype):
+    stored = torch.full((2, 3), 2).to(dtype)
+    normalization = (torch.zeros(3), torch.ones(3)) if dtype == torch.float32 else None
+    readable(stored, normalization).zero_()
+    assert stored.unique().tolist() == [2]
 
 
 def test_every_crop_is_a_window_of_the_padded_image() -> None:
