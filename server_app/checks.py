@@ -290,11 +290,6 @@ def _check_private(config: RunConfig, need: Need) -> None:
     need(not config.both_models, "both-models", f"{with_it}: a device has one bounded change")
     need(not config.over_selection, "over-selection", f"{with_it}: whether a device counts would hang on the others")
     need(not config.personal_every, "personal-every", f"{with_it}: devices' own scores have no noise")
-    need(
-        not config.resume_from or bool(config.fleet),
-        "resume-from",
-        f"{with_it} over real nodes: rounds that are done again would not be accounted for",
-    )
     need(config.devices_per_round <= config.devices, "devices-per-round", f"more than devices = {config.devices}")
 
 

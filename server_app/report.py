@@ -20,7 +20,7 @@ from server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Pre
 from server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
 from server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, Summary, flat
 from server_app.summary import in_fleet_order, summarize
-from server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
+from server_app.units import Format, bytes_text, counted, percent, plain, score_format, seconds_text, time_unit
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
 MAX_DEVICES = 200
@@ -278,9 +278,10 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> C
         if summary.personal_score is None
         else [(f"Personal {label}", text(summary.personal_score), f"last fifth of the rounds: {parts}")]
     )
-    private = (
-        [] if summary.epsilon is None else [("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}")]
-    )
+    private = []
+    if summary.epsilon is not None:
+        models = counted(summary.noised_releases or 0, "noised model")
+        private.append(("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}, of {models}"))
     return Cards(
         [
             *delivered,

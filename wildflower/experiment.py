@@ -666,6 +666,9 @@ def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, st
         row(f"  tier {tier}", text(score))
     for name, score in (summary.personal_score_by_network or {}).items():
         row(f"  {name}", text(score))
+    if summary.epsilon is not None:
+        models = counted(summary.noised_releases or 0, "noised model")
+        row("epsilon", f"{summary.epsilon:.3g} with delta {summary.delta:g}, of {models}")
     row("bytes down", bytes_text(summary.bytes_down))
     row("bytes up", bytes_text(summary.bytes_up))
     row("devices", ", ".join(f"{count} {word}" for word, count in summary.devices_by_outcome.items()))
