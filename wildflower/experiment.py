@@ -24,7 +24,7 @@ from rich.table import Table
 from plugins.beside import files_of
 from plugins.reference import is_reference
 from server_app.resuming import check_folder, check_resumable, check_same_data, check_same_fleet, check_same_plugins
-from server_app.run_folder import JournalError, is_held, read_rounds, read_summary
+from server_app.run_folder import COMMAND_LOCK, JournalError, alone_in, is_held, read_rounds, read_summary
 from server_app.run_records import RoundRecord, Summary
 from server_app.trackers import TrackerError, check_installed
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
@@ -78,8 +78,8 @@ def run_experiment(
     and its SuperLink must see the same output-dir.
     """
     try:
-        with stop_signals_interrupt(), beside(experiment) as modules:
-            return _run(experiment, overrides, app_dir, console, deployment, modules)
+        with stop_signals_interrupt(), beside(experiment) as modules, ExitStack() as held:
+            return _run(experiment, overrides, app_dir, console, deployment, modules, held)
     except (SettingsError, JournalError, TrackerError, FlowerError, OSError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
@@ -95,6 +95,7 @@ def _run(
     console: Console,
     deployment: Deployment | None,
     modules: Mapping[str, Path],
+    held: ExitStack,
 ) -> int:
     with loading_modules():  # torch above all
         from server_app.config import digests_of
@@ -122,7 +123,10 @@ def _run(
             from server_app.app import data_of
 
             check_same_data(run_dir, data_of(built[0]))
-    run_dir.mkdir(parents=True, exist_ok=True)
+    # Another command may have begun the same run, or even ended it, while this one was built.
+    held.enter_context(alone_in(run_dir, COMMAND_LOCK))
+    check_folder(run_dir, config.resume)
+    _check_free(run_dir)
     console.print(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {counted(config.rounds, 'round')}, "
         f"{config.devices_per_round} of {config.devices} devices per round, "
@@ -137,7 +141,6 @@ def _run(
     already = [*([ignored] if ignored else []), *(r.getMessage() for r in said if r.levelno >= WARNING)]
     for warning in dict.fromkeys(already):
         console.print(f"[yellow]Warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
-    _check_free(run_dir)  # once more: another command may have begun the same run while this one was built
     earlier = len(read_rounds(run_dir))
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0

@@ -261,7 +261,7 @@ def test_a_family_takes_arguments(tmp_path):
 
 def test_two_processes_do_not_write_one_run(tmp_path):
     config = small_config(tmp_path, rounds=1)
-    with alone_in(run_folder(config)), pytest.raises(JournalError, match="another process is writing the run"):
+    with alone_in(run_folder(config)), pytest.raises(JournalError, match="another process writes the run"):
         run(simulated_grid(), config)
     run(simulated_grid(), config)
 
