@@ -84,6 +84,10 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
 VARIANTS = ["all-small", "exclusive", "heterofl dynamic", "model-search pool", "fjord without distillation"]
 
 
+def _of_round_4(run_dir, name):
+    return (run_dir / "checkpoint" / "round-4" / name).read_bytes()
+
+
 @pytest.mark.parametrize("method", [method for method in METHODS if method not in VARIANTS])
 def test_a_resumed_run_ends_with_the_same_bits(method, tmp_path):
     """A crash in the middle of round 3 that tears the line it was writing; the resumed run does rounds 3 and 4."""
@@ -109,6 +113,8 @@ def test_a_resumed_run_ends_with_the_same_bits(method, tmp_path):
     first, second = checkpoint.load(whole), checkpoint.load(broken)
     assert same_bits(first.state.tensors, second.state.tensors)
     assert (first.round, first.now_seconds, first.state.values) == (4, second.now_seconds, second.state.values)
+    files = ("state.json", "state.safetensors")
+    assert all(_of_round_4(whole, name) == _of_round_4(broken, name) for name in files)
     assert told(whole) == told(broken)
 
 
