@@ -12,6 +12,7 @@ from pathlib import Path
 import safetensors.torch
 from torch import Tensor
 
+from devices.private import close_to_others, private_folder
 from messages.frozen import Part, name_of
 from messages.packing import Layout, unpack
 
@@ -56,12 +57,14 @@ class DeviceState:
 
         Versions of earlier rounds stay until `forget`, because a run that is resumed may do this round again.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder.parent.parent, self.folder.parent, self.folder):
+            private_folder(folder)
         path = self.folder / f"{key}.{round_number}.safetensors"
         beside = path.with_suffix(f".{os.getpid()}.part")
         for half in self.folder.glob(f"{key}.*.part"):
             half.unlink()  # of a process that was killed here
         safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, beside)
+        close_to_others(beside)
         _sync(beside)
         os.replace(beside, path)
         _sync(self.folder)
@@ -129,9 +132,11 @@ class DeviceState:
             lacking = [name for name in files if self._read_frozen(name) is None]
             for name in lacking:
                 path = self._frozen_file(name)
-                path.parent.mkdir(parents=True, exist_ok=True)
+                for folder in (path.parent.parent.parent, path.parent.parent, path.parent):
+                    private_folder(folder)
                 beside = path.with_suffix(f".{os.getpid()}.part")
                 beside.write_bytes(files[name])
+                close_to_others(beside)
                 _sync(beside)
                 os.replace(beside, path)
             if lacking:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from flwr.common import log
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from devices.private import private_folder, private_open
 from server_app.run_folder import JournalError, read_rounds
 from server_app.run_records import RoundRecord
 from tasks.arguments import in_words
@@ -96,10 +97,10 @@ def begin(run_dir: Path) -> None:
     path = run_dir / FILE
     if path.exists() and _read(path).file >= 0:
         return
-    run_dir.mkdir(parents=True, exist_ok=True)
+    private_folder(run_dir)
     beside = path.with_suffix(".part")
     beside.unlink(missing_ok=True)
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with private_open(beside, "xb") as file:
         text, _ = _text(_Begun(file=os.fstat(file.fileno()).st_ino), START)
         file.write(text)
         file.flush()

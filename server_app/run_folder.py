@@ -12,6 +12,7 @@ from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from devices.private import private_folder, private_open
 from devices.validation import shown
 from server_app.run_records import DeviceRecord, RoundRecord, Summary
 from tasks.arguments import in_words
@@ -39,9 +40,9 @@ def alone_in(run_dir: Path, lock: str = LOCK) -> Iterator[None]:
 
     The lock goes with the process that holds it, so that a killed run leaves none behind.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    private_folder(run_dir)
     path = run_dir / lock
-    with path.open("a") as file:
+    with private_open(path, "a") as file:
         # Who held it may have taken it away while it was waited for: then it is nobody's, and another one may be there.
         if not _locked(file, seconds=LOCK_SECONDS) or not _is_at(file, path):
             raise JournalError(

@@ -277,5 +277,5 @@ def _measured(
 
 def _written(path: Path, content: bytes) -> None:
     """Write a file that is whole or not there."""
-    with _told(path), file_written_whole(path) as file:
+    with _told(path), file_written_whole(path, private=False) as file:
         file.write(content)
