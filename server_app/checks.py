@@ -19,6 +19,8 @@ from tasks.task import TASKS, check_own, kind_of
 if TYPE_CHECKING:
     from server_app.config import RunConfig
 
+MAX_NAME_BYTES = 200  # of a folder's name, which most file systems allow 255
+
 Need = Callable[[bool, str, str], None]
 """Raises ValueError unless its first argument holds: (whether it holds, key, why not and what would be right)."""
 
@@ -90,6 +92,11 @@ def _check_names(config: RunConfig, need: Need) -> None:
         not config.run_name or (Path(config.run_name).name == config.run_name and config.run_name not in (".", "..")),
         "run-name",
         "the name of one folder, without / (output-dir says where it lies)",
+    )
+    need(
+        config.run_name.isprintable() and len(config.run_name.encode(errors="replace")) <= MAX_NAME_BYTES,
+        "run-name",
+        f"the name of a folder has letters that can be printed, and at most {MAX_NAME_BYTES} bytes",
     )
     need(
         not config.resume_from or config.resume,
