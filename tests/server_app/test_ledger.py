@@ -209,11 +209,11 @@ DAMAGES = {
     "a digit": (flipped, "line 3: its hash is not that of its content"),
     "no first line": (without_line(0), "line 1: its hash is not"),
     "no middle line": (without_line(2), "line 3: its hash is not"),
-    "no last line": (without_line(3), "line 3: it has no line of round 3, and the ledger of 2"),
+    "no last line": (without_line(3), "line 3: rounds.jsonl tells of 3 noised models, and the ledger of 2"),
     "no JSON": (lambda path: path.write_bytes(b"x\n" + path.read_bytes()), "line 1: .*The ledger counts"),
     "a number": (lambda path: path.write_bytes(b"3\n" + path.read_bytes()), "line 1: .*The ledger counts"),
     "no hash": (lambda path: path.write_bytes(b"{}\n" + path.read_bytes()), "line 1: it has no hash"),
-    "torn": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "it has no line of round 3"),
+    "torn": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "rounds.jsonl tells of 3 noised models"),
 }
 
 
