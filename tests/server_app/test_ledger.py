@@ -16,6 +16,7 @@ from server_app import checkpoint, ledger, summary
 from server_app.app import run
 from server_app.compare import compare
 from server_app.journal import Journal
+from server_app.report import write_report
 from server_app.run_folder import JournalError, read_rounds, read_summary
 from strategies import privacy as of_privacy
 from strategies.privacy import Account, BudgetSpentError, Privacy, PrivateMean, Release, epsilon_after, epsilon_of
@@ -229,6 +230,10 @@ def test_a_ledger_that_is_not_what_it_was_is_refused_in_words(damage, tmp_path):
     for read in (lambda: summary.summarize(tmp_path, "unfinished", None), lambda: resumed(tmp_path)):
         with pytest.raises(JournalError, match=why):
             read()
+    with pytest.raises(JournalError, match=why):
+        write_report(tmp_path)
+    with pytest.raises(JournalError, match=f"is broken: .*{why}"):
+        compare([tmp_path])
 
 
 def test_a_release_that_the_journal_tells_of_may_not_be_missing(tmp_path):
