@@ -125,13 +125,16 @@ def test_a_kill_at_any_moment_counts_every_model_that_was_made(where, tmp_path, 
     assert read_rounds(folder)[-1].epsilon == found.epsilon
 
 
-def test_what_a_fallback_to_an_earlier_checkpoint_costs_is_told_everywhere(tmp_path, caplog):
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_what_a_fallback_to_an_earlier_checkpoint_costs_is_told_everywhere(asked_for, tmp_path, caplog):
+    """Where the newest ones are damaged, and where somebody goes back by resume-from."""
     config = small_config(tmp_path, **PRIVATE | ON_NODES, rounds=4)
     folder = run(connected_grid(2, tmp_path), config)
     assert read_summary(folder).noised_releases == 4
-    for number in (3, 4):
+    again = {"resume": True, "resume_from": 2 if asked_for else 0}
+    for number in () if asked_for else (3, 4):
         (folder / "checkpoint" / f"round-{number}" / "SHA256SUMS").write_text("")
-    run(connected_grid(2, tmp_path), config.model_copy(update={"resume": True}))
+    run(connected_grid(2, tmp_path), small_config(tmp_path, **PRIVATE | ON_NODES | again, rounds=4))
     expected = epsilon_after(6, 1.0, 1.0, 1e-3)
     told = "goes on with round 3 and has released 2 noised models more than rounds before it: epsilon 8.416"
     assert told in caplog.text
