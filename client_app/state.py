@@ -7,25 +7,41 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import safetensors.torch
 from torch import Tensor
 
 from client_app.undo import will_write
+from devices.private import close_to_others, private_folder
 from messages.frozen import Part, name_of
 from messages.packing import Layout, unpack
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9.,=+_-]{0,149}", re.ASCII)
+_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}", re.ASCII)
 _NAME = re.compile(r"(.+)\.(\d+)\.safetensors", re.ASCII)  # KEY.ROUND.safetensors
+
+
+def folder_name(run: str) -> str:
+    """The name of a run's folder, another one for every run.
+
+    The run's name comes from the server: it must not lead out of the folder, nor to what else lies in a node's. A name
+    that cannot stay as it is gets a hash, after a letter that no other name has.
+    """
+    if _PLAIN.fullmatch(run) and run not in ("worker", "links.json", "speed.json"):
+        return run
+    return (
+        f"{re.sub('[^A-Za-z0-9.,=+_-]', '_', run)[:80].lstrip('.')}~{sha256(run.encode(errors='replace')).hexdigest()}"
+    )
 
 
 class DeviceState:
     """The state folder of one device in one run."""
 
     def __init__(self, state_dir: str, run: str, device: int) -> None:
-        # The run's name comes from the server: it must not lead out of the folder.
-        self.folder = Path(state_dir) / re.sub(r"[^A-Za-z0-9._-]", "_", run).lstrip(".") / f"device-{device}"
+        self.folder = Path(state_dir) / folder_name(run) / f"device-{device}"
 
     def load(self, key: str, before_round: int, since_round: int = 0) -> dict[str, Tensor] | None:
         """The tensors kept under `key` in the newest round before the one and not before the other, or None.
@@ -56,13 +72,19 @@ class DeviceState:
         """Keep tensors under `key`: written beside, then renamed, and on the disk when this returns.
 
         Versions of earlier rounds stay until `forget`, because a run that is resumed may do this round again.
+
+        Raises ValueError for a key that is no file's name.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key[:100]!r} is no name to keep tensors under: letters, digits, and - _ . within it")
+        for folder in (self.folder.parent.parent, self.folder.parent, self.folder):
+            private_folder(folder)
         path = self.folder / f"{key}.{round_number}.safetensors"
         beside = path.with_suffix(f".{os.getpid()}.part")
         for half in self.folder.glob(f"{key}.*.part"):
             half.unlink()  # of a process that was killed here
         safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, beside)
+        close_to_others(beside)
         _sync(beside)
         will_write(path)  # what another future of the run has left there is void
         os.replace(beside, path)
@@ -131,9 +153,11 @@ class DeviceState:
             lacking = [name for name in files if self._read_frozen(name) is None]
             for name in lacking:
                 path = self._frozen_file(name)
-                path.parent.mkdir(parents=True, exist_ok=True)
+                for folder in (path.parent.parent.parent, path.parent.parent, path.parent):
+                    private_folder(folder)
                 beside = path.with_suffix(f".{os.getpid()}.part")
                 beside.write_bytes(files[name])
+                close_to_others(beside)
                 _sync(beside)
                 os.replace(beside, path)
             if lacking:

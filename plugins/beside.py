@@ -157,7 +157,7 @@ def keep(names: Iterable[str], folder: Path) -> None:
     for module, path in _from_outside(names).items():
         if found.get(module) != path and path.parent != APP:
             continue
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)  # as the run's folder
         if path.is_file():
             shutil.copyfile(path, folder / path.name)
         else:  # whole: what does not travel may be read from the folder all the same

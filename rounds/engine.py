@@ -164,7 +164,7 @@ class Engine:
         """Everything a resumed run needs beside the configuration and the round's number."""
         own = self.method.state()
         engine: dict[str, Any] = {
-            "tiers": {tier: a.to_json() for tier, a in self.tier_architectures.items()},
+            "tiers": [[tier, a.to_json()] for tier, a in self.tier_architectures.items()],  # in their order
             "keepers": sorted(self._keepers),
             "introduced": sorted(self._introduced),
             **({"frozen": self._frozen.state()} if self._frozen.held else {}),
@@ -179,7 +179,7 @@ class Engine:
     def load(self, state: State) -> None:
         """Restore `state`; ValueError where it is of another model."""
         values = state.values
-        self.tier_architectures = {t: Architecture.from_json(a) for t, a in values["tiers"].items()}
+        self.tier_architectures = {t: Architecture.from_json(a) for t, a in values["tiers"]}
         # Checkpoints of earlier versions have no keepers, and nobody introduced.
         self._keepers, self._introduced = set(values.get("keepers", [])), set(values.get("introduced", []))
         self._own_by_tier = {tier: float(score) for tier, score in values.get("own_by_tier", {}).items()}

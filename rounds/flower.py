@@ -57,6 +57,12 @@ class FlowerStrategy(Strategy):
             scorer: scores models on the server; None leaves these evaluations out.
             rounds_done: how many rounds the engine has run before. Flower counts from 1 in every `start`.
         """
+        privacy = engine.settings.privacy
+        if privacy is not None and len(privacy.account.releases) < rounds_done:
+            raise ValueError(
+                f"{rounds_done} rounds were done before, and the account of differential privacy has "
+                f"{len(privacy.account.releases)} releases: let it go on by server_app.ledger.keep (docs/flower.md)"
+            )
         self.engine, self.scorer, self.rounds_done = engine, scorer, rounds_done
         self.results: list[RoundResult] = []
         self._open: _Open | None = None

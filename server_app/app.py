@@ -31,7 +31,7 @@ from rounds.engine import Engine, Scorer
 from rounds.own import OwnData, tell_cut, tell_labels, tell_remarks
 from rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
 from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
-from server_app import checkpoint
+from server_app import checkpoint, ledger
 from server_app.config import (
     ConfigError,
     RunConfig,
@@ -47,13 +47,13 @@ from server_app.nodes import take_releases, write_nodes
 from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agreed
 from server_app.rehearsal import rehearse_step
 from server_app.resuming import check_folder, check_same_data, check_same_fleet, check_same_initial, is_of_a_folder
-from server_app.run_folder import alone_in, read_rounds
+from server_app.run_folder import JournalError, alone_in, read_rounds
 from server_app.scoring import scorer
 from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
 from server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
-from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
+from strategies.privacy import BudgetSpentError, NoAccountantError, Privacy, noise_multiplier_for
 from strategies.settings import RoundSettings
 from strategies.submodel import initial_weights
 from tasks.data import DataSet
@@ -111,7 +111,10 @@ def agreed_data(grid: Grid | None, config: RunConfig, run_dir: Path) -> OwnData 
 
 
 def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: Scorer | None) -> None:
-    # First, because it says in words how a resumed run's configuration differs from the one before.
+    privacy = engine.settings.privacy
+    if privacy is not None and not config.resume:
+        ledger.begin(run_dir)
+    # First of all that reads a run, because it says in words how a resumed one's configuration differs from before.
     journal = Journal.open(
         run_dir,
         config.to_dict(),
@@ -121,6 +124,8 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         _initial_digest(config),
         data_of(engine),
     )
+    if privacy is not None:
+        ledger.keep(privacy, run_dir)
     if engine.own is not None and engine.own.spec.agreed is not None:
         write_agreed(run_dir, engine.own.spec.agreed)
     if engine.own is None and engine.population.simulated:
@@ -131,6 +136,11 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     except checkpoint.CheckpointError as error:
         _finish_failed(journal, str(error))
         raise
+    if privacy is not None and (again := len(privacy.account.releases) - (first_round - 1)) > 0:
+        text = (
+            "The run goes on with round %s and has released %s noised models more than rounds before it: epsilon %.4g"
+        )
+        log(WARNING, text, first_round, again, privacy.account.epsilon())
     log(INFO, "Run folder: %s", run_dir)
     method = engine.method
     log(INFO, "%s over %s, %s devices per round", method.name(), method.family.name, config.devices_per_round)
@@ -141,6 +151,8 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
     try:
         start(engine, config, first_round)
         for number in range(first_round, config.rounds + 1):
+            if privacy is not None:
+                privacy.check_room(number)
             engine.population.release(take_releases(run_dir))
             engine.oldest_checkpoint = min(checkpoint.rounds(run_dir), default=0)
             result = engine.run_round(grid, number, scorer)
@@ -170,7 +182,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         if not trained:
             why = why_nobody_trained(run_dir, config, engine.method)
             raise NoProgressError(f"no device trained in any of {config.rounds} rounds: {why}")
-    except (NoProgressError, NoNodesError, ConfigError, SuperLinkError, NurseryError) as error:
+    except (NoProgressError, NoNodesError, ConfigError, SuperLinkError, NurseryError, BudgetSpentError) as error:
         _finish_failed(journal, str(error))
         raise
     except BaseException:
@@ -260,7 +272,7 @@ def _finish_failed(journal: Journal, error: str) -> None:
     """Write the end of a failed run; on a full disk that fails too, and what failed first is what counts."""
     try:
         journal.finish("failed", error)
-    except OSError as second:
+    except (OSError, JournalError) as second:
         log(WARNING, "The summary of the failed run could not be written: %s", second)
 
 
@@ -451,7 +463,10 @@ def _privacy(config: RunConfig) -> Privacy | None:
         noise = config.dp_noise_multiplier or noise_multiplier_for(
             config.dp_epsilon, config.rounds, rate, config.dp_delta
         )
-        privacy = Privacy(config.dp_clip, noise, config.dp_delta, rate, config.devices_per_round, bool(config.fleet))
+        seeded = bool(config.fleet)
+        privacy = Privacy(
+            config.dp_clip, noise, config.dp_delta, rate, config.devices_per_round, seeded, config.dp_epsilon
+        )
         epsilon = privacy.epsilon(config.rounds)
     except (ValueError, NoAccountantError) as error:
         key = "dp-epsilon" if config.dp_epsilon else "dp-noise-multiplier"

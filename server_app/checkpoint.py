@@ -54,7 +54,7 @@ def save(run_dir: Path, checkpoint: Checkpoint, keep: int = 1) -> None:
         tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.state.tensors.items()}
         safetensors.torch.save_file(tensors, folder / TENSORS)
         meta = {"round": checkpoint.round, "now_seconds": checkpoint.now_seconds, "values": checkpoint.state.values}
-        (folder / VALUES).write_text(json.dumps(meta))
+        (folder / VALUES).write_text(json.dumps(meta, sort_keys=True))  # the same bytes for a run that was resumed
         (folder / SUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in (TENSORS, VALUES)))
     for number in rounds(run_dir)[keep:]:
         _remove(run_dir, number)

@@ -19,6 +19,8 @@ from tasks.task import TASKS, check_own, kind_of
 if TYPE_CHECKING:
     from server_app.config import RunConfig
 
+MAX_NAME_BYTES = 200  # of a folder's name, which most file systems allow 255
+
 Need = Callable[[bool, str, str], None]
 """Raises ValueError unless its first argument holds: (whether it holds, key, why not and what would be right)."""
 
@@ -92,6 +94,11 @@ def _check_names(config: RunConfig, need: Need) -> None:
         not config.run_name or (Path(config.run_name).name == config.run_name and config.run_name not in (".", "..")),
         "run-name",
         "the name of one folder, without / (output-dir says where it lies)",
+    )
+    need(
+        config.run_name.isprintable() and len(config.run_name.encode(errors="replace")) <= MAX_NAME_BYTES,
+        "run-name",
+        f"the name of a folder has letters that can be printed, and at most {MAX_NAME_BYTES} bytes",
     )
     need(
         not config.resume_from or config.resume,
@@ -292,11 +299,6 @@ def _check_private(config: RunConfig, need: Need) -> None:
     need(not config.both_models, "both-models", f"{with_it}: a device has one bounded change")
     need(not config.over_selection, "over-selection", f"{with_it}: whether a device counts would hang on the others")
     need(not config.personal_every, "personal-every", f"{with_it}: devices' own scores have no noise")
-    need(
-        not config.resume_from or bool(config.fleet),
-        "resume-from",
-        f"{with_it} over real nodes: rounds that are done again would not be accounted for",
-    )
     need(config.devices_per_round <= config.devices, "devices-per-round", f"more than devices = {config.devices}")
 
 

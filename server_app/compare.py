@@ -18,13 +18,13 @@ from server_app.resuming import is_of_a_folder
 from server_app.run_folder import DATA, INITIAL, PLUGINS, JournalError, is_run, read_config, read_rounds, read_summary
 from server_app.run_records import RoundRecord, Summary
 from server_app.summary import summarize
-from server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
+from server_app.units import Format, bytes_text, counted, percent, plain, score_format, seconds_text, time_unit
 from tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(
     {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
-    | {"resume", "resume-from", "keep-checkpoints", "tracker"}
+    | {"resume", "resume-from", "resume-copy", "keep-checkpoints", "tracker"}
 )
 DATA_HASH = "data-sha256"  # of what identifies the data, which runs of earlier versions do not record
 # Keys that make another question: methods are recommended among runs that have them in common.
@@ -209,6 +209,7 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
         _last_table(groups, scale),
         _cost_table(groups, scale, target, given=given),
         *_part_tables(groups, scale),
+        *_privacy_table(groups),
         *_settings_table(groups),
         *([TextTable("Left out", ["run", "why"], [list(pair) for pair in left_out], 2)] if left_out else []),
     ]
@@ -535,6 +536,23 @@ def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None, *, 
     if target is not None and not given:
         whence = f" ({score_format(scale)(target)} is what the worst of these runs delivers)"
     return TextTable(f"What it took{whence}", headers, rows)
+
+
+def _privacy_table(groups: Sequence[Group]) -> list[TextTable]:
+    """What the runs cost of privacy by their ledgers, of several seeds the most; nothing where none is private."""
+    rows = []
+    for group in groups:
+        private = [run.summary for run in group.runs if run.summary.epsilon is not None]
+        worst = max(private, key=lambda summary: summary.epsilon or 0.0, default=None)
+        models = "" if worst is None else f"{worst.noised_releases} in {counted(worst.rounds, 'round')}"
+        rows.append(
+            [group.name, "none", "", ""]
+            if worst is None
+            else [group.name, f"{worst.epsilon:.3g}", f"{worst.delta:g}", models]
+        )
+    if all(row[1] == "none" for row in rows):
+        return []
+    return [TextTable("Privacy", ["method", "epsilon", "delta", "noised models"], rows)]
 
 
 def _number(value: float) -> str:

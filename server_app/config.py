@@ -98,7 +98,7 @@ READ_WITH: dict[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "betas": ("optimizer = 'adam' or 'adamw'", lambda values: values["optimizer"] != "sgd"),
     "aggregation-trim": ("aggregation = 'trimmed-mean'", lambda values: values["aggregation"] == "trimmed-mean"),
     **dict.fromkeys(
-        ("dp-clip", "dp-delta"),
+        ("dp-clip", "dp-delta", "resume-copy"),
         (
             "dp-epsilon or dp-noise-multiplier above 0",
             lambda values: bool(values["dp-epsilon"] or values["dp-noise-multiplier"]),
@@ -410,6 +410,11 @@ class RunConfig(Params):
     resume: bool = Field(False, description="Whether the run of this name goes on from its newest good checkpoint")
     resume_from: CountOrZero = Field(
         0, description="Round whose checkpoint a resumed run goes on from; later rounds are dropped; 0: the newest good"
+    )
+    resume_copy: bool = Field(
+        False,
+        description="Under differential privacy, whether the folder of a resumed run was copied, moved to another disk "
+        "or restored, is its newest copy, and no other goes on (docs/privacy.md)",
     )
     keep_checkpoints: Count = Field(3, description="Number of checkpoints that are kept, those of the last rounds")
     tracker: Literal["", "mlflow", "wandb"] = Field(

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: written beside, and then renamed."""
+"""Files and folders that are whole or not there: written beside, and then renamed. Only their user can read them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from devices.private import FOLDER_MODE, close_to_others, private_folder, private_open
+
 
 @contextmanager
 def written_whole(final: Path) -> Iterator[Path]:
@@ -18,9 +20,11 @@ def written_whole(final: Path) -> Iterator[Path]:
     """
     new, old = (final.with_name(f"{final.name}.{which}") for which in ("new", "old"))
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
+    private_folder(new.parent)
+    new.mkdir(mode=FOLDER_MODE)
     yield new
     for path in new.iterdir():
+        close_to_others(path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
     if final.exists():  # where a crash left only the old one, it stays until the new one is in place
@@ -31,10 +35,14 @@ def written_whole(final: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def file_written_whole(final: Path) -> Iterator[BinaryIO]:
-    """Gives an open file, which takes the place of `final` at the end: at every moment one of the two is there."""
+def file_written_whole(final: Path, *, private: bool = True) -> Iterator[BinaryIO]:
+    """Gives an open file, which takes the place of `final` at the end: at every moment one of the two is there.
+
+    Only its user can read it, unless it is not `private`: then the umask says who can.
+    """
     new = final.with_name(final.name + ".new")
-    with new.open("wb") as file:
+    new.unlink(missing_ok=True)  # which a crash has left, with whatever mode
+    with private_open(new, "wb") if private else new.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

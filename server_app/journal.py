@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
+from devices.private import close_to_others, private_folder, private_open
 from server_app.folders import file_written_whole
 from server_app.resuming import (
     check_folder,
@@ -67,7 +68,7 @@ class Journal:
         """
         _load_writers()
         check_folder(run_dir, resume)
-        run_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(run_dir)
         journal = cls(run_dir, last_round=0)
         if resume:
             check_resumable(run_dir, config)
@@ -160,8 +161,11 @@ class Journal:
         from torch.utils.tensorboard import SummaryWriter
 
         if self._writer is None:
+            private_folder(events := self.run_dir / "tensorboard")
             # purge_step hides what an interrupted run had written of this round and later ones.
-            self._writer = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=record.round)
+            self._writer = SummaryWriter(str(events), purge_step=record.round)
+            for path in events.iterdir():
+                close_to_others(path)
         scalars = scalars_of(record)
         for name, value in scalars.items():
             if value is not None:
@@ -196,7 +200,7 @@ def _line(record: Record) -> str:
 
 
 def _append(path: Path, records: Sequence[Record]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with private_open(path, "a", encoding="utf-8") as file:
         file.write("".join(_line(record) for record in records))
         file.flush()
         os.fsync(file.fileno())

@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from devices.private import private_open
 from devices.report import DeviceReport
 from devices.validation import check_number, check_text, check_whole, json_object
 from rounds.population import NodeState
+from server_app.folders import file_written_whole
 from server_app.run_folder import JournalError
 
 FILE = "nodes.json"
@@ -57,9 +59,8 @@ def write_nodes(run_dir: Path, nodes: Sequence[NodeState], quarantined: Mapping[
         for state in nodes
     ]
     lines += [asdict(last) | {"quarantined": quarantined[last.node]} for last in earlier]
-    beside = run_dir / f"{FILE}.part"
-    beside.write_text(json.dumps(lines, indent=1))
-    os.replace(beside, run_dir / FILE)
+    with file_written_whole(run_dir / FILE) as file:
+        file.write(json.dumps(lines, indent=1).encode())
 
 
 def read_nodes(run_dir: Path) -> list[LastReport]:
@@ -96,7 +97,7 @@ def ask_release(run_dir: Path, node: int) -> None:
     if node not in held:
         there = ", ".join(map(str, sorted(held))) or "none"
         raise JournalError(f"node {node} is not quarantined in {run_dir}; quarantined: {there}")
-    with (run_dir / RELEASES).open("a") as file:
+    with private_open(run_dir / RELEASES, "a") as file:
         file.write(f"{node}\n")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from flwr.serverapp import Grid
 from pydantic import ValidationError
 
@@ -17,7 +18,7 @@ from server_app.folders import file_written_whole
 from server_app.run_folder import JournalError
 from tasks.arguments import in_words
 from tasks.data import DataSet
-from tasks.own import Agreed, Declared, Summary, agree, declared_by, label_warnings
+from tasks.own import Agreed, Declared, Summary, agree, declared_by, label_warnings, moments_of, normalization
 from tasks.remarks import by_kind
 from tasks.task import TaskSpec, server_test
 
@@ -27,12 +28,12 @@ REST_SECONDS = 60.0  # that nodes beyond those of a round are waited for, so tha
 
 def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
     """Ask the connected nodes what their devices' data are. ConfigError where no device has any that fit."""
+    test = server_test(spec)
+    declared = _declared(config, spec, test)
     end = time.monotonic() + REST_SECONDS
     least = min(config.devices, config.devices_per_round)
     wait_for_nodes(grid, lambda found: len(found) >= least, WAIT_SECONDS)
     nodes = wait_for_nodes(grid, lambda found: len(found) >= config.devices, max(0.0, end - time.monotonic()))
-    test = server_test(spec)
-    declared = declared_by(spec.arguments, test)
     said = ask_nodes(
         grid,
         spec,
@@ -48,7 +49,7 @@ def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
 def agree_here(config: RunConfig, spec: TaskSpec) -> OwnData:
     """Read the folders of simulated devices, which lie on this machine. ConfigError where none has data that fit."""
     test = server_test(spec)
-    declared = declared_by(spec.arguments, test)
+    declared = _declared(config, spec, test)
     said = ask_here(spec, range(config.devices), moments=not declared.mean)
     return _own_data(said, declared, config, spec, test)
 
@@ -56,7 +57,45 @@ def agree_here(config: RunConfig, spec: TaskSpec) -> OwnData:
 def own_of_run(run_dir: Path, config: RunConfig, spec: TaskSpec) -> OwnData | None:
     """The devices of a run that has begun, under what they had agreed on; None where it broke off before."""
     agreed = read_agreed(run_dir)
-    return None if agreed is None else OwnData(replace(spec, agreed=agreed), config.run_name, server_test(spec))
+    if agreed is None:
+        return None
+    test = server_test(spec)
+    _declared(config, spec, test)
+    return OwnData(replace(spec, agreed=agreed), config.run_name, test)
+
+
+def _declared(config: RunConfig, spec: TaskSpec, test: DataSet | None) -> Declared:
+    """What the server says of the data beforehand; ConfigError where a private run would have it from devices.
+
+    What devices say of their data, and scores that they take on it, has no noise. The first is in the model, as its
+    normalization and its number of outputs, and the second in the journal, and in which model is the best.
+    """
+    declared = declared_by(spec.arguments, test)
+    if not config.is_private:
+        return declared
+    private = "partition = 'own' under differential privacy (dp-epsilon, dp-noise-multiplier)"
+    if test is None:
+        raise ConfigError(
+            f"{private}: only devices have examples to test on, and their scores have no noise, nor has what they say "
+            "of their labels and of the shape of their inputs: give the server a test set in data-dir, from examples "
+            "that are of no device (docs/privacy.md)"
+        )
+    if test.test.inputs.dtype != torch.int32 and not declared.mean:
+        raise ConfigError(
+            f"{private}: the mean and the deviation that inputs are normalized by would be sums over devices' data "
+            f"without noise: set mean and std in task-arguments{_of_test(test)} (docs/privacy.md)"
+        )
+    return declared
+
+
+def _of_test(test: DataSet) -> str:
+    """The normalization that the server's test set would have, in words; "" where it has none."""
+    try:
+        found = normalization([moments_of(test.test.inputs)])
+    except ValueError:  # one value only
+        return ""
+    mean, std = (", ".join(f"{value:.6g}" for value in values) for values in found)
+    return f"; those of the server's test set are mean = [{mean}], std = [{std}]"
 
 
 def _own_data(

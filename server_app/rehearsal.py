@@ -44,6 +44,8 @@ def rehearse_step(engine: Engine, task: Task) -> None:
     except Exception as error:  # a method may hold what cannot be copied, such as a lock
         log(DEBUG, "The method is not rehearsed: it cannot be copied (%s)", error)
         return
+    if method.settings.privacy is not None:
+        method.settings.privacy.account.begin_in_memory()  # what is rehearsed is not released
     with same_chance(), tempfile.TemporaryDirectory() as folder:
         _step(method, task, folder)
 

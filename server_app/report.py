@@ -16,11 +16,12 @@ from server_app.charts import Chart, Line, bar_chart, cell_chart, line_chart
 from server_app.config import RunConfig, descriptions
 from server_app.folders import file_written_whole
 from server_app.labels import Labels, read_labels
+from server_app.ledger import spent
 from server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Preformatted, Table, page
 from server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
 from server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, Summary, flat
 from server_app.summary import in_fleet_order, summarize
-from server_app.units import Format, bytes_text, percent, plain, score_format, seconds_text, time_unit
+from server_app.units import Format, bytes_text, counted, percent, plain, score_format, seconds_text, time_unit
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
 MAX_DEVICES = 200
@@ -41,10 +42,11 @@ def write_report(run_dir: Path) -> Path:
 
     The run need not have ended.
 
-    Raises JournalError when `run_dir` does not hold a run.
+    Raises JournalError when `run_dir` does not hold a run, and where nobody knows what a private one has released.
     """
     content = read_config(run_dir)
     rounds = read_rounds(run_dir)
+    spent(run_dir, rounds)
     summary = read_summary(run_dir) or summarize(run_dir, "unfinished", None)
     labels = read_labels(run_dir)
     with file_written_whole(run_dir / DEVICES) as devices, file_written_whole(run_dir / MODELS) as models:
@@ -278,9 +280,10 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> C
         if summary.personal_score is None
         else [(f"Personal {label}", text(summary.personal_score), f"last fifth of the rounds: {parts}")]
     )
-    private = (
-        [] if summary.epsilon is None else [("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}")]
-    )
+    private = []
+    if summary.epsilon is not None:
+        models = counted(summary.noised_releases or 0, "noised model")
+        private.append(("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}, of {models}"))
     return Cards(
         [
             *delivered,

@@ -11,8 +11,8 @@ from server_app.run_folder import DATA, INITIAL, PLUGINS, JournalError, is_run, 
 DATA_OF_A_FOLDER = ("idx", "npz", "images", "table", "text")
 # What a resumed run may change without becoming another experiment: where things lie, and how far and how fast it goes.
 MAY_CHANGE_ON_RESUME = frozenset(
-    {"resume", "resume-from", "keep-checkpoints", "tracker", "rounds", "workers", "engine", "output-dir", "data-dir"}
-    | {"evaluate-every", "personal-every", "personal-from"}
+    {"resume", "resume-from", "resume-copy", "keep-checkpoints", "tracker", "rounds", "workers", "engine", "output-dir"}
+    | {"data-dir", "evaluate-every", "personal-every", "personal-from"}
 )
 
 
@@ -32,9 +32,10 @@ def check_folder(run_dir: Path, resume: bool) -> None:
 
 def _broke_off_at_once(run_dir: Path) -> bool:
     """Whether a run ended before its first checkpoint, as on a full disk: there is nothing of it to keep."""
-    from server_app import checkpoint  # which imports torch, and this is seldom asked
+    from server_app import checkpoint, ledger  # the first imports torch, and this is seldom asked
 
-    return not checkpoint.exists(run_dir) and len(read_rounds(run_dir)) <= 1
+    # What a private run has released is known, whatever became of the run.
+    return not checkpoint.exists(run_dir) and len(read_rounds(run_dir)) <= 1 and not ledger.has_releases(run_dir)
 
 
 def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
@@ -43,6 +44,7 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     Keys that nothing reads make no difference, such as those of other methods, of which another version may have
     others.
     """
+    from server_app import ledger
     from server_app.checkpoint import CheckpointError, check_there
     from server_app.config import RunConfig, unread  # both import torch
 
@@ -80,6 +82,8 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
                 f"on its having {before['rounds']} rounds: leave rounds as they were, or begin another run from its "
                 "model (initial-weights)"
             )
+    if config.get("dp-epsilon") or config.get("dp-noise-multiplier"):
+        ledger.check(run_dir, seeded=bool(config.get("fleet")), copied=bool(config.get("resume-copy")))
     finished = len(read_rounds(run_dir))
     if config.get("resume-from", 0) > finished:
         raise JournalError(f"resume-from = {config['resume-from']}, but the run in {run_dir} has {finished} rounds")

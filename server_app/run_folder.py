@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -11,11 +12,13 @@ from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from devices.private import private_folder, private_open
 from devices.validation import shown
 from server_app.run_records import DeviceRecord, RoundRecord, Summary
 from tasks.arguments import in_words
 
 LOCK, LOCK_SECONDS = "lock", 0.2
+COMMAND_LOCK = "command.lock"  # of the command that runs it, which begins before its server and follows it to the end
 SWEEP_LOGS = "logs"  # what the runs of a sweep have said lies beside their folders
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
 PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
@@ -32,20 +35,31 @@ Content = TypeVar("Content", bound=BaseModel)
 
 
 @contextmanager
-def alone_in(run_dir: Path) -> Iterator[None]:
+def alone_in(run_dir: Path, lock: str = LOCK) -> Iterator[None]:
     """Hold the run's folder: two processes that write one journal would ruin it. JournalError where another holds it.
 
     The lock goes with the process that holds it, so that a killed run leaves none behind.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / LOCK
-    with path.open("a") as file:
-        if not _locked(file, seconds=LOCK_SECONDS):
-            raise JournalError(f"another process is writing the run in {run_dir}: wait for it, or stop its ServerApp")
+    private_folder(run_dir)
+    path = run_dir / lock
+    with private_open(path, "a") as file:
+        # Who held it may have taken it away while it was waited for: then it is nobody's, and another one may be there.
+        if not _locked(file, seconds=LOCK_SECONDS) or not _is_at(file, path):
+            raise JournalError(
+                f"another process writes the run in {run_dir}: wait for its end, or stop it, or choose another run-name"
+            )
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether an open file is the one that a path names."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_run(run_dir: Path) -> bool:

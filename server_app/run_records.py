@@ -89,9 +89,11 @@ class RoundRecord(ScoreRecord):
     personal_score_by_device: dict[int, float] | None = None
     # Of further networks that devices scored on their own examples; None too where the method has none.
     personal_score_by_network: dict[str, float] | None = None
-    # What all rounds so far cost of privacy. None without differential privacy; earlier versions do not have them.
+    # What all noised models so far cost of privacy, by the run's ledger, and their number: more than rounds where some
+    # were done again. None without differential privacy; earlier versions do not have them.
     epsilon: float | None = None
     delta: float | None = None
+    noised_releases: Count | None = None
     # Lines of devices.jsonl that are of this round, one for each order. The journal counts them; earlier versions do
     # not have it.
     device_lines: Count | None = None
@@ -222,8 +224,9 @@ class Summary(ScoreRecord):
     personal_score: float | None  # means over the personal evaluations in the last fifth of the rounds
     personal_score_by_tier: dict[str, float] | None
     personal_score_by_network: dict[str, float] | None = None
-    epsilon: float | None = None  # of the whole run; these two are None without differential privacy
+    epsilon: float | None = None  # of the whole run; these three are None without differential privacy
     delta: float | None = None
+    noised_releases: Count | None = None
     bytes_down: Bytes
     bytes_up: Bytes
     devices_by_outcome: dict[str, int]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from server_app.ledger import spent
 from server_app.run_folder import read_devices, read_rounds
 from server_app.run_records import RoundRecord, Summary
 
@@ -29,6 +30,7 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
     delivered = _means_by_name([r.delivered_score_by_tier for r in final], tier_of)
     of_tiers = (delivered or {}).items()
     worst, worst_score = min(of_tiers, key=lambda of_tier: rounds[-1].scale.rank(of_tier[1]), default=(None, None))
+    privacy = spent(run_dir, rounds)
     exits = [r.score_by_exit for r in final if r.score_by_exit is not None]
     return Summary(
         status=status,
@@ -56,8 +58,9 @@ def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"]
         personal_score=_mean(r.personal_score for r in personal),
         personal_score_by_tier=_means_by_name([r.personal_score_by_tier for r in personal], tier_of),
         personal_score_by_network=_means_by_name([r.personal_score_by_network for r in personal], {}),
-        epsilon=rounds[-1].epsilon if rounds else None,
-        delta=rounds[-1].delta if rounds else None,
+        epsilon=privacy.epsilon if privacy else None,
+        delta=privacy.delta if privacy else None,
+        noised_releases=privacy.releases if privacy else None,
         bytes_down=sum(record.bytes_down for record in rounds),
         bytes_up=sum(record.bytes_up for record in rounds),
         devices_by_outcome=dict(sorted(outcomes.items())),

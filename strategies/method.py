@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -521,7 +521,6 @@ class Method(ABC):
         self.family, self.settings = setup.family, setup.settings
         self.below_smallest = setup.below_smallest
         self.round = 0
-        self._noised = (0, 0)  # a round, and how many means it has drawn noise for
         self.stopwatch = Stopwatch()
 
     @classmethod
@@ -750,16 +749,7 @@ class Method(ABC):
         frozen = [name for name in weights if self.family.is_frozen(name)]
         if self.family.freeze and not frozen:
             raise ValueError(f"freeze does not go with differential privacy under {self.name()}: leave one of them out")
-        return PrivateMean(weights, privacy, frozen, self._noise_generator)
-
-    def _noise_generator(self) -> np.random.Generator | None:
-        """What the noise of the round's next mean is drawn from; None: the system's entropy."""
-        if self.settings.privacy is None or not self.settings.privacy.seeded:
-            return None
-        if self._noised[0] != self.round:
-            self._noised = (self.round, 0)
-        self._noised = (self.round, self._noised[1] + 1)
-        return self.rng(10, self._noised[1])
+        return PrivateMean(weights, privacy, frozen, partial(getattr, self, "round"), self.settings.rng)
 
     def rng(self, purpose: int, *more: int) -> np.random.Generator:
         """A generator that depends on the seed, the round and the given numbers only.

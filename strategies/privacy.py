@@ -12,9 +12,12 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -26,10 +29,93 @@ from strategies.aggregation import CoordinateMean
 
 MAX_CLIP = MAX_NOISE_MULTIPLIER = 1000.0  # so that noise and changes stay far below what a 64-bit integer holds
 TOLERANCE = 1e-3  # of epsilon, where the noise is sought that reaches it
+NOISE = 10  # the purpose of the generator that noise is drawn from, in a simulation
 
 
 class NoAccountantError(ImportError):
     """The library that accounts for privacy is not installed; the text says how to install it."""
+
+
+class BudgetSpentError(RuntimeError):
+    """One more noised model would cost more than the run may cost; the text says what was released so far."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """One noised mean that a run gives out, or was about to give out.
+
+    Attributes:
+        round: in which it was made.
+        place: which mean of that round it is, from 1 on.
+        noise_multiplier, sampling_rate: with which it was made.
+        sha256: of its values, where noise follows from the seed: the same values again tell nothing new. "" where noise
+            comes from the system's entropy.
+    """
+
+    round: int
+    place: int
+    noise_multiplier: float
+    sampling_rate: float
+    sha256: str = ""
+
+
+class Account:
+    """Everything noised that a run has released, also in rounds that were done again, and what it costs.
+
+    Attributes:
+        releases: what was written, the earliest first.
+        record: called with a release and its epsilon before anything of it is given out; `server_app.ledger` writes it.
+    """
+
+    def __init__(self, delta: float, budget: float = 0.0) -> None:
+        """Make an account.
+
+        Args:
+            delta: for which epsilon is told.
+            budget: the epsilon that must not be exceeded; 0: none.
+        """
+        self.delta, self.budget = delta, budget
+        self.releases: list[Release] = []
+        self.record: Callable[[Release, float], None] | None = None
+        self._begun = (0, 0)  # a round, and how many of its means this process has begun
+
+    def epsilon(self, *further: Release) -> float:
+        """What all releases cost, with `further` ones. Raises NoAccountantError."""
+        return epsilon_of(costs_of([*self.releases, *further]), self.delta)
+
+    def next_place(self, round_number: int) -> int:
+        """Which mean of a round is made next."""
+        last, place = self._begun
+        self._begun = (round_number, place + 1 if last == round_number else 1)
+        return self._begun[1]
+
+    def earlier(self, round_number: int, place: int) -> list[Release]:
+        """What was released at this place before the round was done again."""
+        return [release for release in self.releases if (release.round, release.place) == (round_number, place)]
+
+    def begin_in_memory(self) -> None:
+        """Forget what was released, write nothing, and have no budget: nothing of what comes is given out."""
+        self.releases, self.record, self.budget = [], None, 0.0
+
+    def check_room(self, release: Release) -> None:
+        """Raise BudgetSpentError where a release would exceed the budget."""
+        if not self.budget or self.epsilon(release) <= self.budget:
+            return
+        rounds = len({earlier.round for earlier in self.releases})
+        again = len(self.releases) - rounds
+        raise BudgetSpentError(
+            f"dp-epsilon = {self.budget:g} is spent: the ledger counts {len(self.releases)} noised models of {rounds} "
+            f"rounds ({again} of rounds that were done again), which cost epsilon {self.epsilon():.4g}; with that of "
+            f"round {release.round} it would be {self.epsilon(release):.4g}. The run ends here and its last model "
+            "stays: resume=true does not go on with it"
+        )
+
+    def add(self, release: Release) -> None:
+        """Write a release, which may be given out when this returns. Raises BudgetSpentError."""
+        self.check_room(release)
+        if self.record is not None:
+            self.record(release, self.epsilon(release))
+        self.releases.append(release)
 
 
 @dataclass(frozen=True)
@@ -43,6 +129,8 @@ class Privacy:
         sampling_rate: the probability with which a device takes part in a round, q.
         expected_devices: q times the number of devices.
         seeded: noise and sampling follow from the run's seed, as in a simulation, and not from the system's entropy.
+        budget: the epsilon that the run must not exceed; 0: none.
+        account: what the run has released.
     """
 
     clip: float
@@ -51,21 +139,66 @@ class Privacy:
     sampling_rate: float
     expected_devices: int
     seeded: bool
+    budget: float = 0.0
+    account: Account = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "account", Account(self.delta, self.budget))
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds cost. Raises NoAccountantError."""
+        """What so many rounds cost that are done once. Raises NoAccountantError."""
         return epsilon_after(rounds, self.noise_multiplier, self.sampling_rate, self.delta)
 
+    def check_room(self, round_number: int) -> None:
+        """Raise BudgetSpentError before a round whose model would exceed the budget, so that nobody trains for it."""
+        # In a simulation a round that is done again tells nothing new, as a rule.
+        if not (self.seeded and self.account.earlier(round_number, 1)):
+            self.account.check_room(self.release(round_number))
 
-@lru_cache(maxsize=4096)
+    def release(self, round_number: int, place: int = 1, digest: str = "") -> Release:
+        """The release of a mean of a round under this noise."""
+        return Release(round_number, place, self.noise_multiplier, self.sampling_rate, digest)
+
+
+Costs = tuple[tuple[float, float, int], ...]
+"""Noise multiplier, sampling rate, and how many releases have both, sorted."""
+
+
+def costs_of(releases: Iterable[Release]) -> Costs:
+    """What the accountant composes.
+
+    Real nodes are sampled anew when a round is done again, so that each release stands by itself. In a simulation the
+    same devices are sampled again: k releases of one round are then no k samples, but k looks at one sample, which
+    together are as one look with noise that is smaller by sqrt(k).
+    """
+    found: Counter[tuple[float, float]] = Counter()
+    of_one_sample: Counter[tuple[int, int, float, float]] = Counter()
+    for r in releases:
+        if r.sha256:
+            of_one_sample[r.round, r.place, r.noise_multiplier, r.sampling_rate] += 1
+        else:
+            found[r.noise_multiplier, r.sampling_rate] += 1
+    for (_, _, noise, rate), looks in of_one_sample.items():
+        found[noise / math.sqrt(looks), rate] += 1
+    return tuple(sorted((noise, rate, number) for (noise, rate), number in found.items()))
+
+
 def epsilon_after(rounds: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
     """The epsilon of so many rounds of the Gaussian mechanism under Poisson sampling, by Renyi accounting.
 
     Raises NoAccountantError where opacus is not installed.
     """
+    return epsilon_of(((noise_multiplier, sampling_rate, rounds),), delta)
+
+
+@lru_cache(maxsize=4096)
+def epsilon_of(costs: Costs, delta: float) -> float:
+    """The epsilon of releases of several kinds, by Renyi accounting. Raises NoAccountantError."""
+    if not costs:
+        return 0.0
     accountants = _accountants()
     accountant = accountants.RDPAccountant()
-    accountant.history = [(noise_multiplier, sampling_rate, rounds)]
+    accountant.history = list(costs)
     with warnings.catch_warnings():  # that the best order is the largest or smallest: the bound then holds all the same
         warnings.simplefilter("ignore")
         return float(accountant.get_epsilon(delta))
@@ -125,10 +258,18 @@ class PrivateMean(CoordinateMean):
         weights: Mapping[str, Tensor],
         privacy: Privacy,
         frozen: Collection[str],
-        generator: Callable[[], np.random.Generator | None],
+        round_number: Callable[[], int],
+        rng: Callable[..., np.random.Generator],
     ) -> None:
+        """Make a mean of the values at the coordinates of `weights`.
+
+        Args:
+            frozen: names of tensors that stay as they are, and get no noise.
+            round_number: tells which round runs.
+            rng: makes the generator of a round, a purpose and further numbers, in a simulation.
+        """
         super().__init__(weights)
-        self.privacy, self._frozen, self._generator = privacy, set(frozen), generator
+        self.privacy, self._frozen, self._round, self._rng = privacy, set(frozen), round_number, rng
 
     @property
     def empty(self) -> bool:
@@ -136,19 +277,54 @@ class PrivateMean(CoordinateMean):
         return False
 
     def mean(self, previous: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The previous values and the noisy mean change, except of what is frozen; then start over."""
-        generator, deviation = self._generator(), self.privacy.noise_multiplier * self.privacy.clip * UNIT * SCALE
+        """The previous values and the noisy mean change, except of what is frozen; then start over.
+
+        When this returns, it is in the run's account. Where noise follows from the seed, a round that is done again has
+        the same noise. If its values are the same too, nothing new is told. If they are not, the difference of both
+        would tell the devices' changes without noise: then other noise is drawn, and that is a release more.
+
+        Raises:
+            BudgetSpentError: the run would cost more than it may.
+        """
+        privacy, number = self.privacy, self._round()
+        place = privacy.account.next_place(number)
+        if privacy.seeded:
+            earlier = [release.sha256 for release in privacy.account.earlier(number, place)]
+            for again in count():
+                result = self._noised(previous, self._rng(number, NOISE, place, *([again] if again else [])))
+                digest = digest_of(result)
+                if again == len(earlier):
+                    privacy.account.add(privacy.release(number, place, digest))
+                elif digest != earlier[again]:
+                    continue
+                break
+        else:
+            privacy.account.add(privacy.release(number, place))
+            result = self._noised(previous, None)
+        self._start_over()
+        return result
+
+    def _noised(self, previous: Mapping[str, Tensor], generator: np.random.Generator | None) -> dict[str, Tensor]:
+        deviation = self.privacy.noise_multiplier * self.privacy.clip * UNIT * SCALE
         result = dict(previous)
         for name, old in previous.items():
             if name not in self._frozen:
                 self._begin(self._totals, [name])  # there is none where no update has come, which the noise must hide
-                total = self._totals.pop(name)
+                total = self._totals[name]
                 # Sums are whole numbers: to round the noise is to round the sum with it, which reveals no more.
                 noise = gaussian(total.numel(), generator).mul_(deviation).round_().to(torch.int64)
                 change = (total + noise.view_as(total)).double() / (self.privacy.expected_devices * UNIT * SCALE)
                 result[name] = (old.double() + change).to(old.dtype)
-        self._start_over()
         return result
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names and the bytes of tensors."""
+    found = sha256()
+    for name in sorted(tensors):
+        found.update(f"{name} {tuple(tensors[name].shape)}".encode())
+        found.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def gaussian(count: int, generator: np.random.Generator | None) -> Tensor:

@@ -270,9 +270,15 @@ def unread(files: Sequence[Path], formats: Sequence[str]) -> tuple[Remark, ...]:
     return remarks.found()
 
 
+CACHE = "WILDFLOWER_CACHE"  # of the environment
+
+
 def cache_folder(kind: str) -> Path:
-    """The folder for files of one kind (`data`, `partitions`): `$WILDFLOWER_CACHE`, else `~/.cache/wildflower`."""
-    root = os.environ.get("WILDFLOWER_CACHE") or "~/.cache/wildflower"
+    """The folder for files of one kind (`data`, `partitions`): `$WILDFLOWER_CACHE`, else `~/.cache/wildflower`.
+
+    The first one may be shared, and is made as the umask says. The second one only its user can enter.
+    """
+    root = os.environ.get(CACHE) or "~/.cache/wildflower"
     return Path(root).expanduser() / kind
 
 
@@ -310,6 +316,8 @@ def written_whole(target: Path) -> Iterator[Path]:
     # Hidden, so that no search for finished files finds it; named anew by every process and thread.
     beside = target.with_name(f".{target.stem}-{secrets.token_hex(8)}{target.suffix}")
     try:
+        if not os.environ.get(CACHE):  # the user's own, which has examples of data that may be nobody else's
+            target.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         beside.touch(exist_ok=False)
     except OSError as error:

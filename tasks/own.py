@@ -269,7 +269,7 @@ def agree(summaries: Iterable[Summary], declared: Declared, max_examples: int) -
         )
     mean, std = declared.mean, declared.std
     if form.stored != "int32" and not mean:
-        mean, std = _normalization([s.moments for s in fitting if s.moments is not None])
+        mean, std = normalization([s.moments for s in fitting if s.moments is not None])
     if form.stored != "int32" and len(mean) != form.input_shape[0]:
         raise ValueError(f"mean has {len(mean)} values, and the devices' inputs have {form.input_shape[0]} channels")
     return Agreed(form=form, label_names=names, mean=mean, std=std), unfit
@@ -399,7 +399,7 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=(lambda name: (int(name), name)) if whole else None))
 
 
-def _normalization(moments: Sequence[Moments]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def normalization(moments: Sequence[Moments]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per channel over all devices, whatever their order."""
     values = sum(each.values for each in moments)
     channels = len(moments[0].sums) if moments else 0

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from plugins.beside import files_of
 from plugins.reference import is_reference
-from server_app.resuming import check_same_data, check_same_fleet
-from server_app.run_folder import JournalError, is_held, read_rounds, read_summary
+from server_app.resuming import check_folder, check_same_data, check_same_fleet
+from server_app.run_folder import COMMAND_LOCK, JournalError, alone_in, is_held, read_rounds, read_summary
 from server_app.run_records import RoundRecord, Summary
 from server_app.trackers import TrackerError
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
@@ -69,8 +69,8 @@ def run_experiment(
     and its SuperLink must see the same output-dir.
     """
     try:
-        with stop_signals_interrupt(), beside(experiment) as modules:
-            return _run(experiment, overrides, app_dir, console, deployment, modules)
+        with stop_signals_interrupt(), beside(experiment) as modules, ExitStack() as held:
+            return _run(experiment, overrides, app_dir, console, deployment, modules, held)
     except (SettingsError, JournalError, TrackerError, FlowerError, OSError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
@@ -86,6 +86,7 @@ def _run(
     console: Console,
     deployment: Deployment | None,
     modules: Mapping[str, Path],
+    held: ExitStack,
 ) -> int:
     with loading_modules():
         import server_app.config  # noqa: F401  torch above all
@@ -107,7 +108,10 @@ def _run(
 
             check_same_data(run_dir, data_of(built[0]))
     already = list(check_disk(built[0], config, run_dir)) if built else []
-    run_dir.mkdir(parents=True, exist_ok=True)
+    # Another command may have begun the same run, or even ended it, while this one was built.
+    held.enter_context(alone_in(run_dir, COMMAND_LOCK))
+    check_folder(run_dir, config.resume)
+    check_free(run_dir)
     console.print(
         f"[bold]{escape(config.run_name)}[/]: {config.strategy} on {config.task}, {counted(config.rounds, 'round')}, "
         f"{config.devices_per_round} of {config.devices} devices per round, "
@@ -122,7 +126,6 @@ def _run(
     already += [*([ignored] if ignored else []), *(r.getMessage() for r in said if r.levelno >= WARNING)]
     for warning in dict.fromkeys(already):
         console.print(f"[yellow]Warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
-    check_free(run_dir)  # once more: another command may have begun the same run while this one was built
     earlier = len(read_rounds(run_dir))
     app_log = run_dir / "app.log"
     app_log_start = app_log.stat().st_size if app_log.exists() else 0
@@ -608,6 +611,9 @@ def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, st
         row(f"  tier {tier}", text(score))
     for name, score in (summary.personal_score_by_network or {}).items():
         row(f"  {name}", text(score))
+    if summary.epsilon is not None:
+        models = counted(summary.noised_releases or 0, "noised model")
+        row("epsilon", f"{summary.epsilon:.3g} with delta {summary.delta:g}, of {models}")
     row("bytes down", bytes_text(summary.bytes_down))
     row("bytes up", bytes_text(summary.bytes_up))
     row("devices", ", ".join(f"{count} {word}" for word, count in summary.devices_by_outcome.items()))

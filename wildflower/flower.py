@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from devices.private import private_open
+
 CONNECTION = "wildflower"
 START_SECONDS = 60.0
 STOP_SECONDS = 3.0
@@ -92,7 +94,7 @@ class SuperLink:
 
     def follow_log(self, run_id: str, to: Path) -> subprocess.Popen[bytes]:
         """Start a process that appends what the app prints to a file, and that ends when the run ends."""
-        with to.open("ab") as file:
+        with private_open(to, "ab") as file:
             return subprocess.Popen(
                 ["flwr", "log", run_id, CONNECTION, "--stream"],
                 env=self.environment,
@@ -248,7 +250,7 @@ def _start(folder: Path, environment: dict[str, str], log: Path, started: list[s
         )
         command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
         command += ["--disable-runtime-dependency-installation", "--host", "127.0.0.1", "--port", str(port)]
-        with log.open("ab") as file:
+        with private_open(log, "ab") as file:
             # A session of its own, so that Ctrl-C reaches this command alone and it can stop the others in order.
             process = subprocess.Popen(
                 command,

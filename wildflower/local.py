@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from devices.private import private_open
 from wildflower.flower import STOP_SIGNALS, interrupted_later, uninterrupted
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _serve(
 
 def _print_to(log: Path) -> None:
     """Let this process print to the end of a file, Flower's logger too."""
-    with log.open("ab") as file:
+    with private_open(log, "ab") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # somebody may have put something else in their place

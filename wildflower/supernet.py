@@ -247,7 +247,8 @@ def _advance(training: SupernetTraining, checkpoint: Path, settings: dict[str, A
                 with _told(checkpoint), written_whole(checkpoint) as folder:
                     state = {name: value.contiguous() for name, value in training.state().items()}
                     safetensors.torch.save_file(state, folder / "state.safetensors")
-                    (folder / "state.json").write_text(json.dumps({"step": training.step, "settings": settings}))
+                    values = {"step": training.step, "settings": settings}
+                    (folder / "state.json").write_text(json.dumps(values, sort_keys=True))
 
 
 def _measured(
@@ -276,5 +277,5 @@ def _measured(
 
 def _written(path: Path, content: bytes) -> None:
     """Write a file that is whole or not there."""
-    with _told(path), file_written_whole(path) as file:
+    with _told(path), file_written_whole(path, private=False) as file:
         file.write(content)

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from devices.private import private_folder, private_open
 from server_app.resuming import check_resumable, check_same_plugins
 from server_app.run_folder import SWEEP_LOGS, JournalError, is_run, read_summary
 from server_app.run_records import Summary
@@ -337,7 +338,7 @@ def sweep(
     console.print(f"{len(planned)} runs in {folder}, {done} of them finished", highlight=False, soft_wrap=True)
     bar = notebook_bar("runs", len(planned)) if console.is_jupyter and waiting else None
     logs = folder / SWEEP_LOGS
-    logs.mkdir(parents=True, exist_ok=True)
+    private_folder(logs)
     failed: dict[Planned, str] = {}
     running: list[Running] = []
     interrupted = False
@@ -381,7 +382,7 @@ def _start(experiment: Path, run: Planned, logs: Path) -> Running:
     if is_run(run.run_dir):
         overrides.append("resume=true")
     log = logs / f"{run.name}.log"
-    with log.open("ab") as file:
+    with private_open(log, "ab") as file:
         process = child.start(experiment, overrides, file)
     return Running(run, process, log, JournalWatch(run.run_dir))
 

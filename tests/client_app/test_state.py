@@ -1,8 +1,11 @@
+import os
+import stat
+
 import pytest
 import torch
 
 from client_app import state as client_state
-from client_app.state import DeviceState
+from client_app.state import DeviceState, folder_name
 from messages.frozen import Part, name_of
 
 
@@ -24,6 +27,65 @@ def test_runs_devices_and_keys_are_apart(tmp_path):
     assert DeviceState(str(tmp_path), "another", 3).load("model", 2) is None
     assert DeviceState(str(tmp_path), "a run", 4).load("model", 2) is None
     assert DeviceState(str(tmp_path), "a run", 3).load("moments", 2) is None
+
+
+NAMES = (
+    "a/b",
+    "a_b",
+    "a b",
+    "a.b",
+    ".a_b",
+    "..",
+    "...",
+    "",
+    "\u00e4",
+    "\u00f6",
+    "a\u0308",
+    "A_B",
+    "../a_b",
+    "worker",
+    "links.json",
+)
+NAMES = (
+    *NAMES,
+    "x" * 150,
+    "x" * 151,
+    "x" * 152,
+    "a\nb",
+    "a\0b",
+    folder_name("a/b"),
+    folder_name("a/b").replace("~", "-"),
+)
+
+
+def test_every_name_of_a_run_has_a_folder_of_its_own_within_the_state_folder(tmp_path):
+    folders = [DeviceState(str(tmp_path), name, 3).folder for name in NAMES]
+    assert len({str(folder) for folder in folders}) == len(set(NAMES)) == len(NAMES)
+    for folder in folders:
+        assert folder.resolve().parent.parent == tmp_path.resolve()
+        folder.mkdir(parents=True)
+    assert folder_name("heterofl-digits-20260101-120000") == "heterofl-digits-20260101-120000"
+    assert folder_name("strategy=heterofl,seed=1") == "strategy=heterofl,seed=1"
+    assert not {"worker", "links.json", "speed.json"} & {folder.parent.name for folder in folders}
+
+
+@pytest.mark.parametrize("key", ["a/b", "../a", ".a", "", "a b", "x" * 201, "a\0"])
+def test_a_name_to_keep_under_is_that_of_a_file(key, tmp_path):
+    with pytest.raises(ValueError, match="is no name to keep tensors under"):
+        DeviceState(str(tmp_path), "a run", 0).save(key, 1, weights(1.0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_device_keeps_only_its_user_can_read(tmp_path):
+    before = os.umask(0)
+    try:
+        state = DeviceState(str(tmp_path / "state"), "a run", 0)
+        state.save("model", 1, weights(1.0))
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state", *(tmp_path / "state").rglob("*"))}
+    assert {path.name for path in modes} == {"state", state.folder.parent.name, "device-0", "model.1.safetensors"}
+    assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
 
 
 def test_a_round_that_is_done_again_starts_from_the_round_before(tmp_path):

@@ -369,6 +369,61 @@ def test_a_resumed_run_has_what_was_agreed(tmp_path):
     assert same_bits(load_checkpoint(whole).state.tensors, load_checkpoint(resumed).state.tensors)
 
 
+PRIVATE = {"family-arguments": "norm = 'static'", "dp-noise-multiplier": 1.0, "dp-delta": 1e-3}
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+@pytest.mark.parametrize(
+    ("server_tests", "arguments", "why"),
+    [
+        (False, "mean = [4.9], std = [6.0]", "only devices have examples to test on, .*: give the server a test set"),
+        (
+            True,
+            "",
+            r"set mean and std in task-arguments; those of the server's test set are mean = \[4\.\d+\], std = \[",
+        ),
+        (True, "classes = ['0', '1']", "set mean and std in task-arguments"),
+    ],
+)
+def test_a_private_run_takes_no_statistics_of_devices_data(simulated, server_tests, arguments, why, tmp_path):
+    """Before any device is asked."""
+    npz_devices(tmp_path)
+    _, _, inputs, labels = digits()
+    if server_tests:
+        npz_folder(tmp_path, inputs[:100], labels[:100], "test")
+    changes = PRIVATE | {"data-dir": str(tmp_path), "task-arguments": arguments}
+    config = own_config(tmp_path, **changes, fleet=fleet_file(tmp_path) if simulated else "")
+    grid = nodes_over(tmp_path)
+    with (
+        mock.patch.object(grid, "push_messages", side_effect=AssertionError("a node was asked")),
+        mock.patch("server_app.own.ask_here", side_effect=AssertionError("a folder was read")),
+        pytest.raises(ConfigError, match=f"partition = 'own' under differential privacy .*{why}"),
+    ):
+        run(grid, config)
+    assert not (tmp_path / "runs" / "own" / "config.json").exists()
+
+
+def test_a_private_run_over_declared_statistics_has_no_others(tmp_path):
+    npz_devices(tmp_path)
+    _, _, inputs, labels = digits()
+    server = npz_folder(tmp_path / "server", inputs[:100], labels[:100], "test")
+    changes = PRIVATE | {"data-dir": str(server), "task-arguments": "mean = [5.0], std = [6.0]", "test-fraction": 0.0}
+    config = own_config(tmp_path, **changes)
+    grid = nodes_over(tmp_path)
+    seen = spied(grid)
+    run_dir = run(grid, config)
+    assert {kind for kind, _, _ in seen} == {"query", "query.data", "train"}
+    agreed = read_agreed(run_dir)
+    assert (agreed.mean, agreed.std, agreed.label_names) == ((5.0,), (6.0,), tuple("0123456789"))
+    assert all(parse(DataAnswer, text).said.moments is None for kind, text, _ in seen if kind == "query.data")
+    last = read_rounds(run_dir)[-1]
+    assert last.score is not None
+    assert (last.worst_device, last.scored_devices) == (None, None)
+    (server / "test.npz").unlink()
+    with pytest.raises(ConfigError, match="only devices have examples to test on"):
+        run(nodes_over(tmp_path), config.model_copy(update={"resume": True, "rounds": 3}))
+
+
 def test_nobody_has_examples_to_test_on(tmp_path):
     npz_devices(tmp_path)
     with pytest.raises(ConfigError, match=r"test-fraction = 0: neither the server nor any device"):

@@ -36,6 +36,7 @@ def a_round(number: int, **changes) -> dict:
         "personal_failed": None,
         "epsilon": None,
         "delta": None,
+        "noised_releases": None,
         "devices_sampled": 3,
         "devices_replied": 2,
         "devices_failed": 1,

@@ -85,6 +85,10 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
 VARIANTS = ["all-small", "exclusive", "heterofl dynamic", "model-search pool", "fjord without distillation"]
 
 
+def _of_round_4(run_dir, name):
+    return (run_dir / "checkpoint" / "round-4" / name).read_bytes()
+
+
 @by_method(method for method in METHODS if method not in VARIANTS)
 def test_a_resumed_run_ends_with_the_same_bits(method, tmp_path):
     """A crash in the middle of round 3 that tears the line it was writing; the resumed run does rounds 3 and 4."""
@@ -110,6 +114,8 @@ def test_a_resumed_run_ends_with_the_same_bits(method, tmp_path):
     first, second = checkpoint.load(whole), checkpoint.load(broken)
     assert same_bits(first.state.tensors, second.state.tensors)
     assert (first.round, first.now_seconds, first.state.values) == (4, second.now_seconds, second.state.values)
+    files = ("state.json", "state.safetensors")
+    assert all(_of_round_4(whole, name) == _of_round_4(broken, name) for name in files)
     assert told(whole) == told(broken)
 
 
@@ -262,7 +268,7 @@ def test_a_family_takes_arguments(tmp_path):
 
 def test_two_processes_do_not_write_one_run(tmp_path):
     config = small_config(tmp_path, rounds=1)
-    with alone_in(run_folder(config)), pytest.raises(JournalError, match="another process is writing the run"):
+    with alone_in(run_folder(config)), pytest.raises(JournalError, match="another process writes the run"):
         run(simulated_grid(), config)
     run(simulated_grid(), config)
 

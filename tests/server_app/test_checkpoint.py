@@ -34,6 +34,16 @@ def test_the_newest_state_comes_back(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+def test_the_same_state_has_the_same_bytes_in_whichever_order_it_came(tmp_path):
+    values = [{"b": {"y": 1, "x": [2]}, "a": 0.5}, {"a": 0.5, "b": {"x": [2], "y": 1}}]
+    tensors = [{"w": torch.ones(2), "a": torch.zeros(3)}, {"a": torch.zeros(3), "w": torch.ones(2)}]
+    for number in (0, 1):
+        save(tmp_path / str(number), Checkpoint(1, 0.5, State(tensors[number], values[number])))
+    for name in ("state.json", "state.safetensors", "SHA256SUMS"):
+        first, second = ((tmp_path / str(n) / "checkpoint" / "round-1" / name).read_bytes() for n in (0, 1))
+        assert first == second
+
+
 class Crash(BaseException):
     pass
 

@@ -471,6 +471,14 @@ def test_all_wrong_values_are_told_at_once():
             "deliver = 'best': it is the best of what is scored: set evaluate-tiers = true",
         ),
         (
+            {"run-name": "a\nb"},
+            "run-name = 'a\\nb': the name of a folder has letters that can be printed",
+        ),
+        (
+            {"run-name": "\u00e4" * 101},
+            "at most 200 bytes",
+        ),
+        (
             {"run-name": "../elsewhere"},
             "run-name = '../elsewhere': the name of one folder, without /",
         ),

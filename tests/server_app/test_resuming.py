@@ -1,6 +1,7 @@
 import pytest
 from fake_runs import CONFIG, three_rounds
 
+from server_app import ledger
 from server_app.journal import Journal
 from server_app.resuming import DATA_OF_A_FOLDER, check_resumable
 from server_app.run_folder import JournalError
@@ -72,6 +73,7 @@ def test_keys_of_the_run_that_nothing_reads_may_change(tmp_path):
     ],
 )
 def test_what_the_number_of_rounds_decides_is_not_resumed_for_more_of_them(with_it, why, tmp_path):
+    ledger.begin(tmp_path)
     Journal.open(tmp_path, CONFIG | {"rounds": 3} | with_it, resume=False)
     check_resumable(tmp_path, CONFIG | {"rounds": 3} | with_it)
     with pytest.raises(JournalError, match=f"rounds = 5: .*{why}.*leave rounds as they were"):

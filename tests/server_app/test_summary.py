@@ -40,6 +40,7 @@ def test_summary_of_a_finished_run(tmp_path):
         "personal_score_by_network": None,
         "epsilon": None,
         "delta": None,
+        "noised_releases": None,
         "bytes_down": 4000,
         "bytes_up": 3600,
         "devices_by_outcome": {"failed": 3, "late": 3, "trained": 4},

@@ -1,3 +1,5 @@
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,20 @@ def test_the_cache_folder_without_the_variable(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("WILDFLOWER_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder("data") == tmp_path / ".cache" / "wildflower" / "data"
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o700), (True, 0o755)])
+def test_the_users_own_cache_is_closed_to_others_and_one_that_is_named_is_as_the_umask_says(
+    shared: bool, mode: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = tmp_path / ("shared" if shared else ".cache/wildflower")
+    monkeypatch.setenv("WILDFLOWER_CACHE", str(root) if shared else "")
+    before = os.umask(0o022)
+    try:
+        with written_whole(cache_folder("data") / "x.safetensors") as file:
+            file.write_bytes(b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(root.stat().st_mode) == mode
+    assert (root / "data" / "x.safetensors").read_bytes() == b"x"

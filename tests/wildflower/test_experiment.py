@@ -17,7 +17,7 @@ from rich.console import Console
 
 from devices.fleet import Fleet, bundled_fleet
 from server_app.journal import Journal
-from server_app.run_folder import alone_in, is_held
+from server_app.run_folder import COMMAND_LOCK, alone_in, is_held
 from server_app.run_records import RoundRecord, Summary
 from tests.server_app import fake_runs
 from wildflower import flower
@@ -413,6 +413,32 @@ def test_a_run_that_another_command_begins_meanwhile_is_not_begun_again(world, m
     assert code == 1
     assert "goes on in another process" in text
     assert not world.pids.exists()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_of_two_commands_at_one_moment_the_second_says_so_in_one_line(world, monkeypatch, ended):
+    """The other one has not started its server yet, or has ended its run, while this one was built."""
+    held = ExitStack()
+
+    def other_begins(config):
+        if ended:
+            journal = Journal.open(world.run_dir, config.to_dict(), False, bundled_digest())
+            for number in (1, 2):
+                journal.write_round(fake_runs.a_round(number), [])
+            journal.finish("finished")
+        else:
+            held.enter_context(alone_in(world.run_dir, COMMAND_LOCK))
+        return check_buildable(config)
+
+    monkeypatch.setattr("wildflower.experiment.check_buildable", other_begins)
+    with held:
+        code, text = world.run("finish")
+    assert code == 1
+    assert text.startswith("Error: ")
+    assert ("already holds a finished run" if ended else "another process writes the run in") in text
+    assert len(text.splitlines()) == 1
+    assert not world.pids.exists()
+    assert not (world.run_dir / COMMAND_LOCK).exists()
 
 
 def test_a_tracker_that_is_not_installed_starts_nothing(world, monkeypatch):

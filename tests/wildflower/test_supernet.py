@@ -189,7 +189,7 @@ def test_an_output_that_cannot_be_written_is_told_before_the_training(
 
 @pytest.mark.thorough
 def test_a_disk_that_fills_up_meanwhile_is_told_without_a_traceback(experiment, tmp_path, monkeypatch):
-    def full(_):
+    def full(_, **keywords):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, "file_written_whole", full)

@@ -1,0 +1,127 @@
+"""The page of `wildflower check`, and that a run takes the same steps."""
+
+import shutil
+from collections import namedtuple
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.own_folders import digits_of_devices, image_folder
+from wildflower.command import app
+
+FLEET = """
+[[group]]
+name = "whole"
+count = 2
+memory = "1 GB"
+
+[[group]]
+name = "small"
+count = 2
+training_memory = "1.2 MB"
+"""
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """Type `wildflower check experiment.toml` with some settings in a folder of its own; -> exit code and page."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "four.toml").write_text(FLEET)
+    (tmp_path / "experiment.toml").write_text(
+        'task = "digits"\nfamily = "cnn3"\nfleet = "four.toml"\ndevices = 4\ndevices-per-round = 2\nrounds = 2\n'
+    )
+
+    def check(*settings: str) -> tuple[int, str]:
+        words = [word for setting in settings for word in ("--set", setting)]
+        done = CliRunner().invoke(app, ["check", "experiment.toml", *words], env={"COLUMNS": "120"})
+        return done.exit_code, " ".join(done.output.split())
+
+    return check
+
+
+def test_a_good_run_shows_data_model_and_devices(typed, tmp_path):
+    code, page = typed()
+    assert (code, page[-18:]) == (0, "The run can begin.")
+    for part in (
+        "heterofl on digits, 2 rounds, 2 of 4 devices per round, seed 1",
+        f"folder {tmp_path}/runs/heterofl-digits-",
+        "1,438 examples to train on, 359 to test on, inputs 1x8x8",
+        "│ 0 │ 142 │ 36 │",
+        "cnn3, 94,410 parameters as a whole",
+        "2 whole 94,410 100%",
+    ):
+        assert part in page
+    assert not (tmp_path / "runs").exists()
+
+
+def test_all_that_is_wrong_is_listed_at_once(typed, tmp_path):
+    (tmp_path / "runs" / "taken").mkdir(parents=True)
+    (tmp_path / "runs" / "taken" / "rounds.jsonl").write_text("a round\n")
+    code, page = typed("run-name=taken", "family-arguments=kernel = 50")
+    assert code == 1
+    assert f"Error: {tmp_path}/runs/taken" in page
+    assert "Error: family = 'cnn3' with family-arguments = 'kernel = 50'" in page
+    assert "1,438 examples to train on" in page
+    assert "The run cannot begin: 2 errors." in page
+
+
+def test_a_setting_that_cannot_be_is_one_line(typed):
+    code, page = typed("learning-rate=-1")
+    assert code == 1
+    assert "learning-rate" in page
+    assert "Traceback" not in page
+
+
+def test_what_is_left_out_of_folders_is_shown_by_device(typed, tmp_path):
+    for device, (inputs, labels) in enumerate(digits_of_devices(4)):
+        image_folder(tmp_path / "data" / "devices" / f"{device:04}", inputs, labels)
+    (tmp_path / "data" / "devices" / "0002" / "3" / "holiday.heic").write_bytes(b"photo")
+    code, page = typed("task=images", "partition=own", "data-dir=data", "test-fraction=0.3")
+    assert code == 0, page
+    assert "device 2: " in page
+    assert "holiday.heic" in page
+
+
+def test_a_device_whose_folder_is_unfit_is_named_with_the_reason(typed, tmp_path):
+    for device, (inputs, labels) in enumerate(digits_of_devices(3)):
+        image_folder(tmp_path / "data" / "devices" / f"{device:04}", inputs, labels)
+    code, page = typed("task=images", "partition=own", "data-dir=data", "test-fraction=0.3")
+    assert code == 0
+    assert "0003" in page.partition("│ 3 │")[2]
+
+
+def test_a_full_disk_is_told_by_the_page_and_by_the_run(typed, tmp_path, monkeypatch):
+    usage = namedtuple("usage", ["total", "used", "free"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 10**12, 10**5))
+    code, page = typed()
+    assert code == 0
+    assert "has 100 kB free, and the run's checkpoints and models take about 1.89 MB" in page
+
+
+def test_groups_too_small_for_a_secure_sum_are_told(typed):
+    secure = ("secure-aggregation=true", "secure-minimum=3", "devices-per-round=4", "strategy=fedavg")
+    static = "family-arguments=norm = 'static'"
+    _, page = typed(*secure, static)
+    assert "secure-minimum" not in page
+    _, page = typed(*secure, static, "fedavg.use=affordable")
+    assert "secure-minimum = 3: only 2 devices can get the model of 94,410 parameters" in page
+
+
+def test_devices_without_a_model_are_warned_of(typed, tmp_path):
+    (tmp_path / "four.toml").write_text(FLEET.replace("1.2 MB", "0.1 MB"))
+    code, page = typed()
+    assert code == 0
+    assert "Warning: " in page
+    assert "small" in page.partition("Warning: ")[2]
+
+
+def test_real_devices_are_left_to_be_asked(typed):
+    code, page = typed("fleet=", "run-name=real")
+    assert code == 0
+    assert "Devices are asked when they connect" in page
+
+
+def test_what_a_private_run_costs_is_shown(typed):
+    _, page = typed("strategy=fedavg", "dp-noise-multiplier=1.0", "family-arguments=norm = 'static'")
+    assert "Privacy the run costs epsilon" in page
+    assert "with delta 1e-05" in page
