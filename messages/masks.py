@@ -1,13 +1,17 @@
 """The cryptography of secure aggregation, which devices and server share (Bonawitz et al., CCS 2017, section 4).
 
 Masks are streams of ChaCha20 that are added modulo 2^64. Keys are agreed by X25519, shares of seeds are Shamir's and
-travel under ChaCha20-Poly1305. All keys of a device and a round follow from one root of chance.
+travel under ChaCha20-Poly1305. All keys of a device and a round follow from one root of chance. Before devices reveal
+shares, they confirm to each other by HMAC-SHA256 what they have been told.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import hmac
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,9 +29,9 @@ from messages.orders import Member
 
 ROOT_BYTES, SEED_BYTES = 32, 16
 SEALED_BYTES = 2 * SEED_BYTES + 16  # two shares, and a tag
-MIN_MEMBERS = 3
 MAX_MEMBERS = 32  # of one sum: a device's work grows with the number of members, the server's with its square
 _NONCE = bytes(12)  # every key seals one message only
+_PRIME = 2**255 - 19  # of X25519's field
 
 Words = NDArray[np.uint64]
 
@@ -81,8 +85,13 @@ def is_seed_of_key(seed: bytes, member: Member) -> bool:
     return _public(mask_key(seed)) == member.mask_key
 
 
+def is_own_seed(seed: bytes, member: Member) -> bool:
+    """Whether a seed is a member's own."""
+    return hash_of(seed) == member.own_seed_hash
+
+
 def hash_of(own_seed: bytes) -> str:
-    """What a device tells of its own seed, so that wrong shares of it are found out."""
+    """What a device tells of its own seed, so that another is found out."""
     return hashlib.sha256(b"wildflower own seed" + own_seed).hexdigest()
 
 
@@ -100,6 +109,60 @@ def _agreed(own: X25519PrivateKey, other: str, purpose: str) -> bytes:
         return _derived(own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other))), purpose)
     except ValueError as error:
         raise MessageError(f"a public key that nothing can be agreed with: {error}") from None
+
+
+# Keys ----------------------------------------------------------------------------------------------------------------
+
+
+def wrong_keys(member: Member) -> str:
+    """Why nobody can agree on anything with a member's keys; "" where they are right.
+
+    With a point of low order every agreement gives zero, which X25519 refuses with any private key.
+    """
+    if member.channel_key == member.mask_key:
+        return "its two public keys are the same"
+    for name, key in (("channel", member.channel_key), ("mask", member.mask_key)):
+        if int.from_bytes(bytes.fromhex(key), "little") >= _PRIME:
+            return f"its {name} key is not written as X25519 writes keys"
+        try:
+            _agreed(X25519PrivateKey.from_private_bytes(bytes(32)), key, "test")
+        except MessageError:
+            return f"its {name} key is a point of low order"
+    return ""
+
+
+def with_keys_of_others(members: Iterable[Member]) -> set[int]:
+    """The devices that have a key or a hash that another device has too: each of them may be the one that copied."""
+    devices: defaultdict[str, set[int]] = defaultdict(set)
+    for member in members:
+        for value in (member.channel_key, member.mask_key, member.own_seed_hash):
+            devices[value].add(member.device)
+    return set().union(*(found for found in devices.values() if len(found) > 1))
+
+
+def digest_of(*what: object) -> str:
+    """The SHA-256 of values that JSON can write."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of_members(members: Sequence[Member], threshold: int) -> str:
+    """What a device has been told of a sum before it shares its seeds."""
+    return digest_of([member.model_dump() for member in members], threshold)
+
+
+def digest_of_weights(parcels: Mapping[str, bytes | memoryview], frozen: str) -> str:
+    """What tells weights that devices are sent from others, whatever else comes with them.
+
+    Args:
+        parcels: all that devices are sent, packed. Of parcels with weights only these count: a method's other parcels
+            may differ where the weights are the same.
+        frozen: the name of what is frozen of the model.
+    """
+    digest = hashlib.sha256(frozen.encode())
+    for name in ["weights"] if "weights" in parcels else sorted(parcels):
+        digest.update(len(parcels[name]).to_bytes(8, "little"))
+        digest.update(parcels[name])
+    return digest.hexdigest()
 
 
 # Masks ---------------------------------------------------------------------------------------------------------------
@@ -151,17 +214,37 @@ def joined_seed(shares: Mapping[int, bytes]) -> bytes:
     return bytes(Shamir.combine([(place + 1, share) for place, share in shares.items()], ssss=False))
 
 
-def seal(key: X25519PrivateKey, sender: int, to: Member, own_share: bytes, mask_share: bytes) -> bytes:
-    """A device's shares of both seeds for another device, which nobody else can read."""
+def hash_of_share(share: bytes) -> str:
+    """What a device tells of a share, so that it is known who has lied where one is wrong."""
+    return hashlib.sha256(b"wildflower share" + share).hexdigest()
+
+
+def seal(key: X25519PrivateKey, sender: int, to: Member, own_share: bytes, mask_share: bytes, members: str) -> bytes:
+    """A device's shares of both seeds for another device, which nobody else can read.
+
+    members: the digest of all members; who has been told of others cannot unseal.
+    """
     secret = _agreed(key, to.channel_key, f"shares of {sender} for {to.device}")
-    return ChaCha20Poly1305(secret).encrypt(_NONCE, own_share + mask_share, None)
+    return ChaCha20Poly1305(secret).encrypt(_NONCE, own_share + mask_share, members.encode())
 
 
-def unseal(key: X25519PrivateKey, device: int, sender: Member, sealed: bytes) -> tuple[bytes, bytes]:
+def unseal(key: X25519PrivateKey, device: int, sender: Member, sealed: bytes, members: str) -> tuple[bytes, bytes]:
     """The shares of another device: of its own seed, and of that of its mask key. MessageError where they are not."""
     secret = _agreed(key, sender.channel_key, f"shares of {sender.device} for {device}")
     try:
-        both = ChaCha20Poly1305(secret).decrypt(_NONCE, sealed, None)
+        both = ChaCha20Poly1305(secret).decrypt(_NONCE, sealed, members.encode())
     except InvalidTag:
         raise MessageError(f"the shares of device {sender.device} for device {device} are not as they were") from None
     return both[:SEED_BYTES], both[SEED_BYTES:]
+
+
+def confirmation(key: X25519PrivateKey, sender: int, to: int, other: Member, said: str) -> str:
+    """What proves to a device that another has been told the same.
+
+    Args:
+        key: of the one of the two that computes it.
+        other: what that one knows of the other.
+        said: the digest of what they have been told.
+    """
+    secret = _agreed(key, other.channel_key, f"confirmation of {sender} for {to}")
+    return hmac.new(secret, said.encode(), hashlib.sha256).hexdigest()
