@@ -1,8 +1,9 @@
 """What a device allows by itself, whatever its server says: under which masks it trains, and in which sums it is.
 
 One sum shows nothing of one device, and two may: the updates of ten devices from some weights, less those of nine of
-them from the same weights, are the update of the tenth. So a device notes every sum before it helps to unmask it. From
-the same weights it then takes part in a sum of the same devices only.
+them from the same weights, are the update of the tenth. So the devices of every sum are parted into blocks, and before
+a device helps to unmask a sum, it notes its block. From the same weights it then takes part only in sums that its whole
+block is in, as a block: whatever is taken from what, the update of one device does not remain.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ MAX_REMEMBERED = 4096  # sums; then the oldest are forgotten
 
 
 class _Entry(BaseModel):
-    """A sum that a device has helped to unmask: the round and its run, the weights before it, and its devices."""
+    """A sum that a device has helped to unmask: the round and its run, the weights before it, and the device's block."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     round: Hex64
     weights: Hex64
-    devices: list[int]
+    block: list[int]
 
 
 class _Entries(BaseModel):
@@ -47,25 +48,25 @@ class Ledger:
 
     path: Path
 
-    def only_with(self, run: str, round_number: int, weights: str) -> list[int]:
-        """The devices of the only sum of these weights that the device may be in; [] where it may be in any.
+    def block(self, run: str, round_number: int, weights: str) -> list[int]:
+        """The only block that the device is in, in sums of these weights; [] where it may be in any.
 
         Raises MessageError where it has been in a sum of this round already, which was of other weights.
         """
         entries, this = self._read(), digest_of(run, round_number)
-        devices = next((entry.devices for entry in entries if entry.weights == weights), [])
-        if not devices and any(entry.round == this for entry in entries):
+        found = next((entry.block for entry in entries if entry.weights == weights), [])
+        if not found and any(entry.round == this for entry in entries):
             raise MessageError(
                 f"this device has been in a sum of round {round_number} of the run already, from other weights: a new "
                 "run has another run-name"
             )
-        return devices
+        return found
 
-    def add(self, run: str, round_number: int, weights: str, devices: list[int]) -> None:
+    def add(self, run: str, round_number: int, weights: str, block: list[int]) -> None:
         """Note a sum, on the disk when this returns. Raises MessageError where the device may not be in it."""
         with alone(self.path.parent):
-            check_same(self.only_with(run, round_number, weights), devices)
-            entry = _Entry(round=digest_of(run, round_number), weights=weights, devices=sorted(devices))
+            check_same(self.block(run, round_number, weights), block)
+            entry = _Entry(round=digest_of(run, round_number), weights=weights, block=sorted(block))
             entries = self._read()
             if entry not in entries:
                 write_whole(self.path, _Entries(sums=[*entries, entry][-MAX_REMEMBERED:]).model_dump_json())
@@ -82,12 +83,12 @@ class Ledger:
             ) from None
 
 
-def check_same(only: list[int], devices: list[int]) -> None:
-    """MessageError where the devices of a sum are not those of the sum before it from the same weights."""
-    if only and sorted(only) != sorted(devices):
+def check_same(before: list[int], block: list[int]) -> None:
+    """MessageError where a block is not that of the sum before it from the same weights."""
+    if before and sorted(before) != sorted(block):
         raise MessageError(
-            f"from these very weights this device has been in a sum of devices {only}: the difference to a sum of "
-            f"{sorted(devices)} could show one device's update"
+            f"from these very weights this device has been in a sum together with {before}: the difference to a sum "
+            f"with {sorted(block)} could show one device's update"
         )
 
 

@@ -29,6 +29,7 @@ from messages.masks import (
     digest_of,
     digest_of_members,
     digest_of_weights,
+    enough_of,
     hash_of_share,
     mask_key,
     own_mask,
@@ -50,7 +51,7 @@ class Session(BaseModel):
         members: those that it has sealed shares for.
         masked_with: the devices with whose masks it has masked its update.
         work: the digest of what all members are asked (`work_digest`).
-        survivors: the devices that it has confirmed as those of the sum.
+        blocks: the devices that it has confirmed as those of the sum.
         revealed: it has revealed shares.
     """
 
@@ -63,7 +64,7 @@ class Session(BaseModel):
     threshold: int = 0
     masked_with: list[int] = []
     work: str = ""
-    survivors: list[int] = []
+    blocks: list[list[int]] = []
     revealed: bool = False
 
     @property
@@ -75,7 +76,7 @@ class Session(BaseModel):
     def said(self) -> str:
         """The digest of what it has been told until it reveals, in which all members must agree."""
         told = digest_of_members(self.members, self.threshold), self.masked_with, self.weights, self.work
-        return digest_of(self.round, *told, self.survivors)
+        return digest_of(self.round, *told, self.blocks)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class SecureDevice:
         with alone(self.folder):
             if order.sealed:
                 return self._reveal(order)
-            if order.survivors:
+            if order.blocks:
                 return self._confirm(order)
             if order.members:
                 return self._share(order)
@@ -103,7 +104,7 @@ class SecureDevice:
         """Begin a session; one of before that was not revealed never will be."""
         if order.weights is None:
             raise MessageError("a device makes keys for weights, and is told of none")
-        only = self._only_with(order.weights)
+        only = self._block(order.weights)
         session = Session(round=self.round, root=secrets.token_hex(ROOT_BYTES), weights=order.weights)
         self._write(session)
         return KeyAnswer(device=self.device, member=session.secrets.member(self.device), only_with=only)
@@ -155,9 +156,9 @@ class SecureDevice:
             )
         if weights != session.weights:
             raise MessageError("the weights that came are not those that this device has made keys for")
-        only = self._only_with(weights)
-        if not set(only) <= set(masked_with):
-            check_same(only, masked_with)
+        before = self._block(weights)
+        if not set(before) <= set(masked_with):
+            check_same(before, masked_with)
         return session
 
     def masked(self, values: Tensor, masked_with: list[int], weights: str, work: str) -> bytes:
@@ -178,17 +179,22 @@ class SecureDevice:
         session = self._session()
         if not session.masked_with or session.revealed:
             raise MessageError("it confirms survivors after it has masked its update, and before it reveals shares")
-        survivors = sorted(set(order.survivors))
-        if session.survivors and session.survivors != survivors:
-            raise MessageError(f"it has confirmed a sum of {session.survivors}, and confirms none of {survivors}")
+        survivors = sorted(device for block in order.blocks for device in block)
+        if session.blocks and session.blocks != order.blocks:
+            raise MessageError(f"it has confirmed a sum of {session.blocks}, and confirms none of {order.blocks}")
         if (
-            self.device not in survivors
+            len(set(survivors)) != len(survivors)
+            or self.device not in survivors
             or not set(survivors) <= set(session.masked_with)
             or len(survivors) < session.threshold
         ):
             raise MessageError(f"a sum has {session.threshold} or more of {session.masked_with}, not {survivors}")
-        check_same(self._only_with(session.weights), survivors)
-        session = session.model_copy(update={"survivors": survivors})
+        smallest = min(map(len, order.blocks))
+        if smallest < MIN_MEMBERS:
+            raise MessageError(f"blocks are of {MIN_MEMBERS} or more devices, and one of {order.blocks} is smaller")
+        self.policy.check_sum(smallest)
+        check_same(self._block(session.weights), self._own(order.blocks))
+        session = session.model_copy(update={"blocks": order.blocks})
         self._write(session)
         key = session.secrets.channel
         told = [confirmation(key, self.device, other.device, other, session.said) for other in session.members]
@@ -197,28 +203,29 @@ class SecureDevice:
     def _reveal(self, order: KeyOrder) -> KeyAnswer:
         """Of every device in the sum a share of its own seed, of every one that was lost a share of its mask key's."""
         session = self._session()
-        if not session.survivors or session.revealed:
+        if not session.blocks or session.revealed:
             raise MessageError("it reveals shares once, after it has confirmed the devices of the sum")
-        survivors = sorted(set(order.survivors))
-        if survivors != session.survivors:
-            raise MessageError(f"it has confirmed a sum of {session.survivors}, not of {survivors}")
+        if order.blocks != session.blocks:
+            raise MessageError(f"it has confirmed a sum of {session.blocks}, not of {order.blocks}")
         if not len(order.sealed) == len(order.confirmed) == len(session.members):
             raise MessageError(f"it needs what each of {len(session.members)} members has sealed and confirmed")
         key, said = session.secrets.channel, session.said
+        survivors = {device for block in session.blocks for device in block}
         agreeing = {
             member.device
             for member, proof in zip(session.members, order.confirmed, strict=True)
             if member.device in survivors
             and hmac.compare_digest(confirmation(key, member.device, self.device, member, said), proof)
         }
-        if len(agreeing) < session.threshold:
+        few = any(len(agreeing.intersection(block)) < enough_of(len(block)) for block in session.blocks)
+        if few or len(agreeing) < session.threshold:
             raise MessageError(
-                f"only {len(agreeing)} of the sum have confirmed that they were told the same as this device, "
-                f"{session.threshold} must"
+                f"only {sorted(agreeing)} have confirmed that they were told the same as this device: more than 2/3 of "
+                f"each of {session.blocks} must, and {session.threshold} in all"
             )
         # Before anything leaves the device.
         if self.policy.ledger is not None:
-            self.policy.ledger.add(self.run, self.round, session.weights, survivors)
+            self.policy.ledger.add(self.run, self.round, session.weights, self._own(session.blocks))
         self._write(session.model_copy(update={"revealed": True}))
         shares = []
         members = digest_of_members(session.members, session.threshold)
@@ -233,8 +240,11 @@ class SecureDevice:
             shares.append((own if member.device in survivors else mask).hex())
         return KeyAnswer(device=self.device, shares=shares)
 
-    def _only_with(self, weights: str) -> list[int]:
-        return [] if self.policy.ledger is None else self.policy.ledger.only_with(self.run, self.round, weights)
+    def _own(self, blocks: list[list[int]]) -> list[int]:
+        return next(block for block in blocks if self.device in block)
+
+    def _block(self, weights: str) -> list[int]:
+        return [] if self.policy.ledger is None else self.policy.ledger.block(self.run, self.round, weights)
 
     def _session(self) -> Session:
         try:

@@ -44,6 +44,11 @@ def threshold_of(members: int, minimum: int) -> int:
     return max(2 * members // 3 + 1, minimum)
 
 
+def enough_of(block: int) -> int:
+    """How many devices of a block must have confirmed it, before others reveal shares for its sum."""
+    return threshold_of(block, 0)
+
+
 @dataclass(frozen=True)
 class Secrets:
     """What a device keeps to itself in one round; all of it follows from `root`."""

@@ -272,15 +272,16 @@ class Member(_Model):
 class KeyOrder(_Model):
     """One step of secure aggregation for one device (`messages.masks`); which one follows from what it is given.
 
-    With weights it makes keys of a new round. With members it seals shares of its seeds for each of them. With
-    survivors alone it confirms them to the other members. With sealed shares too it reveals, for each of the members
-    that sealed them, the one or the other share.
+    With weights it makes keys of a new round. With members it seals shares of its seeds for each of them. With blocks
+    alone it confirms them to the other members. With sealed shares too it reveals, for each of the members that sealed
+    them, the one or the other share.
 
     Attributes:
         weights: the digest of the weights that it will train (`messages.masks.digest_of_weights`).
         members: all whose keys are known.
         threshold: how many shares give a seed.
-        survivors: the devices whose masked updates have arrived.
+        blocks: the devices whose masked updates have arrived, parted so that from the same weights no other sum is
+            ever of some devices of a block and not of the others (`client_app.policy`).
         sealed: the shares that members have sealed for this device, in the members' order; "" of those that did not.
         confirmed: what members have confirmed to this device, in the members' order; "" of those that did not.
     """
@@ -289,7 +290,7 @@ class KeyOrder(_Model):
     weights: Hex64 | None = None
     members: list[Member] = Field(default_factory=list)
     threshold: NonNegative = 0
-    survivors: list[NonNegative] = Field(default_factory=list)
+    blocks: list[list[NonNegative]] = Field(default_factory=list)
     sealed: list[Sealed] = Field(default_factory=list)
     confirmed: list[Confirmation] = Field(default_factory=list)
 
@@ -309,7 +310,7 @@ class KeyAnswer(_Model):
 
     Attributes:
         member: its new keys.
-        only_with: the devices of the sum that it has been in for the same weights: it takes part in no other sum of
+        only_with: its block in a sum that it has been in for the same weights: it takes part in no other block of
             them. [] where it has been in none.
         sealed: its shares for the members, in their order.
         share_hashes: of its shares of its own seed for the members, in their order, then of those of its mask key's.

@@ -13,7 +13,7 @@ is whose update has spoilt a sum: such a sum is dropped, and nobody is blamed.
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,7 @@ from messages.masks import (
     Words,
     add_common_masks,
     digest_of_weights,
+    enough_of,
     is_own_seed,
     is_seed_of_key,
     mask_key,
@@ -65,13 +66,14 @@ class Sum:
     Attributes:
         orders: their assignments, by device.
         threshold: how many of them must answer to the end.
-        complete: nobody may be lost: they have been in a sum from the same weights, and are in no other.
+        complete: nobody may be lost: they have been a block of a sum from the same weights, and are in no other.
         members: what is known of those that have made keys.
         sealed: sender -> the shares that it has sealed for each member, in their order.
         share_hashes: sender -> of its shares of its own seed, in the members' order, then of its mask key's.
         total: of the masked updates that have arrived, modulo 2^64.
         arrived: the devices of these.
         confirmed: sender -> what it has confirmed to each member, in their order.
+        blocks: the devices that have arrived, in blocks.
     """
 
     orders: dict[int, Assignment]
@@ -83,6 +85,7 @@ class Sum:
     total: Words | None = None
     arrived: list[int] = field(default_factory=list)
     confirmed: dict[int, list[str]] = field(default_factory=dict)
+    blocks: list[list[int]] = field(default_factory=list)
 
     @property
     def needed(self) -> int:
@@ -95,7 +98,7 @@ class Sum:
 
     def confirming(self, device: int) -> KeyOrder:
         """What a device needs to confirm the devices of the sum."""
-        return KeyOrder(device=device, survivors=sorted(self.arrived))
+        return KeyOrder(device=device, blocks=self.blocks)
 
     def revealing(self, device: int) -> KeyOrder:
         """What a device needs to reveal shares."""
@@ -104,7 +107,7 @@ class Sum:
             [given[m.device][place] if m.device in given else "" for m in self.members]
             for given in (self.sealed, self.confirmed)
         )
-        return KeyOrder(device=device, survivors=sorted(self.arrived), sealed=sealed, confirmed=confirmed)
+        return KeyOrder(device=device, blocks=self.blocks, sealed=sealed, confirmed=confirmed)
 
     def add(self, device: int, values: Tensor) -> None:
         """Add a masked update."""
@@ -168,7 +171,8 @@ class SecureRound:
     def _parts(self, found: Sum, answers: Mapping[int, KeyAnswer]) -> list[Sum]:
         """Part those of a group that have made keys into sums.
 
-        Who has been in a sum from the same weights, as where a run was resumed, is in one of the same devices again.
+        Who has been in a sum from the same weights, as where a run was resumed or the sum was dropped, is in one of its
+        block then.
         """
         members: dict[int, Member] = {}
         for device, a in found.orders.items():
@@ -184,24 +188,27 @@ class SecureRound:
         for device in with_keys_of_others(members.values()):
             leave_out(found.orders[device], "failed: another device has the same keys")  # which of them has copied?
             del members[device]
-        only = {device: frozenset(answers[device].only_with) for device in members}
         parts: defaultdict[frozenset[int], list[int]] = defaultdict(list)
-        for device in sorted(members):
-            # All devices of the earlier sum say the same of it, this one among them.
-            if any(only.get(other) != only[device] for other in only[device] | {device}):
-                leave_out(
-                    found.orders[device],
-                    f"failed: from these weights it has been in a sum of devices {sorted(only[device])}, and not all "
-                    "of them can be in one again",
-                )
+        bound = {device: frozenset(answers[device].only_with) for device in members}
+        for block, count in Counter(block for block in bound.values() if block).items():
+            # Those of a block that have revealed nothing before are not bound to it, and join the others.
+            if count >= enough_of(len(block)) and all(bound.get(d, block) in (block, frozenset()) for d in block):
+                if block <= members.keys():
+                    parts[block] = sorted(block)
+        taken = {device for devices in parts.values() for device in devices}
+        for device in sorted(members.keys() - taken):
+            if bound[device]:
+                before = sorted(bound[device])
+                why = f"from these weights it has been in a sum together with devices {before}, and not all are there"
+                leave_out(found.orders[device], f"failed: {why}")
             else:
-                parts[only[device]].append(device)
+                parts[frozenset()].append(device)
         sums = []
-        for before, devices in parts.items():
-            for part in [range(len(devices))] if before else parts_of(len(devices), self.settings.secure_minimum):
+        for block, devices in parts.items():
+            for part in [range(len(devices))] if block else parts_of(len(devices), self.settings.secure_minimum):
                 orders = {devices[place]: found.orders[devices[place]] for place in part}
                 threshold = threshold_of(len(orders), self.settings.secure_minimum)
-                sums.append(Sum(orders, threshold, bool(before), [members[device] for device in orders]))
+                sums.append(Sum(orders, threshold, bool(block), [members[device] for device in orders]))
         return sums
 
     def _take_shares(self, found: Sum, answers: Mapping[int, KeyAnswer]) -> None:
@@ -256,6 +263,7 @@ class SecureRound:
         for found in self._open():
             if found.arrived and len(found.arrived) < found.needed:
                 self._lose(found, f"{len(found.arrived)} updates arrived, {found.needed} are needed")
+            found.blocks = [sorted(found.arrived)] if found.complete else self._blocks(sorted(found.arrived))
         answers = self._step(grid, lambda s: s.arrived, Sum.confirming)
         for found in self._open():
             for device in found.arrived:
@@ -264,9 +272,10 @@ class SecureRound:
                     found.confirmed[device] = answer.confirmed
                 elif answer.confirmed:
                     self._broken(found.orders[device], f"it confirmed a sum to {len(answer.confirmed)} others")
-            if found.arrived and len(found.confirmed) < found.threshold:
-                told = f"{len(found.confirmed)} devices confirmed the sum, {found.threshold} are needed"
-                self._lose(found, told + _first(answers, found.arrived))
+            enough = all(len(found.confirmed.keys() & block) >= enough_of(len(block)) for block in found.blocks)
+            if found.arrived and (len(found.confirmed) < found.threshold or not enough):
+                told = f"only {sorted(found.confirmed)} confirmed the sum, of {found.blocks}: {found.threshold} must, "
+                self._lose(found, f"{told}and more than 2/3 of each block{_first(answers, found.arrived)}")
         answers = self._step(grid, lambda s: s.confirmed if s.arrived else (), Sum.revealing)
         for found in self._open():
             if not found.arrived:
@@ -281,6 +290,14 @@ class SecureRound:
                 self.work.absorb(contribution)
             except MessageError as error:
                 self._lose(found, str(error), IMPLAUSIBLE)
+
+    def _blocks(self, devices: list[int]) -> list[list[int]]:
+        """Part the devices of a sum into blocks, of which some can go on where one is broken: three at most.
+
+        In each some may be lost before they have confirmed it, which takes four devices.
+        """
+        size = max(self.settings.secure_minimum, 4, len(devices) // 3)
+        return [devices[part.start : part.stop] for part in _even_parts(len(devices), max(1, len(devices) // size))]
 
     def _lose(self, found: Sum, why: str, outcome: str = LOST) -> None:
         log(WARNING, "Round %s: the sum over devices %s is lost: %s", self.work.round, sorted(found.orders), why)
@@ -434,6 +451,9 @@ def _first(answers: Mapping[int, KeyAnswer], devices: Sequence[int]) -> str:
 
 def parts_of(count: int, minimum: int) -> list[range]:
     """How many devices are parted into sums of about equal size: of at most MAX_MEMBERS, where that leaves enough."""
-    parts = max(1, min(-(-count // MAX_MEMBERS), count // minimum))
+    return _even_parts(count, max(1, min(-(-count // MAX_MEMBERS), count // minimum)))
+
+
+def _even_parts(count: int, parts: int) -> list[range]:
     edges = [count * part // parts for part in range(parts + 1)]
     return [range(first, last) for first, last in pairwise(edges)]

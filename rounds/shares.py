@@ -24,7 +24,7 @@ class Shares:
 
     def __init__(self, revealed: Mapping[int, Sequence[str]], places: Mapping[int, int], threshold: int) -> None:
         self.revealed, self.places, self.threshold = revealed, places, threshold
-        self._tolerated = len(places) - threshold  # liars and lost ones together
+        self._tolerated = max(1, (len(places) - 1) // 3)  # liars, of whom the protocol bears less than a third
         self._faults: set[tuple[int, int]] = set()  # whose seed, who revealed
         self._proven: dict[int, str] = {}
 
@@ -52,7 +52,7 @@ class Shares:
         return None
 
     def liars(self) -> dict[int, str]:
-        """Who must have lied, and why, if there are no more liars than the threshold tolerates."""
+        """Who must have lied, and why, if less than a third of all have, or one."""
         owners, revealers = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
         for owner, revealer in self._faults:
             owners[owner].add(revealer)

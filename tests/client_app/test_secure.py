@@ -47,7 +47,7 @@ def mask(devices: Sequence[SecureDevice], found: Sum, weights=WEIGHTS, work=WORK
 
 
 def confirm(devices: Sequence[SecureDevice], found: Sum, survivors: Sequence[int]) -> None:
-    found.arrived = list(survivors)
+    found.arrived, found.blocks = list(survivors), [list(survivors)]
     for device in devices:
         if device.device in survivors:
             found.confirmed[device.device] = device.do_step(found.confirming(device.device)).confirmed
@@ -95,7 +95,7 @@ def test_a_device_masks_once_confirms_one_list_and_reveals_once(tmp_path):
     devices = devices_in(tmp_path)
     found, device = shared(devices), devices[0]
     with pytest.raises(MessageError, match="confirms survivors after it has masked"):
-        device.do_step(KeyOrder(device=0, survivors=[0, 1, 2]))
+        device.do_step(KeyOrder(device=0, blocks=[[0, 1, 2]]))
     with pytest.raises(MessageError, match="masked with 3 or more of"):
         device.masked(ZEROS, [0, 1], WEIGHTS, WORK)
     mask(devices, found)
@@ -103,13 +103,13 @@ def test_a_device_masks_once_confirms_one_list_and_reveals_once(tmp_path):
         device.masked(ZEROS, [0, 1, 2, 3], WEIGHTS, WORK)
     for survivors in ([0, 1], [1, 2, 3], [0, 1, 9]):
         with pytest.raises(MessageError, match="a sum has 3 or more of"):
-            device.do_step(KeyOrder(device=0, survivors=survivors))
+            device.do_step(KeyOrder(device=0, blocks=[survivors]))
     confirm(devices, found, [0, 1, 2])
-    with pytest.raises(MessageError, match=r"has confirmed a sum of \[0, 1, 2\], and confirms none of \[0, 1, 2, 3\]"):
-        device.do_step(KeyOrder(device=0, survivors=[0, 1, 2, 3]))
+    with pytest.raises(MessageError, match=r"confirmed a sum of \[\[0, 1, 2\]\], and confirms none of"):
+        device.do_step(KeyOrder(device=0, blocks=[[0, 1, 2, 3]]))
     asked = found.revealing(0)
-    with pytest.raises(MessageError, match=r"has confirmed a sum of \[0, 1, 2\], not of \[0, 1, 2, 3\]"):
-        device.do_step(asked.model_copy(update={"survivors": [0, 1, 2, 3]}))  # for the other seed of device 3
+    with pytest.raises(MessageError, match=r"confirmed a sum of \[\[0, 1, 2\]\], not of"):
+        device.do_step(asked.model_copy(update={"blocks": [[0, 1, 2, 3]]}))  # for the other seed of device 3
     assert len(device.do_step(asked).shares) == 4
     with pytest.raises(MessageError, match="reveals shares once"):
         device.do_step(asked)
@@ -170,7 +170,7 @@ def test_keys_of_two_devices_are_found(tmp_path):
 
 
 @pytest.mark.parametrize(("run", "number"), [("a run", 1), ("a run", 7), ("another run", 1)])
-def test_from_the_same_weights_a_device_is_in_sums_of_the_same_devices_only(run, number, tmp_path):
+def test_from_the_same_weights_a_device_is_in_sums_of_its_block_only(run, number, tmp_path):
     """As where a server has crashed, or lies about the round or the run: the device has nothing but its folder."""
     a_sum(devices_in(tmp_path), [0, 1, 2, 3])
     again = devices_in(tmp_path, run=run, number=number)
@@ -179,8 +179,8 @@ def test_from_the_same_weights_a_device_is_in_sums_of_the_same_devices_only(run,
     found = shared(again)
     mask(again, found)
     for survivors in ([0, 1, 2], [0, 2, 3]):
-        with pytest.raises(MessageError, match=r"been in a sum of devices \[0, 1, 2, 3\]: the difference to a sum of"):
-            again[0].do_step(KeyOrder(device=0, survivors=survivors))
+        with pytest.raises(MessageError, match=r"been in a sum together with \[0, 1, 2, 3\]: the difference to a sum"):
+            again[0].do_step(KeyOrder(device=0, blocks=[survivors]))
     confirm(again, found, [0, 1, 2, 3])
     assert all(len(shares) == 4 for shares in reveal(again, found).values())
 
@@ -239,7 +239,7 @@ def test_from_the_same_weights_one_device_cannot_be_had(tmp_path):
     for device in again:
         try:
             device.masked(ZEROS, list(range(10)), WEIGHTS, WORK)
-            device.do_step(KeyOrder(device=device.device, survivors=list(range(1, 10))))
+            device.do_step(KeyOrder(device=device.device, blocks=[list(range(1, 10))]))
             willing.append(device.device)
         except MessageError as error:
             assert "difference to a sum" in str(error) or device.device == 0
@@ -253,7 +253,7 @@ def test_what_was_unmasked_is_remembered_in_bounds_and_no_damage_frees_a_device(
     for number in range(5):
         ledger.add("a run", number, f"{number}" * 64, [0, 1, number])
     assert ledger.path.stat().st_mode & 0o777 == 0o600
-    assert [ledger.only_with("b", 9, f"{number}" * 64) for number in range(5)] == [
+    assert [ledger.block("b", 9, f"{number}" * 64) for number in range(5)] == [
         [],
         [],
         [0, 1, 2],
@@ -265,7 +265,7 @@ def test_what_was_unmasked_is_remembered_in_bounds_and_no_damage_frees_a_device(
     for damage in ("", "[]", ledger.path.read_text()[:-1], '{"sums": [{"round": "x"}]}'):
         ledger.path.write_text(damage)
         with pytest.raises(MessageError, match="cannot be read: while it is so, the device is in no other"):
-            ledger.only_with("b", 9, OTHERS)
+            ledger.block("b", 9, OTHERS)
 
 
 # A server that tells its devices different stories ----------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_no_two_lists_of_survivors_are_revealed_for(number_told, tmp_path):
         confirm(some, found, survivors)
     revealing = []
     for some, survivors in told:
-        found.arrived = survivors
+        found.blocks = [survivors]
         refused = refused_reveals(some, found)
         revealing.append(len(some) - len(refused))
     # Three of the four agree, as many as the threshold, or nobody reveals anything.
@@ -360,4 +360,4 @@ def test_the_owner_bounds_the_sum(tmp_path):
     found = shared(devices, threshold=5)
     mask(devices, found)
     with pytest.raises(MessageError, match="a sum has 5 or more of"):
-        devices[0].do_step(KeyOrder(device=0, survivors=[0, 1, 2, 3]))
+        devices[0].do_step(KeyOrder(device=0, blocks=[[0, 1, 2, 3]]))

@@ -90,7 +90,7 @@ def kind_of(message: Message) -> str:
     batch, _ = from_records(KeyBatch, message.content)
     order = batch.orders[0]
     return (
-        "reveal" if order.sealed else "confirm" if order.survivors else "shares" if order.members else "keys"
+        "reveal" if order.sealed else "confirm" if order.blocks else "shares" if order.members else "keys"
     )
 
 
