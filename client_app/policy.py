@@ -27,7 +27,7 @@ MAX_REMEMBERED = 4096  # sums; then the oldest are forgotten
 
 
 class _Entry(BaseModel):
-    """A sum that a device has helped to unmask: the round and its run, the weights before it, and the device's block."""
+    """A sum that a device has helped to unmask: its run and round, the weights before it, and the device's block."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -108,8 +108,8 @@ class Policy:
         """MessageError where a sum may be of too few devices."""
         if fewest < self.minimum:
             raise MessageError(
-                f"this sum may be of {fewest} devices, and this device's owner wants {self.minimum} at least "
-                "(secure-minimum in its node config)"
+                f"a sum may be of {fewest} devices, and this device's owner wants {self.minimum} at least "
+                "(secure-minimum in its node config): set the run's secure-minimum"
             )
 
     def check_unmasked(self, what: str) -> None:

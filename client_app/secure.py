@@ -48,7 +48,7 @@ class Session(BaseModel):
 
     Attributes:
         weights: the digest of the weights that it makes keys for.
-        members: those that it has sealed shares for.
+        members, threshold, minimum: those that it has sealed shares for, and what it was told of their sum.
         masked_with: the devices with whose masks it has masked its update.
         work: the digest of what all members are asked (`work_digest`).
         blocks: the devices that it has confirmed as those of the sum.
@@ -62,6 +62,7 @@ class Session(BaseModel):
     weights: Hex64
     members: list[Member] = []
     threshold: int = 0
+    minimum: int = 0
     masked_with: list[int] = []
     work: str = ""
     blocks: list[list[int]] = []
@@ -75,8 +76,12 @@ class Session(BaseModel):
     @property
     def said(self) -> str:
         """The digest of what it has been told until it reveals, in which all members must agree."""
-        told = digest_of_members(self.members, self.threshold), self.masked_with, self.weights, self.work
-        return digest_of(self.round, *told, self.blocks)
+        return digest_of(self.round, self.members_digest, self.masked_with, self.weights, self.work, self.blocks)
+
+    @property
+    def members_digest(self) -> str:
+        """The digest of what it was told before it shared its seeds."""
+        return digest_of_members(self.members, self.threshold, self.minimum)
 
 
 @dataclass(frozen=True)
@@ -127,14 +132,17 @@ class SecureDevice:
             raise MessageError(f"devices {sorted(copied)} have the same keys")
         if not threshold_of(len(devices), 0) <= order.threshold <= len(devices):
             raise MessageError(f"{order.threshold} of {len(devices)} shares are to give a seed: more than 2/3 must")
-        self.policy.check_sum(order.threshold)
+        if order.minimum < MIN_MEMBERS:
+            raise MessageError(f"a block is of {MIN_MEMBERS} or more devices, not of {order.minimum}")
+        self.policy.check_sum(min(order.minimum, order.threshold))
+        told = {"members": order.members, "threshold": order.threshold, "minimum": order.minimum}
+        session = session.model_copy(update=told)
         shares = [split_seed(seed, order.threshold, len(devices)) for seed in (own.own_seed, own.mask_seed)]
-        said = digest_of_members(order.members, order.threshold)
         sealed = [
-            seal(own.channel, self.device, member, first, second, said)
+            seal(own.channel, self.device, member, first, second, session.members_digest)
             for member, first, second in zip(order.members, *shares, strict=True)
         ]
-        self._write(session.model_copy(update={"members": order.members, "threshold": order.threshold}))
+        self._write(session)
         hashes = [hash_of_share(share) for of_seed in shares for share in of_seed]
         return KeyAnswer(device=self.device, sealed=[data.hex() for data in sealed], share_hashes=hashes)
 
@@ -189,10 +197,8 @@ class SecureDevice:
             or len(survivors) < session.threshold
         ):
             raise MessageError(f"a sum has {session.threshold} or more of {session.masked_with}, not {survivors}")
-        smallest = min(map(len, order.blocks))
-        if smallest < MIN_MEMBERS:
-            raise MessageError(f"blocks are of {MIN_MEMBERS} or more devices, and one of {order.blocks} is smaller")
-        self.policy.check_sum(smallest)
+        if min(map(len, order.blocks)) < session.minimum:
+            raise MessageError(f"blocks are of {session.minimum} or more devices, and one of {order.blocks} is smaller")
         check_same(self._block(session.weights), self._own(order.blocks))
         session = session.model_copy(update={"blocks": order.blocks})
         self._write(session)
@@ -228,12 +234,11 @@ class SecureDevice:
             self.policy.ledger.add(self.run, self.round, session.weights, self._own(session.blocks))
         self._write(session.model_copy(update={"revealed": True}))
         shares = []
-        members = digest_of_members(session.members, session.threshold)
         for member, sealed in zip(session.members, order.sealed, strict=True):
             if member.device not in session.masked_with:
                 continue
             try:
-                own, mask = unseal(key, self.device, member, bytes.fromhex(sealed), members)
+                own, mask = unseal(key, self.device, member, bytes.fromhex(sealed), session.members_digest)
             except MessageError:
                 shares.append("")  # that one has sealed nothing for it: a fault that must not cost the others
                 continue

@@ -268,7 +268,9 @@ def _masks(
     """
     policy = policy_of(config, order.device, simulated=batch.shared_process)
     if not order.masked_with:
-        policy.check_unmasked("an order whose result the server would see by itself: the run needs secure-aggregation = true")
+        policy.check_unmasked(
+            "an order whose result the server would see by itself: the run needs secure-aggregation = true"
+        )
         return None
     device = SecureDevice(order.device, batch.run, batch.round, folder, policy)
     weights, work = digests_of(batch, order, arrays)

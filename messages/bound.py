@@ -110,6 +110,6 @@ def check_sum(
                 "learning-rate helps"
             )
     # Devices round what they have scaled down to 32-bit floats, and sums are in steps of 1 / SCALE.
-    slack = 1e-6 * (math.sqrt(start_square) + norm_bound) + math.sqrt(layout.numel) / SCALE
+    slack = 2.0**-24 * (math.sqrt(start_square) + norm_bound) + math.sqrt(layout.numel) / SCALE
     if norm_bound and math.sqrt(moved_square) > norm_bound + slack:
         raise MessageError(f"the mean has moved by {math.sqrt(moved_square):.4g}, and norm-bound is {norm_bound:g}")

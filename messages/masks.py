@@ -150,9 +150,9 @@ def digest_of(*what: object) -> str:
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
-def digest_of_members(members: Sequence[Member], threshold: int) -> str:
+def digest_of_members(members: Sequence[Member], threshold: int, minimum: int) -> str:
     """What a device has been told of a sum before it shares its seeds."""
-    return digest_of([member.model_dump() for member in members], threshold)
+    return digest_of([member.model_dump() for member in members], threshold, minimum)
 
 
 def digest_of_weights(parcels: Mapping[str, bytes | memoryview], frozen: str) -> str:

@@ -280,6 +280,7 @@ class KeyOrder(_Model):
         weights: the digest of the weights that it will train (`messages.masks.digest_of_weights`).
         members: all whose keys are known.
         threshold: how many shares give a seed.
+        minimum: the fewest devices of a block.
         blocks: the devices whose masked updates have arrived, parted so that from the same weights no other sum is
             ever of some devices of a block and not of the others (`client_app.policy`).
         sealed: the shares that members have sealed for this device, in the members' order; "" of those that did not.
@@ -290,6 +291,7 @@ class KeyOrder(_Model):
     weights: Hex64 | None = None
     members: list[Member] = Field(default_factory=list)
     threshold: NonNegative = 0
+    minimum: NonNegative = 0
     blocks: list[list[NonNegative]] = Field(default_factory=list)
     sealed: list[Sealed] = Field(default_factory=list)
     confirmed: list[Confirmation] = Field(default_factory=list)

@@ -66,6 +66,7 @@ class Sum:
     Attributes:
         orders: their assignments, by device.
         threshold: how many of them must answer to the end.
+        minimum: the fewest devices of a block.
         complete: nobody may be lost: they have been a block of a sum from the same weights, and are in no other.
         members: what is known of those that have made keys.
         sealed: sender -> the shares that it has sealed for each member, in their order.
@@ -78,6 +79,7 @@ class Sum:
 
     orders: dict[int, Assignment]
     threshold: int
+    minimum: int
     complete: bool = False
     members: list[Member] = field(default_factory=list)
     sealed: dict[int, list[str]] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class Sum:
 
     def sharing(self, device: int) -> KeyOrder:
         """What a device needs to share its seeds."""
-        return KeyOrder(device=device, members=self.members, threshold=self.threshold)
+        return KeyOrder(device=device, members=self.members, threshold=self.threshold, minimum=self.minimum)
 
     def confirming(self, device: int) -> KeyOrder:
         """What a device needs to confirm the devices of the sum."""
@@ -140,7 +142,8 @@ class SecureRound:
             if a.node is not None:
                 half = json.dumps(a.task.local.reference().model_dump(mode="json"), sort_keys=True)
                 alike[a.group, half][a.device] = a
-        self.sums = [Sum(orders, threshold_of(len(orders), settings.secure_minimum)) for orders in alike.values()]
+        minimum = settings.secure_minimum
+        self.sums = [Sum(orders, threshold_of(len(orders), minimum), minimum) for orders in alike.values()]
 
     # Before the training
 
@@ -192,9 +195,9 @@ class SecureRound:
         bound = {device: frozenset(answers[device].only_with) for device in members}
         for block, count in Counter(block for block in bound.values() if block).items():
             # Those of a block that have revealed nothing before are not bound to it, and join the others.
-            if count >= enough_of(len(block)) and all(bound.get(d, block) in (block, frozenset()) for d in block):
-                if block <= members.keys():
-                    parts[block] = sorted(block)
+            agree = all(bound.get(device, block) in (block, frozenset()) for device in block)
+            if agree and block <= members.keys() and count >= enough_of(len(block)):
+                parts[block] = sorted(block)
         taken = {device for devices in parts.values() for device in devices}
         for device in sorted(members.keys() - taken):
             if bound[device]:
@@ -205,10 +208,11 @@ class SecureRound:
                 parts[frozenset()].append(device)
         sums = []
         for block, devices in parts.items():
-            for part in [range(len(devices))] if block else parts_of(len(devices), self.settings.secure_minimum):
+            for part in [range(len(devices))] if block else parts_of(len(devices), found.minimum):
                 orders = {devices[place]: found.orders[devices[place]] for place in part}
-                threshold = threshold_of(len(orders), self.settings.secure_minimum)
-                sums.append(Sum(orders, threshold, bool(block), [members[device] for device in orders]))
+                threshold = threshold_of(len(orders), found.minimum)
+                known = [members[device] for device in orders]
+                sums.append(Sum(orders, threshold, found.minimum, bool(block), known))
         return sums
 
     def _take_shares(self, found: Sum, answers: Mapping[int, KeyAnswer]) -> None:
@@ -218,7 +222,9 @@ class SecureRound:
             if answer.error or not answer.sealed:
                 leave_out(a, f"failed: it did not share its seeds{_because(answer)}")
             elif len(answer.sealed) != count or not all(answer.sealed) or len(answer.share_hashes) != 2 * count:
-                self._blame(a, f"it did not share its seeds: shares for {count} members were to come, with 2 hashes each")
+                self._blame(
+                    a, f"it did not share its seeds: shares for {count} members were to come, with 2 hashes each"
+                )
             else:
                 found.sealed[device], found.share_hashes[device] = answer.sealed, answer.share_hashes
 

@@ -49,9 +49,7 @@ def test_a_server_that_says_that_it_simulates_is_refused(tmp_path):
 
 def scores(training, tmp_path) -> Message:
     values = {"run": "a run", "round": 1, "task": SPEC.to_json(), "family": LENET.spec(), "batch_size": 64}
-    content = EvaluationBatch(
-        **values, shared_process=False, training=training, orders=[evaluation(0, "test set")]
-    )
+    content = EvaluationBatch(**values, shared_process=False, training=training, orders=[evaluation(0, "test set")])
     return app(message(content, [payload()], "evaluate"), context(**OWNER, **{"state-dir": str(tmp_path)}))
 
 

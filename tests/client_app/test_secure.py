@@ -33,9 +33,9 @@ def make_keys(devices: Sequence[SecureDevice], weights=WEIGHTS) -> list[Member]:
     return [answer.member for answer in answers if answer.member is not None]
 
 
-def shared(devices: Sequence[SecureDevice], weights=WEIGHTS, threshold=3) -> Sum:
+def shared(devices: Sequence[SecureDevice], weights=WEIGHTS, threshold=3, minimum=3) -> Sum:
     """What an honest server knows once all have shared their seeds."""
-    found = Sum({}, threshold, members=make_keys(devices, weights))
+    found = Sum({}, threshold, minimum, members=make_keys(devices, weights))
     for device in devices:
         found.sealed[device.device] = device.do_step(found.sharing(device.device)).sealed
     return found
@@ -134,7 +134,9 @@ def test_a_device_shares_with_enough_others_only(tmp_path):
         ([own, copied, others[1]], 3, r"devices \[1, 2\] have the same keys"),
     ):
         with pytest.raises(MessageError, match=why):
-            devices[0].do_step(KeyOrder(device=0, members=members, threshold=threshold))
+            devices[0].do_step(KeyOrder(device=0, members=members, threshold=threshold, minimum=3))
+    with pytest.raises(MessageError, match="a block is of 3 or more devices, not of 2"):
+        devices[0].do_step(KeyOrder(device=0, members=[own, *others], threshold=3, minimum=2))
     assert (devices[0].folder / "secure.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -166,7 +168,7 @@ def test_keys_of_two_devices_are_found(tmp_path):
     assert with_keys_of_others([*members[:2], copy, members[3]]) == {0, 2}
 
 
-# A round that is done twice ---------------------------------------------------------------------------------------------
+# A round that is done twice -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("run", "number"), [("a run", 1), ("a run", 7), ("another run", 1)])
@@ -235,14 +237,11 @@ def test_from_the_same_weights_one_device_cannot_be_had(tmp_path):
     assert len(found_shares) == 7  # enough for the sum of all ten
     again = devices_in(tmp_path, 10, number=2)
     second = shared(again, threshold=7)
-    willing = []
-    for device in again:
-        try:
-            device.masked(ZEROS, list(range(10)), WEIGHTS, WORK)
-            device.do_step(KeyOrder(device=device.device, blocks=[list(range(1, 10))]))
-            willing.append(device.device)
-        except MessageError as error:
-            assert "difference to a sum" in str(error) or device.device == 0
+    mask(again, second)
+    nine = [list(range(1, 10))]
+    said = {device.device: refusal(device, KeyOrder(device=device.device, blocks=nine)) for device in again[1:]}
+    assert all("difference to a sum" in said[device] for device in range(1, 7))
+    willing = [device for device, why in said.items() if not why]
     assert willing == [7, 8, 9]
     assert len(willing) < second.threshold
 
@@ -268,19 +267,23 @@ def test_what_was_unmasked_is_remembered_in_bounds_and_no_damage_frees_a_device(
             ledger.block("b", 9, OTHERS)
 
 
-# A server that tells its devices different stories ----------------------------------------------------------------------
+# A server that tells its devices different stories --------------------------------------------------------------------
 
 
 def refused_reveals(devices: Sequence[SecureDevice], found: Sum) -> list[int]:
     """Who reveals nothing because too few were told the same."""
-    refused = []
-    for device in devices:
-        try:
-            device.do_step(found.revealing(device.device))
-        except MessageError as error:
-            assert "have confirmed that they were told the same as this device" in str(error)
-            refused.append(device.device)
-    return refused
+    said = {device.device: refusal(device, found.revealing(device.device)) for device in devices}
+    assert all("have confirmed that they were told the same as this device" in why for why in said.values() if why)
+    return [device for device, why in said.items() if why]
+
+
+def refusal(device: SecureDevice, order: KeyOrder) -> str:
+    """Why a device refuses a step; "" where it does it."""
+    try:
+        device.do_step(order)
+    except MessageError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("number_told", [1, 2, 3])
@@ -309,7 +312,7 @@ def test_who_is_asked_something_else_than_the_others_reveals_nothing(what, tmp_p
     for device in devices:
         told[device.device] = OTHERS if what == "weights" and device.device < 2 else WEIGHTS
         members += make_keys([device], told[device.device])
-    found = Sum({}, 3, members=members)
+    found = Sum({}, 3, 3, members=members)
     for device in devices:
         found.sealed[device.device] = device.do_step(found.sharing(device.device)).sealed
     for device in devices:
@@ -318,14 +321,16 @@ def test_who_is_asked_something_else_than_the_others_reveals_nothing(what, tmp_p
     assert refused_reveals(devices, found) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("what", ["members", "threshold"])
-def test_who_is_told_of_other_members_or_of_another_threshold_reveals_nothing(what, tmp_path):
+@pytest.mark.parametrize("what", ["members", "threshold", "minimum"])
+def test_who_is_told_of_other_members_or_bounds_reveals_nothing(what, tmp_path):
     devices = devices_in(tmp_path, 5)
     members = make_keys(devices)
     of_four = members[:4]
-    views = [Sum({}, 4, members=members), Sum({}, 4, members=of_four)]
+    views = [Sum({}, 4, 3, members=members), Sum({}, 4, 3, members=of_four)]
     if what == "threshold":
-        views = [Sum({}, 3, members=of_four), Sum({}, 4, members=of_four)]
+        views = [Sum({}, 3, 3, members=of_four), Sum({}, 4, 3, members=of_four)]
+    if what == "minimum":
+        views = [Sum({}, 3, 3, members=of_four), Sum({}, 3, 4, members=of_four)]
     sides = devices[:2], devices[2:4]
     sealed, confirmed = {}, {}
     for view, side in zip(views, sides, strict=True):
@@ -353,11 +358,49 @@ def test_a_server_cannot_confirm_for_a_device(tmp_path):
     assert refused_reveals(devices[:1], found) == [0]
 
 
-def test_the_owner_bounds_the_sum(tmp_path):
-    devices = devices_in(tmp_path, 5, minimum=5)
-    with pytest.raises(MessageError, match="may be of 4 devices, and this device's owner wants 5 at least"):
-        shared(devices, threshold=4)
+def test_more_than_two_thirds_of_every_block_have_to_confirm(tmp_path):
+    """Else a whole block would be of devices that have noted nothing, and be parted in another way the next time."""
+    devices = devices_in(tmp_path, 16)
+    found = shared(devices, threshold=11)
+    mask(devices, found)
+    blocks = [list(range(12)), list(range(12, 16))]
+    found.arrived, found.blocks = list(range(16)), blocks
+    for device in devices[:14]:
+        found.confirmed[device.device] = device.do_step(found.confirming(device.device)).confirmed
+    assert refused_reveals(devices[:12], found) == list(range(12))  # 14 of 16, but 2 of the second block's 4
+    found.confirmed[14] = devices[14].do_step(found.confirming(14)).confirmed
+    assert refused_reveals(devices[:15], found) == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "why"),
+    [
+        ([[0, 1, 2, 3], [4, 5]], "blocks are of 3 or more devices"),
+        ([[0, 1, 2, 3, 4, 5], []], "blocks are of 3 or more devices"),
+        ([[0, 1, 2], [2, 3, 4, 5]], "a sum has 5 or more of"),
+        ([[1, 2, 3], [4, 5, 6]], "a sum has 5 or more of"),
+    ],
+)
+def test_blocks_are_of_several_devices_each_in_one(blocks, why, tmp_path):
+    devices = devices_in(tmp_path, 7)
     found = shared(devices, threshold=5)
     mask(devices, found)
-    with pytest.raises(MessageError, match="a sum has 5 or more of"):
-        devices[0].do_step(KeyOrder(device=0, blocks=[[0, 1, 2, 3]]))
+    with pytest.raises(MessageError, match=why):
+        devices[0].do_step(KeyOrder(device=0, blocks=blocks))
+
+
+def test_the_owner_bounds_the_sum_and_its_blocks(tmp_path):
+    devices = devices_in(tmp_path, 10, minimum=5)
+    wants = "a sum may be of 4 devices, and this device's owner wants 5 at least"
+    with pytest.raises(MessageError, match=wants):
+        shared(devices[:5], threshold=4, minimum=5)
+    with pytest.raises(MessageError, match=wants):
+        shared(devices, threshold=7, minimum=4)
+    found = shared(devices, threshold=7, minimum=5)
+    mask(devices, found)
+    for blocks, why in (
+        ([[0, 1, 2, 3], [4, 5, 6]], "blocks are of 5 or more"),
+        ([[0, 1, 2, 3, 4]], "a sum has 7 or more"),
+    ):
+        with pytest.raises(MessageError, match=why):
+            devices[0].do_step(KeyOrder(device=0, blocks=blocks))

@@ -1,4 +1,4 @@
-"""One device of ten breaks secure aggregation: rounds go on, nobody honest is blamed, and the liar is named if known."""
+"""One device of ten breaks secure aggregation: rounds go on, no honest one is blamed, the liar is named if known."""
 
 import json
 from collections.abc import Callable
@@ -62,6 +62,7 @@ class Ran:
 
 
 def run(folder: Path, grid: InProcessGrid, rounds: int, **keys: Any) -> Ran:
+    """The first rounds of a run of ten devices."""
     folder.mkdir(exist_ok=True)
     engine, scorer = started(small_config(folder, **TEN | {key.replace("_", "-"): v for key, v in keys.items()}))
     engine.start()
@@ -101,7 +102,8 @@ def other_shares(answer: dict[str, Any], folder: Path, *, vouched: bool) -> None
     """Seal shares of another seed than its own; `vouched`: and tell the hashes of those."""
     session = json.loads(next((folder / f"node-{LIAR + 1}").rglob("secure.json")).read_text())
     members = [Member(**member) for member in session["members"]]
-    key, said = Secrets(bytes.fromhex(session["root"])).channel, digest_of_members(members, session["threshold"])
+    key = Secrets(bytes.fromhex(session["root"])).channel
+    said = digest_of_members(members, session["threshold"], session["minimum"])
     two = [split_seed(bytes([number] * 16), session["threshold"], len(members)) for number in (1, 2)]
     answer["sealed"] = [seal(key, LIAR, m, a, b, said).hex() for m, a, b in zip(members, *two, strict=True)]
     if vouched:
@@ -132,23 +134,30 @@ DEALT: dict[str, tuple[str, Lie]] = {
 ROUNDS = MAX_REFUSALS + 1
 
 
+def named(caplog: pytest.LogCaptureFixture) -> set[object]:
+    """The nodes of which the log says that they broke the protocol."""
+    return {record.args[1] for record in caplog.records if "breaks secure aggregation" in record.msg and record.args}
+
+
 def check_named(ran: Ran, caplog: pytest.LogCaptureFixture) -> None:
     assert ran.quarantined == {LIAR}
     last = len(ran.results)
     assert LIAR not in ran.outcomes(ROUNDS)
     assert ran.trained(last) == [device for device in range(10) if device != LIAR]
-    named = {record.args[1] for record in caplog.records if "breaks secure aggregation" in record.msg and record.args}
-    assert named == {LIAR + 1}
+    assert named(caplog) == {LIAR + 1}
     assert all(torch.isfinite(value).all() for value in ran.models[-1].values())
 
 
 @pytest.mark.parametrize("name", KEYS)
 def test_who_makes_wrong_keys_or_shares_is_left_out_at_once(name, tmp_path, caplog):
-    ran = run(tmp_path, lying(connected_grid(10, tmp_path), *KEYS[name]), ROUNDS)
+    rounds = ROUNDS if name == "a channel key of zeros" else 1
+    ran = run(tmp_path, lying(connected_grid(10, tmp_path), *KEYS[name]), rounds)
     honest = [device for device in range(10) if device != LIAR]
-    assert [ran.trained(number) for number in range(1, ROUNDS + 1)] == [honest] * ROUNDS
+    assert [ran.trained(number) for number in range(1, rounds + 1)] == [honest] * rounds
     assert ran.outcomes(1)[LIAR].startswith("failed: ")
-    check_named(ran, caplog)
+    assert named(caplog) == {LIAR + 1}
+    if rounds == ROUNDS:
+        check_named(ran, caplog)
 
 
 @pytest.mark.parametrize("name", SHARES)
@@ -191,10 +200,10 @@ def test_nobody_is_blamed_for_a_few_shares_of_which_one_of_two_is_guilty(wrong, 
         for place in wrong:
             answer["share_hashes"][place] = "0" * 64
 
-    ran = run(tmp_path, lying(connected_grid(10, tmp_path), "sealed", lie), ROUNDS)
-    assert all(ran.trained(number) == list(range(10)) for number in range(1, ROUNDS + 1))
+    ran = run(tmp_path, lying(connected_grid(10, tmp_path), "sealed", lie), 1)
+    assert ran.trained(1) == list(range(10))
     assert ran.quarantined == set()
-    assert not [record for record in caplog.records if "breaks secure aggregation" in record.msg]
+    assert named(caplog) == set()
 
 
 def test_two_devices_with_the_same_keys_are_left_out_and_neither_is_blamed(tmp_path):
@@ -214,11 +223,13 @@ def test_two_devices_with_the_same_keys_are_left_out_and_neither_is_blamed(tmp_p
         return reply
 
     grid.tamper = copied
-    ran = run(tmp_path, grid, ROUNDS)
-    for number in range(1, ROUNDS + 1):
-        assert ran.outcomes(number)[LIAR] == ran.outcomes(number)[LIAR + 1] == "failed: another device has the same keys"
+    ran = run(tmp_path, grid, 2)
+    for number in (1, 2):
+        assert (
+            ran.outcomes(number)[LIAR] == ran.outcomes(number)[LIAR + 1] == "failed: another device has the same keys"
+        )
         assert len(ran.trained(number)) == 8
-    assert ran.quarantined == set()
+    assert ran.engine.population.state_dict()["refusals"] == {}
 
 
 def test_an_answer_that_cannot_be_read_counts_against_its_node_alone(tmp_path):
@@ -235,7 +246,7 @@ def test_an_answer_that_cannot_be_read_counts_against_its_node_alone(tmp_path):
     assert all(len(ran.trained(number)) == 9 for number in range(1, ROUNDS + 1))
 
 
-# Under the mask: nobody sees who has added what -------------------------------------------------------------------------
+# Under the mask: nobody sees who has added what ----------------------------------------------------------------------
 
 
 def adding(grid: InProcessGrid, word: int, value: int, rounds: tuple[int, ...]) -> InProcessGrid:
@@ -245,7 +256,7 @@ def adding(grid: InProcessGrid, word: int, value: int, rounds: tuple[int, ...]) 
         if of_liar(reply) and reply.metadata.message_type == "train" and int(reply.metadata.group_id) in rounds:
             said, arrays = from_records(Reply, reply.content)
             words = np.frombuffer(arrays[0], dtype="<u8").copy()
-            words[word] += np.uint64(value % 2**64)
+            words[word : word + 1] += np.uint64(value % 2**64)
             reply.content = to_records(said, [words.tobytes()])
         return reply
 

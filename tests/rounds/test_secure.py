@@ -89,9 +89,7 @@ def kind_of(message: Message) -> str:
         return "report"
     batch, _ = from_records(KeyBatch, message.content)
     order = batch.orders[0]
-    return (
-        "reveal" if order.sealed else "confirm" if order.blocks else "shares" if order.members else "keys"
-    )
+    return "reveal" if order.sealed else "confirm" if order.blocks else "shares" if order.members else "keys"
 
 
 def lossy_grid(fails: Callable[[Message], bool], folder) -> tuple[InProcessGrid, Lossy]:
@@ -127,7 +125,8 @@ LATE = ("confirm", "reveal")  # when a device's update is in the sum already
 
 
 @pytest.mark.parametrize(
-    ("lost", "at"), [([], ""), ([2], "train"), ([6], "train"), ([4], "keys"), ([4], "shares"), ([5], "confirm"), ([5], "reveal")]
+    ("lost", "at"),
+    [([], ""), ([2], "train"), ([6], "train"), ([4], "keys"), ([4], "shares"), ([5], "confirm"), ([5], "reveal")],
 )
 def test_devices_may_be_lost_at_any_step(lost, at, tmp_path):
     """Over real nodes: the model is that of a run without masks in which the same devices are lost at the training."""
