@@ -8,7 +8,6 @@ and only where its own policy allows the sum (`client_app.policy`).
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from messages.masks import (
     add_common_masks,
     confirmation,
     digest_of,
+    digest_of_asked,
     digest_of_members,
-    digest_of_weights,
     enough_of,
     hash_of_share,
     mask_key,
@@ -40,7 +39,7 @@ from messages.masks import (
     with_keys_of_others,
     wrong_keys,
 )
-from messages.orders import Batch, Hex64, KeyAnswer, KeyOrder, Member, WorkOrder
+from messages.orders import Hex64, KeyAnswer, KeyOrder, Member
 
 
 class Session(BaseModel):
@@ -50,7 +49,7 @@ class Session(BaseModel):
         weights: the digest of the weights that it makes keys for.
         members, threshold, minimum: those that it has sealed shares for, and what it was told of their sum.
         masked_with: the devices with whose masks it has masked its update.
-        work: the digest of what all members are asked (`work_digest`).
+        work: the digest of what all members are asked (`messages.masks.digests_of`).
         blocks: the devices that it has confirmed as those of the sum.
         revealed: it has revealed shares.
     """
@@ -76,7 +75,12 @@ class Session(BaseModel):
     @property
     def said(self) -> str:
         """The digest of what it has been told until it reveals, in which all members must agree."""
-        return digest_of(self.round, self.members_digest, self.masked_with, self.weights, self.work, self.blocks)
+        return digest_of(self.asked, self.blocks)
+
+    @property
+    def asked(self) -> str:
+        """The digest of what it has been told until it masks."""
+        return digest_of_asked(self.members_digest, self.masked_with, self.weights, self.work)
 
     @property
     def members_digest(self) -> str:
@@ -174,12 +178,13 @@ class SecureDevice:
         with alone(self.folder):
             session = self.check_work(masked_with, weights)
             members = {member.device: member for member in session.members}
+            session = session.model_copy(update={"masked_with": sorted(masked_with), "work": work})
             words = values.numpy().view(np.uint64).copy()
             words += own_mask(session.secrets.own_seed, len(words))
             others = {other: members[other] for other in masked_with}
-            add_common_masks(words, self.device, mask_key(session.secrets.mask_seed), others)
+            add_common_masks(words, self.device, mask_key(session.secrets.mask_seed), others, session.asked)
             # Before anything leaves the device: what was masked once is never masked again.
-            self._write(session.model_copy(update={"masked_with": sorted(masked_with), "work": work}))
+            self._write(session)
             return words.astype("<u8", copy=False).tobytes()
 
     def _confirm(self, order: KeyOrder) -> KeyAnswer:
@@ -263,17 +268,3 @@ class SecureDevice:
     def _write(self, session: Session) -> None:
         # In a simulation, whose server has all data, nothing is lost with a session.
         write_whole(self.folder / "secure.json", session.model_dump_json(), durable=self.policy.ledger is not None)
-
-
-def digests_of(batch: Batch, order: WorkOrder, arrays: list[bytes]) -> tuple[str, str]:
-    """The digest of the weights that an order brings, and that of all that every device of its sum is asked alike.
-
-    Who is asked something else adds something else: a server that lets the others train with a learning rate of 0, or
-    from other weights, would know what they add (Pasquini et al., CCS 2022).
-    """
-    parcels = {name: arrays[place] for name, place in order.payloads.items() if place < len(arrays)}
-    contents = {name: hashlib.sha256(data).hexdigest() for name, data in parcels.items()}
-    training, half = batch.training.model_dump(mode="json"), order.local.model_dump(mode="json")
-    model = batch.family, order.architecture, order.digest, order.frozen
-    work = digest_of(contents, training, half, batch.task, *model, batch.norm_bound, batch.clip)
-    return digest_of_weights(parcels, order.frozen), work

@@ -23,7 +23,7 @@ from client_app.memory import own_bytes
 from client_app.policy import policy_of
 from client_app.report import device_report, gpu_trainer
 from client_app.scoring import score_order
-from client_app.secure import SecureDevice, digests_of
+from client_app.secure import SecureDevice
 from client_app.state import DeviceState
 from devices.node import own_device
 from devices.probe import probe_machine
@@ -31,6 +31,7 @@ from devices.state import node_state_dir
 from devices.validation import one_line
 from messages.bound import bounded, bounded_change
 from messages.error import MessageError
+from messages.masks import digests_of
 from messages.orders import (
     Batch,
     DataAnswer,

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from messages.error import MessageError
-from messages.orders import Member
+from messages.orders import Batch, Member, WorkOrder
 
 ROOT_BYTES, SEED_BYTES = 32, 16
 SEALED_BYTES = 2 * SEED_BYTES + 16  # two shares, and a tag
@@ -170,6 +170,28 @@ def digest_of_weights(parcels: Mapping[str, bytes | memoryview], frozen: str) ->
     return digest.hexdigest()
 
 
+def digests_of(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> tuple[str, str]:
+    """The digest of the weights that an order brings, and that of all that every device of its sum is asked alike.
+
+    Who is asked something else adds something else: a server that lets the others train with a learning rate of 0, or
+    from other weights, would know what they add (Pasquini et al., CCS 2022).
+    """
+    parcels = {name: arrays[place] for name, place in order.payloads.items() if place < len(arrays)}
+    contents = {name: hashlib.sha256(data).hexdigest() for name, data in parcels.items()}
+    training, half = batch.training.model_dump(mode="json"), order.local.model_dump(mode="json")
+    model = batch.family, order.architecture, order.digest, order.frozen
+    work = digest_of(contents, training, half, batch.task, *model, batch.norm_bound, batch.clip)
+    return digest_of_weights(parcels, order.frozen), work
+
+
+def digest_of_asked(members: str, masked_with: Iterable[int], weights: str, work: str) -> str:
+    """What a device has been told before it masks its update; the masks that two devices have in common follow from it.
+
+    So masks cancel only between devices that were told the same: the update of who was told otherwise is never seen.
+    """
+    return digest_of(members, sorted(masked_with), weights, work)
+
+
 # Masks ---------------------------------------------------------------------------------------------------------------
 
 
@@ -184,18 +206,19 @@ def own_mask(own_seed: bytes, count: int) -> Words:
     return stream(_derived(own_seed, "own mask"), count)
 
 
-def add_common_masks(into: Words, device: int, key: X25519PrivateKey, others: Mapping[int, Member]) -> None:
+def add_common_masks(into: Words, device: int, key: X25519PrivateKey, others: Mapping[int, Member], asked: str) -> None:
     """Add the masks that a device has in common with others: of two devices the lower adds it, the other takes it away.
 
     Args:
         into: changed in place, modulo 2^64.
         key: of the device.
         others: by device; itself is passed over.
+        asked: the digest of what both have been told.
     """
     for other, member in others.items():
         if other == device:
             continue
-        mask = stream(_agreed(key, member.mask_key, "common mask"), len(into))
+        mask = stream(_agreed(key, member.mask_key, f"common mask of {asked}"), len(into))
         if device < other:
             into += mask
         else:

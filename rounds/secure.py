@@ -34,7 +34,10 @@ from messages.masks import (
     MAX_MEMBERS,
     Words,
     add_common_masks,
+    digest_of_asked,
+    digest_of_members,
     digest_of_weights,
+    digests_of,
     enough_of,
     is_own_seed,
     is_seed_of_key,
@@ -44,7 +47,7 @@ from messages.masks import (
     with_keys_of_others,
     wrong_keys,
 )
-from messages.orders import KeyAnswer, KeyBatch, KeyOrder, KeyReply, Member
+from messages.orders import Batch, KeyAnswer, KeyBatch, KeyOrder, KeyReply, Member, parse
 from messages.sums import device_weight, disjoined
 from messages.wire import from_records, key_limits, to_records
 from rounds.exchange import Failure, exchange
@@ -136,7 +139,7 @@ class SecureRound:
         self.work, self.settings, self.population = work, settings, population
         self.bytes_down = self.bytes_up = 0
         self.sums: list[Sum] = []
-        # Only who is asked the same is in one sum: all have to confirm that (`client_app.secure.digests_of`).
+        # Only who is asked the same is in one sum: all have to confirm that (`messages.masks.digests_of`).
         alike: defaultdict[tuple[int, str], dict[int, Assignment]] = defaultdict(dict)
         for a in work.assignments:
             if a.node is not None:
@@ -344,15 +347,22 @@ class SecureRound:
         if problems:
             raise MessageError("; ".join(problems[:3]))
         assert found.total is not None
-        total = found.total.copy()
+        total, asked = found.total.copy(), self._asked(found)
         survivors = {member.device: member for member in masking if member.device in found.arrived}
         for member, seed in seeds:
             if member.device in survivors:
                 total -= own_mask(seed, len(total))
             else:
                 # What it would have added, were it there, takes away what the others have added for it.
-                add_common_masks(total, member.device, mask_key(seed), survivors)
+                add_common_masks(total, member.device, mask_key(seed), survivors, asked)
         return self._contribution(found, torch.from_numpy(total.view(np.int64)))
+
+    def _asked(self, found: Sum) -> str:
+        """The digest of what the devices of a sum have been told, as they have computed it."""
+        content, arrays = self.work.content(self.settings, [found.orders[found.arrived[0]]])
+        batch = parse(Batch, content.model_dump_json())
+        members = digest_of_members(found.members, found.threshold, found.minimum)
+        return digest_of_asked(members, found.sealed, *digests_of(batch, batch.orders[0], arrays))
 
     def _contribution(self, found: Sum, values: Tensor) -> Contribution:
         orders = [found.orders[device] for device in sorted(found.arrived)]

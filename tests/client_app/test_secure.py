@@ -12,9 +12,12 @@ from client_app import policy
 from client_app.policy import Ledger, Policy
 from client_app.secure import SecureDevice
 from messages.error import MessageError
-from messages.masks import Secrets, joined_seed, own_mask, with_keys_of_others, wrong_keys
-from messages.orders import KeyOrder, Member
+from messages.masks import Secrets, digests_of, joined_seed, own_mask, with_keys_of_others, wrong_keys
+from messages.orders import KeyOrder, LocalTraining, Member
 from rounds.secure import Sum
+from strategies.fedprox import ProximalTraining
+from strategies.method import Training
+from tests.client_app.work_orders import batch, payload, work_order
 
 WEIGHTS, OTHERS, WORK = "1" * 64, "2" * 64, "3" * 64
 ZEROS = torch.zeros(2, dtype=torch.int64)
@@ -404,3 +407,26 @@ def test_the_owner_bounds_the_sum_and_its_blocks(tmp_path):
     ):
         with pytest.raises(MessageError, match=why):
             devices[0].do_step(KeyOrder(device=0, blocks=blocks))
+
+
+def test_what_all_are_asked_is_told_apart_from_the_weights():
+    """The same weights are known again whatever comes with them; what is asked differs in anything that all share."""
+    order, arrays = work_order(masked_with=[0, 1, 2]), [payload()]
+    content = batch(order)
+    weights, asked = digests_of(content, order, arrays)
+    assert digests_of(batch(work_order(1, memory_bytes=7)), work_order(1, memory_bytes=7), arrays) == (weights, asked)
+    for other_batch, other in (
+        (batch(order, training=LocalTraining(learning_rate=0.0)), order),
+        (batch(order, norm_bound=1.0), order),
+        (content, work_order(local=Training(weighting="uniform"))),
+        (content, work_order(local=ProximalTraining(mu=0.1))),
+    ):
+        found = digests_of(other_batch, other, arrays)
+        assert found[0] == weights
+        assert found[1] != asked
+    beside = order.model_copy(update={"payloads": {"weights": 0, "control": 1}})
+    first, second = (digests_of(content, beside, [*arrays, data]) for data in (b"1", b"2"))
+    assert first[0] == second[0] == weights
+    assert first[1] != second[1]
+    changed = bytes([arrays[0][0] ^ 1]) + arrays[0][1:]
+    assert digests_of(content, order, [changed])[0] != weights

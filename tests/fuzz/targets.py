@@ -31,6 +31,7 @@ from messages.masks import (
     Secrets,
     add_common_masks,
     digest_of_members,
+    digests_of,
     mask_key,
     seal,
     unseal,
@@ -232,8 +233,10 @@ def key_answers(folder: Path) -> Target:
         found.sealed[d], found.share_hashes[d] = shared.sealed, shared.share_hashes
         orders[d].update = Update(order=d, device=d, outcome="trained", examples=HELD)
     values = joined(work.empty_sums(orders[0]))
+    content, arrays = work.content(engine.settings, orders[:1])
+    _, work_digest = digests_of(content, content.orders[0], arrays)
     for d, device in enumerate(devices):
-        words = device.masked(values + (d + 1), everybody, weights, "what all are asked")
+        words = device.masked(values + (d + 1), everybody, weights, work_digest)
         if d != 2:
             found.add(d, torch.frombuffer(bytearray(words), dtype=torch.int64))
     found.blocks = [sorted(found.arrived)]
@@ -274,7 +277,9 @@ def key_answers(folder: Path) -> Target:
             if answer.member is not None:
                 shares = seal(sessions[1].channel, 1, answer.member, bytes(16), bytes(16), members)
                 assert len(shares) == SEALED_BYTES
-                add_common_masks(np.zeros(4, np.uint64), 1, mask_key(sessions[1].mask_seed), {0: answer.member})
+                add_common_masks(
+                    np.zeros(4, np.uint64), 1, mask_key(sessions[1].mask_seed), {0: answer.member}, members
+                )
         for sealed in answer.sealed[:4]:
             with suppress(MessageError):
                 own, mask = unseal(sessions[1].channel, 1, found.members[0], bytes.fromhex(sealed), members)

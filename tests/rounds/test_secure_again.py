@@ -1,10 +1,12 @@
 """Rounds under secure aggregation that a server does again, because it has crashed or because it lies."""
 
 import pytest
-from flwr.app import Message
+from flwr.app import Context, Message
 
 from client_app import work, worker
 from client_app.app import app as client
+from messages.orders import Batch
+from messages.wire import from_records, to_records
 from tests.grid import InProcessGrid
 from tests.rounds.test_hostile_secure import run
 from tests.rounds.test_secure import kind_of
@@ -23,7 +25,7 @@ def _work_is_done_in_this_process(monkeypatch):
 def without(grid: InProcessGrid, *lost: tuple[int, str]) -> InProcessGrid:
     """Devices are lost at a step of every round, device -1 being all of them."""
 
-    def app(message: Message, context: object) -> Message:
+    def app(message: Message, context: Context) -> Message:
         device = message.metadata.dst_node_id - 1
         if {(device, kind_of(message)), (-1, kind_of(message))} & set(lost):
             raise RuntimeError("this node is lost")
@@ -88,3 +90,25 @@ def test_owners_who_want_larger_sums_are_in_no_smaller_ones(tmp_path):
     plain = run(tmp_path / "b", grid, 1, secure_aggregation=False, secure_minimum=5)
     assert plain.trained(1) == list(range(3, 10))
     assert "the run needs secure-aggregation = true" in plain.outcomes(1)[0]
+
+
+@pytest.mark.parametrize("asked_otherwise", [1, 5, 9])
+def test_a_server_that_lets_some_train_in_another_way_unmasks_nothing(asked_otherwise, tmp_path):
+    """With a learning rate of 0 nine return what they were sent, and the rest of the sum would be that of the tenth."""
+    grid = connected_grid(10, tmp_path)
+
+    def app(message: Message, context: Context) -> Message:
+        if kind_of(message) == "train" and message.metadata.dst_node_id <= asked_otherwise:
+            batch, arrays = from_records(Batch, message.content)
+            still = batch.training.model_copy(update={"learning_rate": 0.0})
+            message.content = to_records(batch.model_copy(update={"training": still}), arrays)
+        return client(message, context)
+
+    grid.app = app
+    ran = run(tmp_path, grid, 1)
+    assert ran.trained(1) == []
+    assert same_bits(ran.models[0], ran.models[1])
+
+    # Five of ten are too few to reveal anything. Nine do, but the masks that they share with the tenth do not cancel.
+    told = "can be of no honest updates" if asked_otherwise != 5 else "were told the same as this device"
+    assert all(told in text for text in ran.outcomes(1).values())
