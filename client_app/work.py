@@ -131,6 +131,8 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
                 checkpoint=batch.oldest_checkpoint,
                 wire=batch.wire,
             )
+            if masks is not None:
+                _check_maskable(bench)
             done = do_order(bench)
             try:
                 updates.append(_answer(batch, order, bench, done, out, sums, masks))
@@ -277,6 +279,15 @@ def _masks(
     weights, work = digests_of(batch, order, arrays)
     device.check_work(order.masked_with, weights)
     return lambda values: device.masked(values, order.masked_with, weights, work)
+
+
+def _check_maskable(bench: DeviceBench) -> None:
+    """MessageError where an order under masks would also return something by itself."""
+    if bare := [name for name, parcel in bench.returned.items() if parcel.merge is None]:
+        raise MessageError(
+            f"the order is under masks, and its device half {bench.order.local.name} returns the parcel {bare[0]!r} "
+            "without any"
+        )
 
 
 def _joined(

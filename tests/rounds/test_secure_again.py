@@ -1,12 +1,18 @@
 """Rounds under secure aggregation that a server does again, because it has crashed or because it lies."""
 
+import json
+
 import pytest
 from flwr.app import Context, Message
 
 from client_app import work, worker
 from client_app.app import app as client
-from messages.orders import Batch
+from client_app.work import family_of
+from messages.orders import Batch, Reply
+from messages.parcels import digest
 from messages.wire import from_records, to_records
+from models.architecture import Architecture
+from tests.client_app.work_orders import Apart
 from tests.grid import InProcessGrid
 from tests.rounds.test_hostile_secure import run
 from tests.rounds.test_secure import kind_of
@@ -112,3 +118,31 @@ def test_a_server_that_lets_some_train_in_another_way_unmasks_nothing(asked_othe
     # Five of ten are too few to reveal anything. Nine do, but the masks that they share with the tenth do not cancel.
     told = "can be of no honest updates" if asked_otherwise != 5 else "were told the same as this device"
     assert all(told in text for text in ran.outcomes(1).values())
+
+
+def test_an_order_under_masks_returns_nothing_by_itself(tmp_path):
+    """A server that names another device half, which returns the weights to it alone."""
+    grid, sent = connected_grid(10, tmp_path), []
+    half = Apart().reference()
+
+    def app(message: Message, context: Context) -> Message:
+        if kind_of(message) == "train" and message.metadata.dst_node_id == 1:
+            batch, arrays = from_records(Batch, message.content)
+            [order] = batch.orders
+            sent_parcels, returned = (
+                of(family_of(json.dumps(batch.family)), Architecture.from_json(order.architecture))
+                for of in (Apart().sent, Apart().returned)
+            )
+            asked = order.model_copy(update={"local": half, "digest": digest(sent_parcels, returned)})
+            message.content = to_records(batch.model_copy(update={"orders": [asked]}), arrays)
+            reply = client(message, context)
+            sent.append(from_records(Reply, reply.content))
+            return reply
+        return client(message, context)
+
+    grid.app = app
+    ran = run(tmp_path, grid, 1)
+    [(reply, arrays)] = sent
+    assert arrays == []
+    assert "is under masks, and its device half" in reply.updates[0].outcome
+    assert ran.trained(1) == list(range(1, 10))
