@@ -2,7 +2,7 @@
 
 One sum shows nothing of one device, and two may: the updates of ten devices from some weights, less those of nine of
 them from the same weights, are the update of the tenth. So the devices of every sum are parted into blocks, and before
-a device helps to unmask a sum, it notes its block. From the same weights it then takes part only in sums that its whole
+a device confirms a sum, it notes its block. From the same weights it then takes part only in sums that its whole
 block is in, as a block: whatever is taken from what, the update of one device does not remain.
 """
 
@@ -27,7 +27,7 @@ MAX_REMEMBERED = 4096  # sums; then the oldest are forgotten
 
 
 class _Entry(BaseModel):
-    """A sum that a device has helped to unmask: its run and round, the weights before it, and the device's block."""
+    """A sum that a device has confirmed: its run and round, the weights before it, and the device's block."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -44,7 +44,7 @@ class _Entries(BaseModel):
 
 @dataclass(frozen=True)
 class Ledger:
-    """The sums that a device has helped to unmask, in all runs, in a file."""
+    """The sums that a device has confirmed, so that they could be unmasked, in all runs, in a file."""
 
     path: Path
 

@@ -204,7 +204,10 @@ class SecureDevice:
             raise MessageError(f"a sum has {session.threshold} or more of {session.masked_with}, not {survivors}")
         if min(map(len, order.blocks)) < session.minimum:
             raise MessageError(f"blocks are of {session.minimum} or more devices, and one of {order.blocks} is smaller")
-        check_same(self._block(session.weights), self._own(order.blocks))
+        # Before anything leaves the device: what others reveal for this sum may be enough without it.
+        if self.policy.ledger is not None:
+            own = next(block for block in order.blocks if self.device in block)
+            self.policy.ledger.add(self.run, self.round, session.weights, own)
         session = session.model_copy(update={"blocks": order.blocks})
         self._write(session)
         key = session.secrets.channel
@@ -235,8 +238,6 @@ class SecureDevice:
                 f"each of {session.blocks} must, and {session.threshold} in all"
             )
         # Before anything leaves the device.
-        if self.policy.ledger is not None:
-            self.policy.ledger.add(self.run, self.round, session.weights, self._own(session.blocks))
         self._write(session.model_copy(update={"revealed": True}))
         shares = []
         for member, sealed in zip(session.members, order.sealed, strict=True):
@@ -249,9 +250,6 @@ class SecureDevice:
                 continue
             shares.append((own if member.device in survivors else mask).hex())
         return KeyAnswer(device=self.device, shares=shares)
-
-    def _own(self, blocks: list[list[int]]) -> list[int]:
-        return next(block for block in blocks if self.device in block)
 
     def _block(self, weights: str) -> list[int]:
         return [] if self.policy.ledger is None else self.policy.ledger.block(self.run, self.round, weights)

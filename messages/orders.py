@@ -312,7 +312,7 @@ class KeyAnswer(_Model):
 
     Attributes:
         member: its new keys.
-        only_with: its block in a sum that it has been in for the same weights: it takes part in no other block of
+        only_with: its block in a sum that it has confirmed for the same weights: it takes part in no other block of
             them. [] where it has been in none.
         sealed: its shares for the members, in their order.
         share_hashes: of its shares of its own seed for the members, in their order, then of those of its mask key's.

@@ -197,9 +197,9 @@ class SecureRound:
         parts: defaultdict[frozenset[int], list[int]] = defaultdict(list)
         bound = {device: frozenset(answers[device].only_with) for device in members}
         for block, count in Counter(block for block in bound.values() if block).items():
-            # Those of a block that have revealed nothing before are not bound to it, and join the others.
+            # Those of a block that have not confirmed it are not bound to it, and join the others.
             agree = all(bound.get(device, block) in (block, frozenset()) for device in block)
-            if agree and block <= members.keys() and count >= enough_of(len(block)):
+            if agree and block <= members.keys() and 2 * count > len(block):
                 parts[block] = sorted(block)
         taken = {device for devices in parts.values() for device in devices}
         for device in sorted(members.keys() - taken):

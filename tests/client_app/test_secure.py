@@ -215,29 +215,39 @@ def test_a_round_is_done_again_from_the_same_weights_only(tmp_path):
     make_keys(devices_in(tmp_path, run="a new run"), OTHERS)
 
 
-def test_a_session_that_was_not_revealed_never_will_be(tmp_path):
+def test_a_session_that_was_not_confirmed_never_will_be(tmp_path):
     """So a server that crashes before the end may begin the round anew, with other devices too."""
     devices = devices_in(tmp_path)
-    before = shared(devices)
-    mask(devices, before)
-    confirm(devices, before, [0, 1, 2, 3])
-    late = before.revealing(3)
-    assert len(a_sum(devices, [0, 1, 2])) == 3
-    with pytest.raises(MessageError, match="after it has confirmed"):
-        devices[3].do_step(late)
+    mask(devices, shared(devices))
+    lost = secrets_of(devices[0]).root.hex()
+    found = shared(devices)
+    assert lost not in "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    mask(devices, found)
+    confirm(devices, found, [0, 1, 2])
+    assert len(reveal(devices, found)) == 3
+
+
+def test_who_has_confirmed_a_sum_is_bound_to_its_block_if_it_reveals_nothing_itself(tmp_path):
+    """The shares of the others may be enough, and a block of such devices would be parted anew the next time."""
+    devices = devices_in(tmp_path)
+    found = shared(devices)
+    mask(devices, found)
+    confirm(devices, found, [0, 1, 2, 3])
+    again = devices_in(tmp_path, number=2)
+    mask(again, shared(again))
+    assert "difference to a sum" in refusal(again[3], KeyOrder(device=3, blocks=[[0, 1, 3]]))
 
 
 def test_from_the_same_weights_one_device_cannot_be_had(tmp_path):
     """A server unmasks a first sum with as few shares as it can, and would unmask a second one without a device.
 
-    Those that have revealed take part in no other sum, and the rest is less than the threshold of any second one.
+    Those that have confirmed it take part in no other sum, and the rest is less than the threshold of any second one.
     """
     devices = devices_in(tmp_path, 10)
     found = shared(devices, threshold=7)
     mask(devices, found)
-    confirm(devices, found, list(range(10)))
-    found_shares = reveal(devices[:7], found)
-    assert len(found_shares) == 7  # enough for the sum of all ten
+    confirm(devices[:7], found, list(range(10)))
+    assert len(reveal(devices[:7], found)) == 7  # enough for the sum of all ten
     again = devices_in(tmp_path, 10, number=2)
     second = shared(again, threshold=7)
     mask(again, second)

@@ -49,12 +49,16 @@ def test_rounds_that_were_unmasked_give_the_same_bits_again(tmp_path):
     assert [again.trained(number) for number in (1, 2, 3)] == [ALL] * 3
 
 
-def test_a_round_that_was_not_unmasked_is_begun_anew_with_whoever_is_there(tmp_path):
-    crashed = run(tmp_path / "a", without(connected_grid(10, tmp_path), (3, "train"), (-1, "reveal")), 1)
+@pytest.mark.parametrize(("crash", "trained"), [("confirm", ALL), ("reveal", [d for d in ALL if d != 3])])
+def test_a_round_that_was_not_unmasked_is_begun_anew(crash, trained, tmp_path):
+    """With whoever is there, or with those that have confirmed the sum, which could have been unmasked."""
+    crashed = run(tmp_path / "a", without(connected_grid(10, tmp_path), (3, "train"), (-1, crash)), 1)
     assert crashed.trained(1) == []
-    again = run(tmp_path / "b", connected_grid(10, tmp_path), 1)
-    assert again.trained(1) == ALL
-    fresh = run(tmp_path / "c", connected_grid(10, tmp_path / "elsewhere"), 1)
+    again = run(tmp_path / "b", connected_grid(10, tmp_path), 2)
+    assert again.trained(1) == trained
+    assert again.trained(2) == ALL
+    lost = () if 3 in trained else ((3, "train"),)
+    fresh = run(tmp_path / "c", without(connected_grid(10, tmp_path / "elsewhere"), *lost), 1)
     assert same_bits(fresh.models[1], again.models[1])
 
 
@@ -66,9 +70,10 @@ def test_where_a_device_has_left_since_its_block_waits_for_the_next_round(tmp_pa
     assert again.trained(2) == [device for device in ALL if device != 2]
 
 
-def test_a_round_that_was_unmasked_in_part_is_finished_with_the_same_devices(tmp_path):
-    """The server has crashed while devices revealed: some have noted the sum, and some have not."""
-    crashed = run(tmp_path / "a", without(connected_grid(10, tmp_path), (3, "reveal"), (8, "reveal")), 1)
+@pytest.mark.parametrize("step", ["confirm", "reveal"])
+def test_a_round_that_was_unmasked_in_part_is_finished_with_the_same_devices(step, tmp_path):
+    """Some have noted the sum, and some were lost before they did."""
+    crashed = run(tmp_path / "a", without(connected_grid(10, tmp_path), (3, step), (8, step)), 1)
     assert crashed.trained(1) == ALL
     again = run(tmp_path / "b", connected_grid(10, tmp_path), 1)
     assert again.trained(1) == ALL
