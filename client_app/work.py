@@ -10,7 +10,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app import secure
 from client_app.bench import DeviceBench, Done, Refusal, Workplace, do_order
 from client_app.memory import own_bytes
+from client_app.policy import policy_of
 from client_app.report import device_report, gpu_trainer
 from client_app.scoring import score_order
+from client_app.secure import SecureDevice
 from client_app.state import DeviceState
 from devices.node import own_device
 from devices.probe import probe_machine
@@ -30,6 +31,7 @@ from devices.state import node_state_dir
 from devices.validation import one_line
 from messages.bound import bounded, bounded_change
 from messages.error import MessageError
+from messages.masks import digests_of
 from messages.orders import (
     Batch,
     DataAnswer,
@@ -113,6 +115,8 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
         try:
             if this_device is not None and order.device != this_device:
                 raise MessageError(f"this node carries device {this_device}, not {order.device}")
+            state = DeviceState(_state_dir(batch, config), batch.run, order.device)
+            masks = _masks(batch, order, arrays, state.folder, config)
             bench = DeviceBench(
                 order,
                 local_half(order.local),
@@ -121,15 +125,17 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
                 family,
                 task,
                 arrays,
-                DeviceState(_state_dir(batch, config), batch.run, order.device),
+                state,
                 Workplace(device, _make_room(order, batch.shared_process), _board(batch, config)),
                 earlier=_earlier(order, models),
                 checkpoint=batch.oldest_checkpoint,
                 wire=batch.wire,
             )
+            if masks is not None:
+                _check_maskable(bench)
             done = do_order(bench)
             try:
-                updates.append(_answer(batch, order, bench, done, out, sums))
+                updates.append(_answer(batch, order, bench, done, out, sums, masks))
             except Exception:
                 bench.take_back()
                 raise
@@ -186,8 +192,19 @@ def _earlier(order: WorkOrder, models: Mapping[int, tuple[int, Network]]) -> Net
     return model
 
 
-def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out: list[bytes], sums: _Sums) -> Update:
-    """The update of a device that trained: each of its parcels goes into a sum or into the message."""
+def _answer(
+    batch: Batch,
+    order: WorkOrder,
+    bench: DeviceBench,
+    done: Done,
+    out: list[bytes],
+    sums: _Sums,
+    masks: Callable[[Tensor], bytes] | None,
+) -> Update:
+    """The update of a device that trained: each of its parcels goes into a sum or into the message.
+
+    masks: masks a vector, for an order whose parcels the server may not see.
+    """
     adds_up = (batch.shared_process and not batch.each_by_itself) or bool(order.masked_with)
     merged = {name for name, parcel in bench.returned.items() if parcel.merge is not None and adds_up}
     far = False
@@ -201,9 +218,9 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     elif not (batch.norm_bound or batch.clip):  # else the server shrinks what is too large
         _check_addable(bench, done)
     payloads: dict[str, int] = {}
-    if order.masked_with:
+    if masks is not None:
         payloads[MASKED] = len(out)
-        out.append(_masked(batch, order, bench, done, added))
+        out.append(masks(_joined(batch, order, bench, done, added)))
     else:
         _add(batch, order, bench, done, added, sums)
     for name, parcel in bench.returned.items():
@@ -245,19 +262,47 @@ def _answer(batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, out:
     )
 
 
-def _masked(
-    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, list[Tensor]]
-) -> bytes:
-    """A device's parcels as the server may see them: weighted, in one vector, under masks.
+def _masks(
+    batch: Batch, order: WorkOrder, arrays: list[bytes], folder: Path, config: NodeConfig
+) -> Callable[[Tensor], bytes] | None:
+    """What masks the update of an order; None where the server is to see it.
 
-    Raises MessageError where a value is too large for the sum of all, or this device has no masks for it.
+    Raises MessageError, before anything is trained, where the device may not mask it, or may not do without.
+    """
+    policy = policy_of(config, order.device, simulated=batch.shared_process)
+    if not order.masked_with:
+        policy.check_unmasked(
+            "an order whose result the server would see by itself: the run needs secure-aggregation = true"
+        )
+        return None
+    device = SecureDevice(order.device, batch.run, batch.round, folder, policy)
+    weights, work = digests_of(batch, order, arrays)
+    device.check_work(order.masked_with, weights)
+    return lambda values: device.masked(values, order.masked_with, weights, work)
+
+
+def _check_maskable(bench: DeviceBench) -> None:
+    """MessageError where an order under masks would also return something by itself."""
+    if bare := [name for name, parcel in bench.returned.items() if parcel.merge is None]:
+        raise MessageError(
+            f"the order is under masks, and its device half {bench.order.local.name} returns the parcel {bare[0]!r} "
+            "without any"
+        )
+
+
+def _joined(
+    batch: Batch, order: WorkOrder, bench: DeviceBench, done: Done, parcels: Mapping[str, list[Tensor]]
+) -> Tensor:
+    """A device's parcels as they are masked: weighted, in one vector.
+
+    Raises MessageError where a value is too large for the sum of all.
     """
     own: _Sums = {}
     _add(batch, order, bench, done, parcels, own)
     sums = {name: found.total for (_, name), found in own.items()}
     for found in sums.values():
         new_bound(0.0, found.largest * len(order.masked_with))
-    return secure.masked(joined(sums), order.device, order.masked_with, bench.state_folder, batch.round)
+    return joined(sums)
 
 
 def _bounded(batch: Batch, bench: DeviceBench, name: str, contents: Weights) -> tuple[list[Tensor], bool]:
@@ -346,6 +391,9 @@ def _score(
     try:
         if not batch.shared_process and order.device != own_device(config):
             raise MessageError(f"this node carries device {own_device(config)}, not {order.device}")
+        policy = policy_of(config, order.device, simulated=batch.shared_process)
+        if batch.training is not None:
+            policy.check_unmasked("training whose score the server would see by itself")
         state = DeviceState(_state_dir(batch, config), batch.run, order.device)
         place = Workplace(device, _make_room(order, batch.shared_process), _board(batch, config))
         return score_order(order, batch, family, task, arrays, state, place)
@@ -366,8 +414,11 @@ def _make_room(order: WorkOrder | EvaluationOrder, shared_process: bool) -> int 
 def _describe(question: DataQuestion, config: NodeConfig) -> tuple[str, list[bytes]]:
     """What this node's device says of its data: counts, labels and sums."""
     try:
+        policy = policy_of(config, own_device(config), simulated=False)
+        if question.moments:
+            policy.check_unmasked("a question for sums over its own inputs: declare mean and std in task-arguments")
         said = describe(_task(question, config), own_device(config), moments=question.moments)
-    except UnfitError as error:
+    except (UnfitError, MessageError) as error:
         said = Summary(device=own_device(config), problem=one_line(str(error), MAX_PROBLEM_LETTERS))
     return DataAnswer(run=question.run, said=said).model_dump_json(), []
 
@@ -385,7 +436,8 @@ def _keys(batch: KeyBatch, config: NodeConfig) -> tuple[str, list[bytes]]:
             if not batch.shared_process and order.device != own_device(config):
                 raise MessageError(f"this node carries device {own_device(config)}, not {order.device}")
             folder = DeviceState(_state_dir(batch, config), batch.run, order.device).folder
-            answers.append(secure.do_step(order, folder, batch.round))
+            policy = policy_of(config, order.device, simulated=batch.shared_process)
+            answers.append(SecureDevice(order.device, batch.run, batch.round, folder, policy).do_step(order))
         except (MessageError, OSError) as error:
             answers.append(KeyAnswer(device=order.device, error=one_line(str(error))))
     return KeyReply(run=batch.run, round=batch.round, answers=answers).model_dump_json(), []

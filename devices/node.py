@@ -12,10 +12,11 @@ from devices.speed import own_speed
 from devices.validation import check_text, check_whole, nearest, shown
 
 FOLDER_KEYS = ("state-dir", "data-dir", "gpu-trainer")
+MIN_MEMBERS = 3  # of a sum under masks
 LIMIT_KEYS = ("memory-limit-bytes", "payload-limit-bytes")  # what the owner sets apart
 # `num-partitions` is Flower's own: its simulation sets it, and so do many who start a SuperNode. Nothing here reads it.
 KEYS = frozenset(
-    {"partition-id", "num-partitions", "kind", "flop-per-s", "down-mbit-per-s", "up-mbit-per-s"}
+    {"partition-id", "num-partitions", "kind", "secure-minimum", "flop-per-s", "down-mbit-per-s", "up-mbit-per-s"}
     | {*FOLDER_KEYS, *LIMIT_KEYS, *BANDWIDTH_KEYS}
 )
 
@@ -39,8 +40,15 @@ def check_node_config(config: Mapping[str, object]) -> LinkSettings:
     for key in LIMIT_KEYS:
         if key in config:
             check_whole(config[key], f"node config {key}")
+    own_secure_minimum(config)
     own_speed(config)
     return settings
+
+
+def own_secure_minimum(config: Mapping[str, object]) -> int:
+    """The fewest devices of a sum that a node's device is in; 0 where it also trains without masks."""
+    own = config.get("secure-minimum")
+    return 0 if own is None else check_whole(own, "node config secure-minimum", minimum=MIN_MEMBERS)
 
 
 def own_device(config: Mapping[str, object]) -> int:

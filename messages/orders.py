@@ -255,7 +255,8 @@ class Reply(_Model):
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Sealed = Annotated[str, Field(pattern=r"^([0-9a-f]{96})?$")]
-Share = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Share = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
+Confirmation = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 MAX_SHARES = 1024
 
 
@@ -271,21 +272,29 @@ class Member(_Model):
 class KeyOrder(_Model):
     """One step of secure aggregation for one device (`messages.masks`); which one follows from what it is given.
 
-    Without members it makes keys of a new round. With members it seals shares of its seeds for each of them. With
-    sealed shares it reveals, for each of the members that sealed them, the one or the other share.
+    With weights it makes keys of a new round. With members it seals shares of its seeds for each of them. With blocks
+    alone it confirms them to the other members. With sealed shares too it reveals, for each of the members that sealed
+    them, the one or the other share.
 
     Attributes:
+        weights: the digest of the weights that it will train (`messages.masks.digest_of_weights`).
         members: all whose keys are known.
         threshold: how many shares give a seed.
+        minimum: the fewest devices of a block.
+        blocks: the devices whose masked updates have arrived, parted so that from the same weights no other sum is
+            ever of some devices of a block and not of the others (`client_app.policy`).
         sealed: the shares that members have sealed for this device, in the members' order; "" of those that did not.
-        survivors: the devices whose masked updates have arrived.
+        confirmed: what members have confirmed to this device, in the members' order; "" of those that did not.
     """
 
     device: NonNegative
+    weights: Hex64 | None = None
     members: list[Member] = Field(default_factory=list)
     threshold: NonNegative = 0
+    minimum: NonNegative = 0
+    blocks: list[list[NonNegative]] = Field(default_factory=list)
     sealed: list[Sealed] = Field(default_factory=list)
-    survivors: list[NonNegative] = Field(default_factory=list)
+    confirmed: list[Confirmation] = Field(default_factory=list)
 
 
 class KeyBatch(_Model):
@@ -303,13 +312,21 @@ class KeyAnswer(_Model):
 
     Attributes:
         member: its new keys.
+        only_with: its block in a sum that it has confirmed for the same weights: it takes part in no other block of
+            them. [] where it has been in none.
         sealed: its shares for the members, in their order.
-        shares: the revealed shares of those that had sealed any, in the members' order.
+        share_hashes: of its shares of its own seed for the members, in their order, then of those of its mask key's.
+        confirmed: what it confirms to each of the members, in their order.
+        shares: the revealed shares of those that had sealed any, in the members' order; "" of those whose shares it
+            could not read.
     """
 
     device: NonNegative
     member: Member | None = None
+    only_with: list[NonNegative] = Field(default_factory=list, max_length=MAX_SHARES, fail_fast=True)
     sealed: list[Sealed] = Field(default_factory=list, max_length=MAX_SHARES, fail_fast=True)
+    share_hashes: list[Hex64] = Field(default_factory=list, max_length=2 * MAX_SHARES, fail_fast=True)
+    confirmed: list[Confirmation] = Field(default_factory=list, max_length=MAX_SHARES, fail_fast=True)
     shares: list[Share] = Field(default_factory=list, max_length=MAX_SHARES, fail_fast=True)
     error: Line | None = None
 

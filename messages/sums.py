@@ -22,7 +22,7 @@ from messages.packing import Layout, MessageError
 
 SCALE = 2**28
 UNIT = 1024  # the weight of one device where all devices count alike
-_BOUND = 2.0**62  # half the range of a 64-bit integer
+ADDABLE = 2.0**62  # half the range of a 64-bit integer
 CACHED = 2**16  # elements whose values in between stay in a processor's cache
 _SMALL = 2**14  # elements, below which a tensor is added together with others
 # A way to round many numbers to integers at once. The shift plus a number of at most 2^51 in size lies between 2^52
@@ -123,7 +123,7 @@ class WeightedSum:
 
 def new_bound(bound: float, largest: float) -> float:
     """The bound of a sum after an addition of at most `largest`; MessageError where the sum could overflow."""
-    if not bound + largest < _BOUND:  # false for NaN too
+    if not bound + largest < ADDABLE:  # false for NaN too
         raise MessageError(
             "weights must be finite and small enough to add exactly, and some are not: where training has diverged, a "
             "smaller learning-rate or clip-norm helps"

@@ -15,7 +15,7 @@ from tasks.remarks import MAX_EXAMPLE_LETTERS, MAX_REMARKS, MAX_WHAT_LETTERS
 # What the JSON text of an honest reply needs at most, with texts of four bytes per letter: for its own fields, for each
 # order's outcome and report, for each of an order's classes in its three lists by class, and for a number.
 _BASE_BYTES, _ORDER_BYTES, _CLASS_BYTES, _NUMBER_BYTES = 8 * 2**10, 16 * 2**10, 40, 25
-_SHARE_BYTES = 200  # two sealed shares as hex, or one of them
+_SHARE_BYTES = 300  # two sealed shares as hex and the hashes of both, or less
 NODE_REPORT_LIMITS = Limits(_ORDER_BYTES, 0)
 # Of a thousand labels of a hundred letters, which JSON may write in six bytes each, of remarks in as many bytes per
 # letter, and of sums of 256 channels, their squares and their centers.

@@ -265,10 +265,7 @@ class Engine:
         if self._secure is None or self._secure.work is not work:
             return
         with self._timed("secure"):
-            sums = self._secure.finish(grid)
-        with self._timed("absorb"):
-            for contribution, assignments in sums:
-                self._absorb_one(work, contribution, assignments)
+            self._secure.finish(grid)
         self._bytes["down"] += self._secure.bytes_down
         self._bytes["up"] += self._secure.bytes_up
 
@@ -546,11 +543,11 @@ class Engine:
             if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now
                 self.population.ask_again(a.device)
         trained = {a.node for a in work.assignments if a.outcome == "trained" and a.node is not None}
-        for node in sorted(trained - work.refused.keys()):
+        for node in sorted(trained - work.refused.keys() - work.broke.keys()):
             self.population.accepted(node)
-        if trained:  # where all are refused it is rather the run's fault, such as a model that has diverged
-            for node, why in sorted(work.refused.items()):
-                self.population.refused(node, why)
+        # Where all are refused it is rather the run's fault, such as a model that has diverged.
+        for node, why in sorted(((work.refused if trained else {}) | work.broke).items()):
+            self.population.refused(node, why)
         overran = by_device(a for a in work.assignments if a.update is not None and a.update.overrun)
         for device, orders in overran.items():  # lowered once: a child that is killed loses all orders of its device
             largest_bytes = max(a.task.cost.peak_training_memory_bytes for a in orders)

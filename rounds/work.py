@@ -258,6 +258,7 @@ class Work(Orders):
         wire: as what parcels travel.
         oldest_checkpoint: the round of the oldest checkpoint that the run may go on from; None: that of the last one.
         refused: nodes of which the server has refused something, and why.
+        broke: nodes that have provably broken the protocol of secure aggregation, and how.
     """
 
     absorb: Callable[[Contribution], None]
@@ -268,6 +269,7 @@ class Work(Orders):
     wire: Wire = "float32"
     oldest_checkpoint: int | None = None
     refused: dict[int, str] = field(init=False, default_factory=dict)
+    broke: dict[int, str] = field(init=False, default_factory=dict)
     _encoded: dict[int, dict[str, bytes]] = field(init=False, default_factory=dict)
 
     @property

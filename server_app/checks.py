@@ -306,7 +306,6 @@ def _check_secure(config: RunConfig, need: Need) -> None:
     """What the server cannot do without seeing updates by themselves, or what would show them (docs/privacy.md)."""
     with_it = "does not go with secure-aggregation"
     need(config.aggregation == "mean", "aggregation", f"{with_it}: it needs every device's values by themselves")
-    need(not config.norm_bound, "norm-bound", f"{with_it}: the server cannot bound updates that it does not see")
     need(not config.both_models, "both-models", f"{with_it}: a device masks one update in a round")
     need(not config.personal_every, "personal-every", f"{with_it}: devices' scores come one by one")
     need(

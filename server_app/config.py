@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from devices.node import MIN_MEMBERS
 from devices.validation import did_you_mean
 from messages.encoding import Wire
-from messages.masks import MIN_MEMBERS
 from models.initial import checked_names
 from plugins.beside import digests, keep
 from plugins.reference import is_loaded, is_reference, module_label, top_module

@@ -17,14 +17,25 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import strategies as st
 
-from client_app.secure import do_step, masked
+from client_app.policy import Policy
+from client_app.secure import SecureDevice
 from client_app.work import family_of
 from devices.budget import Budget
 from devices.fleet import Fleet
 from devices.report import DeviceReport
 from messages.encoding import Wire, encode
 from messages.error import MessageError
-from messages.masks import SEALED_BYTES, SEED_BYTES, Secrets, add_common_masks, mask_key, seal, unseal
+from messages.masks import (
+    SEALED_BYTES,
+    SEED_BYTES,
+    Secrets,
+    add_common_masks,
+    digest_of_members,
+    digests_of,
+    mask_key,
+    seal,
+    unseal,
+)
 from messages.orders import (
     Batch,
     DataAnswer,
@@ -198,7 +209,7 @@ def reports() -> Target:
 
 
 def key_answers(folder: Path) -> Target:
-    """What a device answers about its keys, of the shares that it seals, and of those that it reveals: one of four."""
+    """What a device answers about its keys, shares that it seals, the sum, and those that it reveals: one of four."""
     keys = {"fleet": "", "strategy": "fedavg", "devices": 4, "devices-per-round": 4, "secure-minimum": 3}
     engine, _ = started(small_config(folder, **keys | {"secure-aggregation": True}))
     local, full, everybody = MaskedTraining(weighting="uniform"), FAMILY.full(), [0, 1, 2, 3]
@@ -206,29 +217,40 @@ def key_answers(folder: Path) -> Target:
     orders = [
         Assignment(d, "all", Budget(2**30), Given(Order(d, full), LEADING, price, local), node=d + 1) for d in everybody
     ]
-    nothing: dict[str, Any] = {"payload": lambda group: {}, "absorb": print, "enough": 1, "simulated": False}
+    sent = {name: torch.zeros(spec.shape) for name, spec in FAMILY.tensors(full).items()}
+    nothing: dict[str, Any] = {"payload": lambda _: {"weights": sent}, "absorb": print, "enough": 1, "simulated": False}
     work = Work(round=1, assignments=orders, family=FAMILY, **nothing)
     secure = SecureRound(work, engine.settings, engine.population)
     [found] = secure.sums
     # An honest round of the four, whose third is lost while it trains.
     homes = [folder / str(device) for device in everybody]
-    members = [do_step(KeyOrder(device=d), homes[d], 1).member for d in everybody]
-    found.members = [member for member in members if member is not None]
-    for d in everybody:
-        found.sealed[d] = do_step(found.order(d), homes[d], 1).sealed
+    devices = [SecureDevice(d, engine.settings.run, 1, home, Policy()) for d, home in enumerate(homes)]
+    weights = secure._weights(found)
+    made = [device.do_step(KeyOrder(device=device.device, weights=weights)).member for device in devices]
+    found.members = [member for member in made if member is not None]
+    for d, device in enumerate(devices):
+        shared = device.do_step(found.sharing(d))
+        found.sealed[d], found.share_hashes[d] = shared.sealed, shared.share_hashes
         orders[d].update = Update(order=d, device=d, outcome="trained", examples=HELD)
     values = joined(work.empty_sums(orders[0]))
-    for d in everybody:
-        words = masked(values + (d + 1), d, everybody, homes[d], 1)
+    content, arrays = work.content(engine.settings, orders[:1])
+    _, work_digest = digests_of(content, content.orders[0], arrays)
+    for d, device in enumerate(devices):
+        words = device.masked(values + (d + 1), everybody, weights, work_digest)
         if d != 2:
             found.add(d, torch.frombuffer(bytearray(words), dtype=torch.int64))
-    answers = {d: do_step(found.order(d, reveals=True), homes[d], 1) for d in found.arrived}
+    found.blocks = [sorted(found.arrived)]
+    confirmed = {d: devices[d].do_step(found.confirming(d)) for d in found.arrived}
+    found.confirmed = {d: answer.confirmed for d, answer in confirmed.items()}
+    answers = {d: devices[d].do_step(found.revealing(d)) for d in found.arrived}
     sessions = [Secrets(bytes.fromhex(json.loads((home / "secure.json").read_text())["root"])) for home in homes]
+    members = digest_of_members(found.members, found.threshold, found.minimum)
     right = secure._unmasked(found, answers).sums["weights"].total
     assert int(right[0]) == 1 + 2 + 4
     honest = [
         KeyAnswer(device=0, member=found.members[0]),
-        KeyAnswer(device=0, sealed=found.sealed[0]),
+        KeyAnswer(device=0, sealed=found.sealed[0], share_hashes=found.share_hashes[0]),
+        confirmed[0],
         answers[0],
     ]
     texts = [json.loads(KeyReply(run=engine.settings.run, round=1, answers=[a]).model_dump_json()) for a in honest]
@@ -253,12 +275,14 @@ def key_answers(folder: Path) -> Target:
         """The sum stays the one of the honest devices, or is lost with words: no answer makes it another one."""
         with suppress(MessageError):
             if answer.member is not None:
-                shares = seal(sessions[1].channel, 1, answer.member, bytes(16), bytes(16))
+                shares = seal(sessions[1].channel, 1, answer.member, bytes(16), bytes(16), members)
                 assert len(shares) == SEALED_BYTES
-                add_common_masks(np.zeros(4, np.uint64), 1, mask_key(sessions[1].mask_seed), {0: answer.member})
+                add_common_masks(
+                    np.zeros(4, np.uint64), 1, mask_key(sessions[1].mask_seed), {0: answer.member}, members
+                )
         for sealed in answer.sealed[:4]:
             with suppress(MessageError):
-                own, mask = unseal(sessions[1].channel, 1, found.members[0], bytes.fromhex(sealed))
+                own, mask = unseal(sessions[1].channel, 1, found.members[0], bytes.fromhex(sealed), members)
                 assert len(own) == len(mask) == SEED_BYTES
         if answer.shares:
             with suppress(MessageError):

@@ -1,0 +1,159 @@
+"""What a device allows by itself, whatever its server says: under which masks it trains, and in which sums it is.
+
+One sum shows nothing of one device, and two may: the updates of ten devices from some weights, less those of nine of
+them from the same weights, are the update of the tenth. So the devices of every sum are parted into blocks, and before
+a device confirms a sum, it notes its block. From the same weights it then takes part only in sums that its whole
+block is in, as a block: whatever is taken from what, the update of one device does not remain.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from devices.node import own_secure_minimum
+from devices.state import node_state_dir
+from messages.error import MessageError
+from messages.masks import digest_of
+from messages.orders import Hex64
+
+MAX_REMEMBERED = 4096  # sums; then the oldest are forgotten
+
+
+class _Entry(BaseModel):
+    """A sum that a device has confirmed: its run and round, the weights before it, and the device's block."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    round: Hex64
+    weights: Hex64
+    block: list[int]
+
+
+class _Entries(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sums: list[_Entry] = []
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The sums that a device has confirmed, so that they could be unmasked, in all runs, in a file."""
+
+    path: Path
+
+    def block(self, run: str, round_number: int, weights: str) -> list[int]:
+        """The only block that the device is in, in sums of these weights; [] where it may be in any.
+
+        Raises MessageError where it has been in a sum of this round already, which was of other weights.
+        """
+        entries, this = self._read(), digest_of(run, round_number)
+        found = next((entry.block for entry in entries if entry.weights == weights), [])
+        if not found and any(entry.round == this for entry in entries):
+            raise MessageError(
+                f"this device has been in a sum of round {round_number} of the run already, from other weights: a new "
+                "run has another run-name"
+            )
+        return found
+
+    def add(self, run: str, round_number: int, weights: str, block: list[int]) -> None:
+        """Note a sum, on the disk when this returns. Raises MessageError where the device may not be in it."""
+        with alone(self.path.parent):
+            check_same(self.block(run, round_number, weights), block)
+            entry = _Entry(round=digest_of(run, round_number), weights=weights, block=sorted(block))
+            entries = self._read()
+            if entry not in entries:
+                write_whole(self.path, _Entries(sums=[*entries, entry][-MAX_REMEMBERED:]).model_dump_json())
+
+    def _read(self) -> list[_Entry]:
+        try:
+            return _Entries.model_validate_json(self.path.read_bytes()).sums
+        except FileNotFoundError:
+            return []
+        except (OSError, ValidationError):
+            raise MessageError(
+                f"{self.path}, which says in which sums this device has been, cannot be read: while it is so, the "
+                "device is in no other; its owner may delete the file"
+            ) from None
+
+
+def check_same(before: list[int], block: list[int]) -> None:
+    """MessageError where a block is not that of the sum before it from the same weights."""
+    if before and sorted(before) != sorted(block):
+        raise MessageError(
+            f"from these very weights this device has been in a sum together with {before}: the difference to a sum "
+            f"with {sorted(block)} could show one device's update"
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the owner of a device has set, and what the device remembers.
+
+    Attributes:
+        minimum: the fewest devices of a sum; 0 where the device also trains without masks.
+        ledger: None in a simulation, whose server has all devices' data.
+    """
+
+    minimum: int = 0
+    ledger: Ledger | None = None
+
+    def check_sum(self, fewest: int) -> None:
+        """MessageError where a sum may be of too few devices."""
+        if fewest < self.minimum:
+            raise MessageError(
+                f"a sum may be of {fewest} devices, and this device's owner wants {self.minimum} at least "
+                "(secure-minimum in its node config): set the run's secure-minimum"
+            )
+
+    def check_unmasked(self, what: str) -> None:
+        """MessageError where the device does nothing whose result the server would see by itself."""
+        if self.minimum:
+            raise MessageError(
+                f"this device's owner wants sums of {self.minimum} devices at least (secure-minimum in its node "
+                f"config), and this is {what}"
+            )
+
+
+def policy_of(config: Mapping[str, object], device: int, *, simulated: bool) -> Policy:
+    """The policy of a device of this node. MessageError where the node may not be a worker of a simulation."""
+    minimum = own_secure_minimum(config)
+    if simulated:
+        Policy(minimum).check_unmasked("work for a simulation")
+        return Policy()
+    return Policy(minimum, Ledger(node_state_dir(config) / ".sums" / f"device-{device}.json"))
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else is in here for the same folder: a server may send a device two messages at the same moment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a file that only its owner can read: the whole of it or nothing, and if durable on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(f".{os.getpid()}.part")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    os.replace(beside, path)
+    if not durable:
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,153 @@
+"""Rounds under secure aggregation that a server does again, because it has crashed or because it lies."""
+
+import json
+
+import pytest
+from flwr.app import Context, Message
+
+from client_app import work, worker
+from client_app.app import app as client
+from client_app.work import family_of
+from messages.orders import Batch, Reply
+from messages.parcels import digest
+from messages.wire import from_records, to_records
+from models.architecture import Architecture
+from tests.client_app.work_orders import Apart
+from tests.grid import InProcessGrid
+from tests.rounds.test_hostile_secure import run
+from tests.rounds.test_secure import kind_of
+from tests.small_run import connected_grid, same_bits
+
+ALL, HALF = list(range(10)), [5, 6, 7, 8, 9]
+# What a device says that has been in a sum from the same weights.
+BEFORE = "failed: from these weights it has been in a sum together with devices [0, 1, 2, 3, 4], and not all are there"
+
+
+@pytest.fixture(autouse=True)
+def _work_is_done_in_this_process(monkeypatch):
+    monkeypatch.setattr(worker, "ask", work.do)
+
+
+def without(grid: InProcessGrid, *lost: tuple[int, str]) -> InProcessGrid:
+    """Devices are lost at a step of every round, device -1 being all of them."""
+
+    def app(message: Message, context: Context) -> Message:
+        device = message.metadata.dst_node_id - 1
+        if {(device, kind_of(message)), (-1, kind_of(message))} & set(lost):
+            raise RuntimeError("this node is lost")
+        return client(message, context)
+
+    grid.app = app
+    return grid
+
+
+def test_rounds_that_were_unmasked_give_the_same_bits_again(tmp_path):
+    """A server that has lost its newest checkpoints, and goes on from one of two rounds before."""
+    before = run(tmp_path / "a", connected_grid(10, tmp_path), 2)
+    again = run(tmp_path / "b", connected_grid(10, tmp_path), 3)
+    assert all(same_bits(before.models[number], again.models[number]) for number in (1, 2))
+    assert [again.trained(number) for number in (1, 2, 3)] == [ALL] * 3
+
+
+@pytest.mark.parametrize(("crash", "trained"), [("confirm", ALL), ("reveal", [d for d in ALL if d != 3])])
+def test_a_round_that_was_not_unmasked_is_begun_anew(crash, trained, tmp_path):
+    """With whoever is there, or with those that have confirmed the sum, which could have been unmasked."""
+    crashed = run(tmp_path / "a", without(connected_grid(10, tmp_path), (3, "train"), (-1, crash)), 1)
+    assert crashed.trained(1) == []
+    again = run(tmp_path / "b", connected_grid(10, tmp_path), 2)
+    assert again.trained(1) == trained
+    assert again.trained(2) == ALL
+    lost = () if 3 in trained else ((3, "train"),)
+    fresh = run(tmp_path / "c", without(connected_grid(10, tmp_path / "elsewhere"), *lost), 1)
+    assert same_bits(fresh.models[1], again.models[1])
+
+
+def test_where_a_device_has_left_since_its_block_waits_for_the_next_round(tmp_path):
+    run(tmp_path / "a", connected_grid(10, tmp_path), 1)
+    again = run(tmp_path / "b", without(connected_grid(10, tmp_path), (2, "keys")), 2)
+    assert again.trained(1) == HALF
+    assert [again.outcomes(1)[device] for device in (0, 1, 3, 4)] == [BEFORE] * 4
+    assert again.trained(2) == [device for device in ALL if device != 2]
+
+
+@pytest.mark.parametrize("step", ["confirm", "reveal"])
+def test_a_round_that_was_unmasked_in_part_is_finished_with_the_same_devices(step, tmp_path):
+    """Some have noted the sum, and some were lost before they did."""
+    crashed = run(tmp_path / "a", without(connected_grid(10, tmp_path), (3, step), (8, step)), 1)
+    assert crashed.trained(1) == ALL
+    again = run(tmp_path / "b", connected_grid(10, tmp_path), 1)
+    assert again.trained(1) == ALL
+    assert same_bits(crashed.models[1], again.models[1])
+
+
+@pytest.mark.parametrize("name", ["small", "another-run"])
+def test_no_other_sum_of_the_same_weights_is_had_under_any_name_of_the_run(name, tmp_path):
+    """The difference of the two sums would be what the device adds that is left out."""
+    run(tmp_path / "a", connected_grid(10, tmp_path), 1)
+    hostile = run(tmp_path / "b", without(connected_grid(10, tmp_path), (7, "train")), 1, run_name=name)
+    assert hostile.trained(1) == [0, 1, 2, 3, 4]  # a block of the first sum; the rest is the other block
+    lost = {device: outcome for device, outcome in hostile.outcomes(1).items() if device > 4 and device != 7}
+    assert all("4 updates arrived, 5 are needed" in outcome for outcome in lost.values())
+
+
+def test_owners_who_want_larger_sums_are_in_no_smaller_ones(tmp_path):
+    grid = connected_grid(10, tmp_path)
+    for node in (1, 2, 3):
+        grid.contexts[node].node_config["secure-minimum"] = 8
+    ran = run(tmp_path, grid, 1)
+    assert ran.trained(1) == list(range(3, 10))
+    assert "this device's owner wants 8 at least" in ran.outcomes(1)[0]
+    assert ran.engine.population.state_dict()["refusals"] == {}  # which is no fault
+    plain = run(tmp_path / "b", grid, 1, secure_aggregation=False, secure_minimum=5)
+    assert plain.trained(1) == list(range(3, 10))
+    assert "the run needs secure-aggregation = true" in plain.outcomes(1)[0]
+
+
+@pytest.mark.parametrize("asked_otherwise", [1, 5, 9])
+def test_a_server_that_lets_some_train_in_another_way_unmasks_nothing(asked_otherwise, tmp_path):
+    """With a learning rate of 0 nine return what they were sent, and the rest of the sum would be that of the tenth."""
+    grid = connected_grid(10, tmp_path)
+
+    def app(message: Message, context: Context) -> Message:
+        if kind_of(message) == "train" and message.metadata.dst_node_id <= asked_otherwise:
+            batch, arrays = from_records(Batch, message.content)
+            still = batch.training.model_copy(update={"learning_rate": 0.0})
+            message.content = to_records(batch.model_copy(update={"training": still}), arrays)
+        return client(message, context)
+
+    grid.app = app
+    ran = run(tmp_path, grid, 1)
+    assert ran.trained(1) == []
+    assert same_bits(ran.models[0], ran.models[1])
+
+    # Five of ten are too few to reveal anything. Nine do, but the masks that they share with the tenth do not cancel.
+    told = "can be of no honest updates" if asked_otherwise != 5 else "were told the same as this device"
+    assert all(told in text for text in ran.outcomes(1).values())
+
+
+def test_an_order_under_masks_returns_nothing_by_itself(tmp_path):
+    """A server that names another device half, which returns the weights to it alone."""
+    grid, sent = connected_grid(10, tmp_path), []
+    half = Apart().reference()
+
+    def app(message: Message, context: Context) -> Message:
+        if kind_of(message) == "train" and message.metadata.dst_node_id == 1:
+            batch, arrays = from_records(Batch, message.content)
+            [order] = batch.orders
+            sent_parcels, returned = (
+                of(family_of(json.dumps(batch.family)), Architecture.from_json(order.architecture))
+                for of in (Apart().sent, Apart().returned)
+            )
+            asked = order.model_copy(update={"local": half, "digest": digest(sent_parcels, returned)})
+            message.content = to_records(batch.model_copy(update={"orders": [asked]}), arrays)
+            reply = client(message, context)
+            sent.append(from_records(Reply, reply.content))
+            return reply
+        return client(message, context)
+
+    grid.app = app
+    ran = run(tmp_path, grid, 1)
+    [(reply, arrays)] = sent
+    assert arrays == []
+    assert "is under masks, and its device half" in reply.updates[0].outcome
+    assert ran.trained(1) == list(range(1, 10))
