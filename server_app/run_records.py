@@ -102,8 +102,11 @@ class RoundRecord(ScoreRecord):
     devices_bounded: Count  # whose updates were scaled down to norm-bound or dp-clip
     devices_state_lost: Count = 0  # that began anew because what they kept is gone; earlier versions do not have it
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
-    bytes_down: Bytes
-    bytes_up: Bytes
+    training_bytes_down: Bytes  # of parcels; with first questions, and the exchanges about masks
+    training_bytes_up: Bytes
+    statistics_bytes_down: Bytes  # for the batch norm statistics of models that are scored
+    statistics_bytes_up: Bytes
+    scoring_bytes_down: Bytes  # of models that devices score
     memory_utilisation: Share | None  # None when no device trained
     bandwidth_utilisation: Share | None  # None when no device trained under a payload budget
     distinct_architectures: Count
@@ -112,6 +115,11 @@ class RoundRecord(ScoreRecord):
     server_seconds: dict[str, Seconds]  # assign, payload, absorb, finish (aggregation), evaluate, and a method's own
     metrics: dict[str, float | None]  # of the method's own
     server_peak_rss_bytes: Bytes
+
+    @property
+    def training_bytes(self) -> int:
+        """Both ways together."""
+        return self.training_bytes_down + self.training_bytes_up
 
     @property
     def scale(self) -> Scale:
@@ -127,6 +135,9 @@ class RoundRecord(ScoreRecord):
         own = {key: value for key, value in line.items() if key in EARLIER_METRICS}
         rest = {key: value for key, value in line.items() if key not in EARLIER_METRICS}
         return rest | {"metrics": {key: value for key, value in own.items() if value is not None}}
+
+
+TRAFFIC = [name for name in RoundRecord.model_fields if name.endswith(("_bytes_down", "_bytes_up"))]
 
 
 def _both_ways(line: Any) -> Any:
@@ -224,8 +235,11 @@ class Summary(ScoreRecord):
     personal_score_by_network: dict[str, float] | None = None
     epsilon: float | None = None  # of the whole run; these two are None without differential privacy
     delta: float | None = None
-    bytes_down: Bytes
-    bytes_up: Bytes
+    training_bytes_down: Bytes
+    training_bytes_up: Bytes
+    statistics_bytes_down: Bytes
+    statistics_bytes_up: Bytes
+    scoring_bytes_down: Bytes
     devices_by_outcome: dict[str, int]
     simulated_seconds: Seconds
     wall_seconds: Seconds
@@ -258,8 +272,11 @@ def scalars_of(record: RoundRecord) -> dict[str, float | None]:
         "loss": record.loss,
         "epsilon": record.epsilon,
         f"personal_{record.metric}": record.personal_score,
-        "bytes/down": record.bytes_down,
-        "bytes/up": record.bytes_up,
+        "bytes/training_down": record.training_bytes_down,
+        "bytes/training_up": record.training_bytes_up,
+        "bytes/statistics_down": record.statistics_bytes_down,
+        "bytes/statistics_up": record.statistics_bytes_up,
+        "bytes/scoring_down": record.scoring_bytes_down,
         "utilisation/memory": record.memory_utilisation,
         "utilisation/bandwidth": record.bandwidth_utilisation,
         "devices/sampled": record.devices_sampled,
