@@ -23,11 +23,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of
+from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of, todays_names
 from benchmarks.tables import markdown, write_between
 from server_app.folders import file_written_whole
 from server_app.run_folder import JournalError
-from server_app.run_records import todays_names
 from wildflower.flower import stop_signals_interrupt
 from wildflower.local import ONE_THREAD
 from wildflower.settings import SettingsError
@@ -42,8 +41,8 @@ KEYS = (
     "best_score",
     "score_by_tier",
     "personal_score",
-    "bytes_down",
-    "bytes_up",
+    *("bytes_down", "bytes_up"),
+    *("training_bytes_down", "training_bytes_up", "scoring_bytes_down"),
     "devices_by_outcome",
 )
 # Means over the trainings of a run: head of the column, figure, its unit.

@@ -391,8 +391,9 @@ def _unequal_budgets(groups: Sequence[Group]) -> str:
         if unequal:
             tier, of = max(unequal.items(), key=lambda item: max(item[1].values()) / min(item[1].values()))
             least, most = min(of, key=lambda name: of[name]), max(of, key=lambda name: of[name])
+            fleet = groups[0].runs[0].config.get("fleet")
             return (
-                f"The fleet {groups[0].runs[0].config.get('fleet')} gives devices of {tier} {_exactly(of[least])} {what} "
+                f"The fleet {fleet} gives devices of {tier} {_exactly(of[least])} {what} "
                 f"under {least} and {_exactly(of[most])} under {most}, so that none of the methods is recommended: its "
                 "fits_width means what each method needs for a width. Give its groups training_memory, and where it "
                 "should bind payload, in bytes (docs/fleets.md), and run the methods again."

@@ -394,7 +394,10 @@ ONE = group('memory = "1 GB"')
         (group('memory = "1 GB"\nkind = 4'), "kind = 4: Input should be a valid string"),
         (group("fits_width = 1.5"), "fits_width = 1.5: Input should be less than or equal to 1"),
         (group('fits_width = 1\npayload = "1 MB"'), "group 'phones': payload and fits_width exclude each other"),
-        (group('memory = "1 GB"\npayload = "0 B"'), "payload = '0 B': bytes = 0.0: must be a finite number of at least"),
+        (
+            group('memory = "1 GB"\npayload = "0 B"'),
+            "payload = '0 B': bytes = 0.0: must be a finite number of",
+        ),
         (group('memory = "1 GB"\npayload = 400'), "payload = 400: "),
         (group("fits_width = 0"), "fits_width = 0: Input should be greater than 0"),
         (group("fits_width = nan"), "fits_width = nan: Input should be"),

@@ -137,7 +137,10 @@ def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
     assert all("has lost what is frozen of its model" in outcome for outcome in refused)
     fourth = engine.run_round(grid, 4, scorer).record
     assert fourth["devices_replied"] == 6
-    assert fourth["training_bytes_down"] - second["training_bytes_down"] == hit * (first["training_bytes_down"] - second["training_bytes_down"]) / 6
+    assert (
+        fourth["training_bytes_down"] - second["training_bytes_down"]
+        == hit * (first["training_bytes_down"] - second["training_bytes_down"]) / 6
+    )
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,11 @@ def test_of_lora_only_its_tensors_and_the_head_travel(beside, tmp_path, folder):
     first, second = read_rounds(run_dir)
     sent = trained + 4 * (6444 - 472) + 53 * 33
     assert (first.devices_replied, first.training_bytes_up, first.training_bytes_down) == (4, 4 * trained, 4 * sent)
-    assert (second.devices_replied, second.training_bytes_up, second.training_bytes_down) == (4, 4 * trained, 4 * trained)
+    assert (second.devices_replied, second.training_bytes_up, second.training_bytes_down) == (
+        4,
+        4 * trained,
+        4 * trained,
+    )
     state = checkpoint.load(run_dir).state.tensors
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, state[f"weights/{name}"])}
     places = [f"encoder.layer.{layer}.attention.self.{part}" for layer in range(3) for part in ("query", "value")]

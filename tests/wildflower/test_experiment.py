@@ -133,7 +133,9 @@ def world(tmp_path, monkeypatch) -> World:
 def test_a_finished_run(world):
     code, text = world.run("finish", "fedprox.mu=0.5")
     assert code == 0
-    assert "round 1/1, delivered accuracy 40 %, whole model 50 %, loss 1.25, 2 of 3 devices, training 2 MB down, " in text
+    assert (
+        "round 1/1, delivered accuracy 40 %, whole model 50 %, loss 1.25, 2 of 3 devices, training 2 MB down, " in text
+    )
     assert "1.5 MB up, 2 s\n" in text
     for part in ("tier [small]", "25 %", "2 trained, 1 failed", f"Report: {world.run_dir / 'report.html'}\n"):
         assert part in text
