@@ -7,9 +7,11 @@ import pytest
 from fake_runs import CONFIG, a_round
 from page_figures import charts_of
 
+from server_app.app import run
 from server_app.compare import compare
 from server_app.journal import Journal
-from server_app.run_folder import JournalError
+from server_app.run_folder import JournalError, read_config, read_devices
+from tests.small_run import simulated_grid, small_config
 
 
 def a_run(run_dir: Path, scores: list[float | None], *, finished: bool = True, **config) -> Path:
@@ -313,6 +315,23 @@ def test_methods_that_had_unequal_memory_under_one_fleet_are_not_recommended(tmp
         "bytes (docs/fleets.md), and run the methods again."
     ]
     assert len(rows_of(comparison, ACCURACY)) == 2
+
+
+def test_runs_keep_what_a_fleet_of_widths_gives_their_methods(tmp_path):
+    """The fleet of small runs says fits_width: FjORD's devices get what several widths in one step take."""
+    runs = []
+    for strategy in ("heterofl", "fjord"):
+        changes = {"run_name": strategy, "strategy": strategy, "rounds": 1, "family": "cnn3", "evaluate_every": 1}
+        runs.append(run(simulated_grid(), small_config(tmp_path, **changes)))
+    first, second = (read_config(run_dir)["budgets"] for run_dir in runs)
+    assert first.keys() == second.keys() == {"whole", "half", "quarter"}
+    assert first["whole"]["payload_bytes"] == second["whole"]["payload_bytes"] > 0
+    assert second["whole"]["memory_bytes"] > 1.5 * first["whole"]["memory_bytes"]
+    line = next(line for line in read_devices(runs[1]) if line.tier == "whole")
+    assert line.budget.memory_bytes == second["whole"]["memory_bytes"]
+    [told] = compare(runs).advice
+    figures = (f"{of['whole']['memory_bytes']:,} bytes" for of in (first, second))
+    assert re.search(".* of whole .*{}.* under heterofl and .*{}.* under fjord, so that none".format(*figures), told)
 
 
 def test_methods_that_had_unequal_payload_are_not_recommended(tmp_path):
