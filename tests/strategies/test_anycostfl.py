@@ -446,7 +446,7 @@ def test_a_simulation_has_the_bits_of_real_nodes_and_counts_what_travels(tmp_pat
 
     grid.tamper = counted
     nodes = run(grid, small_config(tmp_path, **keys, **{"run-name": "nodes", "fleet": ""}))
-    assert sum(came) == sum(record.training_bytes_up for record in read_rounds(nodes)) > 0
+    assert sum(came) == sum(r.training_bytes_up + r.statistics_bytes_up for r in read_rounds(nodes)) > 0
     for workers in (1, 2):
         changes = {"run-name": f"simulated-{workers}", "workers": workers, "below-smallest": "smallest"}
         simulated = run(simulated_grid(workers), small_config(tmp_path, **keys, **changes))
