@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
+from plugins.reference import top_module
 from server_app.charts import Chart, Line, line_chart
 from server_app.config import READ_WITH, defaults, unread
 from server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
@@ -368,7 +369,9 @@ def _advice(groups: Sequence[Group], scale: Scale) -> list[str]:
 def _unequal_conditions(groups: Sequence[Group]) -> str:
     """In which conditions runs differ; "" where they have them in common."""
     experiments = [group.runs[0].experiment for group in groups]
-    conditions = [{key: experiment[key] for key in CONDITIONS if key in experiment} for experiment in experiments]
+    of_tasks = [f"module {top_module(str(experiment.get('task')))}-sha256" for experiment in experiments]
+    keys = dict.fromkeys([*CONDITIONS, *of_tasks])
+    conditions = [{key: experiment[key] for key in keys if key in experiment} for experiment in experiments]
     other = _differing(conditions)
     # Of real devices no file says what there are: their kinds are the tiers.
     real = [group for group in groups if not group.runs[0].config.get("fleet")]

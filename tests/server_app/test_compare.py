@@ -385,6 +385,16 @@ def test_of_other_data_none_is_recommended(other, tmp_path):
     assert compare(runs).advice == ["The runs differ in data-sha256, so that none of the methods is recommended."]
 
 
+def test_of_another_version_of_a_task_of_ones_own_none_is_recommended(tmp_path):
+    runs = []
+    for strategy, digit in (("heterofl", "0"), ("fedrolex", "1")):
+        plugins = {"mine": digit * 64, "another": "2" * 64}
+        runs += seeds_of(tmp_path, strategy, [0.7, 0.7], task="mine.data:Birds", plugins=plugins)
+    assert compare(runs).advice == [
+        "The runs differ in module mine-sha256, so that none of the methods is recommended."
+    ]
+
+
 def test_of_other_kinds_of_real_devices_none_is_recommended(tmp_path):
     runs = []
     for strategy, tiers in (("heterofl", {"jetson": 0.9}), ("fedrolex", {"jetson": 0.8, "pi": 0.6})):
