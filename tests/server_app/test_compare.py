@@ -452,6 +452,12 @@ def test_who_does_not_keep_to_the_budgets_is_not_recommended(tmp_path):
             '"plugins-sha256": {"mine": 1}}',
             r"plugins-sha256\.mine = 1 is not what a run",
         ),
+        (
+            "config.json",
+            '{"config": {"strategy": "fedavg"}, "versions": {}, "seed": 1, "fleet-sha256": "", '
+            '"budgets": {"small": {"memory_bytes": "1 MB", "payload_bytes": null}}}',
+            r"budgets\.small = .* is not what a run",
+        ),
         ("rounds.jsonl", '{"round": 1}\n', r"rounds\.jsonl, line 1: the key 'strategy' is missing \(and \d+ more\)$"),
         ("summary.json", "{}", r"summary\.json: the key 'status' is missing \(and"),
         ("summary.json", "", r"summary\.json: it is not JSON: EOF while parsing a value at line 1 column 0$"),
