@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,37 @@ from rounds.engine import Engine
 from server_app import checkpoint
 from server_app.app import build
 from server_app.config import RunConfig
-from server_app.run_records import todays_names
 from strategies.submodel import SubModelMethod
 from tasks.task import TaskSpec, load_task
+
+# What figures called scores that were recorded while accuracy was the only metric.
+EARLIER_NAMES = {
+    "accuracy": "score",
+    "accuracy_by_tier": "score_by_tier",
+    "accuracy_by_exit": "score_by_exit",
+    "personal_accuracy": "personal_score",
+    "personal_accuracy_by_tier": "personal_score_by_tier",
+    "final_accuracy": "final_score",
+    "best_accuracy": "best_score",
+}
+
+
+def todays_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded figures with scores under today's names; what has them is left as it is."""
+    if "metric" in recorded or EARLIER_NAMES.keys().isdisjoint(recorded):
+        return dict(recorded)
+    renamed = {EARLIER_NAMES.get(key, key): value for key, value in recorded.items()}
+    return {"metric": "accuracy", "higher_is_better": True} | renamed
+
+
+def with_traffic(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A round or a summary with `bytes_down` and `bytes_up` as recorded figures have them.
+
+    These are of training and of batch norm statistics together, so that rows of one table are of one kind whenever they
+    were run.
+    """
+    both = {way: record[f"training_{way}"] + record[f"statistics_{way}"] for way in ("bytes_down", "bytes_up")}
+    return {**record, **both}
 
 
 def trained_method(run: Path) -> tuple[SubModelMethod, Engine, RunConfig]:
@@ -44,8 +73,8 @@ def digest_of(settings: Any) -> str:
 
 
 def rounds_of(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's rounds.jsonl, with scores under today's names whichever version wrote them."""
-    return [todays_names(json.loads(line)) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    """The lines of a run's rounds.jsonl, `with_traffic`."""
+    return [with_traffic(json.loads(line)) for line in (run / "rounds.jsonl").read_text().splitlines()]
 
 
 def devices_of(run: Path) -> list[dict[str, Any]]:
@@ -55,7 +84,7 @@ def devices_of(run: Path) -> list[dict[str, Any]]:
 
 def summary_of(run: Path) -> dict[str, Any]:
     """A run's summary.json, likewise."""
-    return todays_names(json.loads((run / "summary.json").read_text()))
+    return with_traffic(json.loads((run / "summary.json").read_text()))
 
 
 def from_test_set(method: SubModelMethod, count: int) -> tuple[Tensor, Tensor]:

@@ -23,11 +23,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of
+from benchmarks.runs import config_of, devices_of, digest_of, rounds_of, summary_of, todays_names
 from benchmarks.tables import markdown, write_between
 from server_app.folders import file_written_whole
 from server_app.run_folder import JournalError
-from server_app.run_records import todays_names
 from wildflower.flower import stop_signals_interrupt
 from wildflower.local import ONE_THREAD
 from wildflower.settings import SettingsError
@@ -42,8 +41,8 @@ KEYS = (
     "best_score",
     "score_by_tier",
     "personal_score",
-    "bytes_down",
-    "bytes_up",
+    *("bytes_down", "bytes_up"),
+    *("training_bytes_down", "training_bytes_up", "scoring_bytes_down"),
     "devices_by_outcome",
 )
 # Means over the trainings of a run: head of the column, figure, its unit.
@@ -52,6 +51,8 @@ COSTS = (
     ("training, MB", "device_memory_bytes", 1e6),
     ("device's s per round", "device_seconds", 1),
 )
+# Fleets that lie beside the studies, by the names under which digests have them: figures were recorded with these.
+RECORDED_AS = {"benchmarks/five-widths.toml": "five-widths"}
 Figures = dict[str, dict]  # of one method: seed -> figures
 
 
@@ -243,7 +244,9 @@ class Study:
 
         Defaults are not in it, and of what comes with the project, such as a fleet that is set by its name, only names.
         """
-        settings = {"": tomllib.loads(self.experiment.read_text())}
+        experiment = tomllib.loads(self.experiment.read_text())
+        fleet = experiment.get("fleet", "")
+        settings = {"": experiment | ({"fleet": RECORDED_AS[fleet]} if fleet in RECORDED_AS else {})}
         for setting in self.methods[method]:
             key, _, value = setting.partition("=")
             settings[key] = tomllib.loads(Path(value).read_text()) if value.endswith(".toml") else {"": value}

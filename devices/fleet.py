@@ -59,6 +59,10 @@ def _reference(value: object) -> float:
     return check_number(parse_amount(value, COMPUTE_UNITS, "10 GFLOP/s"), "reference", positive=True)
 
 
+def _payload(value: object) -> int:
+    return int(check_number(parse_amount(value, MEMORY_UNITS, "400 kB"), "bytes", minimum=1, maximum=MAX_WHOLE))
+
+
 def _transfer(value: object) -> float:
     return check_number(parse_amount(value, TIME_UNITS, "2 s"), "transfer", positive=True)
 
@@ -87,6 +91,7 @@ class GroupTable(BaseModel):
     training_memory: Annotated[Quantity, BeforeValidator(_memory)] | None = None
     memory_trace: str | None = Field(default=None, min_length=1)
     fits_width: float | None = Field(default=None, gt=0, le=1)
+    payload: Annotated[int, BeforeValidator(_payload)] | None = None
     link: Annotated[Quantity, BeforeValidator(_link)] | None = None
     down: Annotated[Quantity, BeforeValidator(_link)] | None = None
     up: Annotated[Quantity, BeforeValidator(_link)] | None = None
@@ -103,6 +108,7 @@ class GroupTable(BaseModel):
         for keys, needed in [
             (("count", "share"), True),
             (("memory", "training_memory", "memory_trace", "fits_width"), True),
+            (("payload", "fits_width"), False),
             (("link", "down", "down_trace"), False),
             (("link", "up", "up_trace"), False),
         ]:
@@ -229,6 +235,17 @@ class Fleet:
             counted=table.group[0].count is not None,
             replaced=_replaced(path, table, sum(counts)),
         )
+
+    @property
+    def most_bytes(self) -> dict[str, dict[str, int | None]]:
+        """The most training memory of a device of each tier, and its payload limit, whatever the links carry.
+
+        Under one file these differ between runs where it says `fits_width`.
+        """
+        return {
+            group.name: {"memory_bytes": group.memory_total_bytes, "payload_bytes": group.payload_limit_bytes}
+            for group in self._groups
+        }
 
     def newcomers(self, exchanges: int) -> tuple[np.ndarray, np.ndarray]:
         """Which places among the present devices become free after a round, and the numbers of who takes them.
@@ -442,7 +459,7 @@ def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requireme
         except ValueError as error:
             raise ValueError(f"{where}: {key} = {name!r}: {error}") from error
 
-    payload_limit_bytes = None
+    payload_limit_bytes = table.payload
     memory: Quantity | Trace | None = table.memory or table.training_memory or trace("memory_trace", MEMORY_COLUMNS)
     if table.fits_width is not None:
         if requirement is None:

@@ -49,7 +49,7 @@ from rounds.frozen import Frozen
 from rounds.lateness import drop_late, simulated_seconds
 from rounds.own import OwnData
 from rounds.population import Population
-from rounds.records import RoundResult, device_record, round_record
+from rounds.records import RoundResult, count_scoring, count_work, device_record, round_record
 from rounds.rehearsal import rehearse_payload
 from rounds.replies import read_reply
 from rounds.scores import (
@@ -150,7 +150,7 @@ class Engine:
         self._keepers: set[int] = set()  # devices that keep something
         self._introduced: set[int] = set()  # devices that have answered the method's first question
         self._told_skipped: set[int] = set()  # devices of which it was said that nothing fits them
-        self._bytes: Counter[str] = Counter()
+        self._traffic: Counter[str] = Counter()  # of the round that runs: `rounds.records.TRAFFIC`
         self._frozen = Frozen(method.family, method.frozen_weights())
         self._left: list[int] = []  # devices that left for good at the end of the round that runs
         self._secure: SecureRound | None = None  # of the round that runs
@@ -213,7 +213,7 @@ class Engine:
         """Sample devices, read their reports, and give each the architecture that its budget allows."""
         self.method.round = number
         self.method.stopwatch.seconds.clear()
-        self._bytes = Counter()
+        self._traffic = Counter()
         with self._timed("assign"):
             devices = self._sample(grid)
             if number == 1:
@@ -266,8 +266,8 @@ class Engine:
             return
         with self._timed("secure"):
             self._secure.finish(grid)
-        self._bytes["down"] += self._secure.bytes_down
-        self._bytes["up"] += self._secure.bytes_up
+        self._traffic["training_bytes_down"] += self._secure.bytes_down
+        self._traffic["training_bytes_up"] += self._secure.bytes_up
 
     def _sample(self, grid: Grid) -> list[int]:
         """The devices of the round: a number of them, or under differential privacy each with the same probability."""
@@ -336,7 +336,7 @@ class Engine:
             metric=self.settings.metric,
             evaluation=evaluation,
             personal=personal,
-            nbytes=self._bytes,
+            traffic=self._traffic,
             simulated_seconds=self.population.now_seconds,
             wall_seconds=time.perf_counter() - started,
             server_seconds=self.method.stopwatch.seconds,
@@ -527,10 +527,6 @@ class Engine:
         """What has no outcome by now is late; count the bytes, and say what went wrong."""
         for a in work.assignments:
             a.outcome = a.outcome or "late"
-            # Under a fleet the late ones, which the clock has timed, do not train, but they too are sent their weights.
-            if a.node is not None or a.timing is not None:
-                self._bytes["down"] += work.bytes_down(a)
-                self._bytes["up"] += work.bytes_up(a) if a.outcome == "trained" else 0
             if a.outcome == "trained":
                 self._frozen.has(a.device, a.frozen.name)
             elif a.node is not None:
@@ -542,6 +538,7 @@ class Engine:
                     self.own.refused(a.device)
             if a.outcome != "trained":  # one that could afford nothing has no update to say with that it has more now
                 self.population.ask_again(a.device)
+        count_work(self._traffic, work)
         trained = {a.node for a in work.assignments if a.outcome == "trained" and a.node is not None}
         for node in sorted(trained - work.refused.keys() - work.broke.keys()):
             self.population.accepted(node)
@@ -911,6 +908,7 @@ class Engine:
         """Ask devices for scores, and note which of them then hold the frozen parts."""
         self._route(grid, orders)
         found = score_on_devices(grid, orders, self.settings, self.population, data, training)
+        count_scoring(self._traffic, orders)
         for a in orders.assignments:
             if a.device in found:
                 self._frozen.has(a.device, a.frozen.name)

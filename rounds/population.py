@@ -62,6 +62,7 @@ class Population(ABC):
     simulated: bool
     now_seconds: float  # since the run began: the virtual clock, or the wall's on hardware
     fleet_digest: str = ""  # of the files that describe simulated devices
+    most_bytes: Mapping[str, Mapping[str, int | None]] = {}  # of simulated devices: `Fleet.most_bytes`
 
     def __init__(self, holdings: Holdings) -> None:
         self.holdings = holdings
@@ -189,7 +190,8 @@ class SimulatedDevices(Population):
     ) -> None:
         super().__init__(holdings)
         self._elsewhere = elsewhere
-        self.fleet, self.clock, self.fleet_digest = fleet, VirtualClock(), fleet.digest
+        self.fleet, self.clock = fleet, VirtualClock()
+        self.fleet_digest, self.most_bytes = fleet.digest, fleet.most_bytes
         self._workers, self._wait_seconds = workers, wait_seconds
         self._nodes: list[int] = []
         self._chosen: list[int] = []  # the nodes that the run began with

@@ -10,14 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from messages.parcels import nbytes
 from rounds.scores import Evaluation, Personal
-from rounds.work import Assignment, Work, by_device
+from rounds.work import Assignment, Orders, Work, by_device
 from strategies.method import fits
 from strategies.privacy import Privacy
+from strategies.statistics import TakeStatistics
 from tasks.metrics import Metric
 
 # Of a round, as far as the server works; a method may name parts of its own beside them.
 PARTS = ("assign", "payload", "absorb", "finish", "evaluate")
+# Of a round, by what it travels for: how often one evaluates is no part of what training takes. First questions and the
+# exchanges about masks are training's. What comes back of scoring are a few numbers, which are not counted.
+TRAFFIC = (
+    *("training_bytes_down", "training_bytes_up"),
+    *("statistics_bytes_down", "statistics_bytes_up"),
+    "scoring_bytes_down",
+)
 
 
 @dataclass
@@ -28,6 +37,25 @@ class RoundResult:
     devices: list[dict[str, Any]]
 
 
+def count_work(traffic: Counter[str], work: Work) -> None:
+    """Add the bytes of work that is done to a round's `TRAFFIC`.
+
+    Under a fleet the late ones, which the clock has timed, do not train, but they too are sent their weights.
+    """
+    for a in work.assignments:
+        if a.node is not None or a.timing is not None:
+            purpose = "statistics" if isinstance(a.task.local, TakeStatistics) else "training"
+            traffic[f"{purpose}_bytes_down"] += work.bytes_down(a)
+            traffic[f"{purpose}_bytes_up"] += work.bytes_up(a) if a.outcome == "trained" else 0
+
+
+def count_scoring(traffic: Counter[str], orders: Orders) -> None:
+    """Add the bytes of models that devices were sent to score, which travel as they are, whatever the wire."""
+    for a in orders.assignments:
+        if a.node is not None:
+            traffic["scoring_bytes_down"] += nbytes(orders.groups[a.group].sent) + a.frozen.nbytes
+
+
 def round_record(
     work: Work,
     *,
@@ -36,7 +64,7 @@ def round_record(
     metric: Metric,
     evaluation: Evaluation | None,
     personal: Personal | None,
-    nbytes: Mapping[str, int],
+    traffic: Counter[str],
     simulated_seconds: float,
     wall_seconds: float,
     server_seconds: Mapping[str, float],
@@ -96,8 +124,7 @@ def round_record(
         "devices_bounded": len({a.device for a in work.assignments if a.update is not None and a.update.bounded}),
         "devices_state_lost": len({a.device for a in work.assignments if a.update is not None and a.update.state_lost}),
         "devices_below_smallest": sum(a.given is None or not fits(a.given.cost, a.budget) for a in first),
-        "bytes_down": nbytes["down"],
-        "bytes_up": nbytes["up"],
+        **{key: traffic[key] for key in TRAFFIC},
         "memory_utilisation": sum(memory) / len(memory) if memory else None,
         "bandwidth_utilisation": sum(link) / len(link) if link else None,
         "distinct_architectures": len({a.task.architecture for orders in trained.values() for a in orders}),

@@ -123,6 +123,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         digests_of(config),
         _initial_digest(config),
         data_of(engine),
+        engine.population.most_bytes,
     )
     if privacy is not None:
         ledger.keep(privacy, run_dir)
@@ -699,5 +700,5 @@ def _line(config: RunConfig, record: dict[str, Any]) -> str:
     return (
         f"round {record['round']}/{config.rounds}: {score}"
         f"{record['devices_replied']} of {record['devices_sampled']} devices, "
-        f"{(record['bytes_down'] + record['bytes_up']) / 1e6:.1f} MB, {record['wall_seconds']:.1f} s"
+        f"{(record['training_bytes_down'] + record['training_bytes_up']) / 1e6:.1f} MB, {record['wall_seconds']:.1f} s"
     )

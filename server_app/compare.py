@@ -4,19 +4,30 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
+from plugins.reference import top_module
 from server_app.charts import Chart, Line, line_chart
 from server_app.config import READ_WITH, defaults, unread
 from server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
 from server_app.resuming import is_of_a_folder
-from server_app.run_folder import DATA, INITIAL, PLUGINS, JournalError, is_run, read_config, read_rounds, read_summary
-from server_app.run_records import RoundRecord, Summary
+from server_app.run_folder import (
+    BUDGETS,
+    DATA,
+    INITIAL,
+    PLUGINS,
+    JournalError,
+    is_run,
+    read_config,
+    read_rounds,
+    read_summary,
+)
+from server_app.run_records import TRAFFIC, RoundRecord, Summary
 from server_app.summary import summarize
 from server_app.units import Format, bytes_text, counted, percent, plain, score_format, seconds_text, time_unit
 from tasks.metrics import Scale
@@ -26,11 +37,17 @@ NOT_THE_EXPERIMENT = frozenset(
     {"seed", "run-name", "output-dir", "data-dir", "state-dir", "workers", "engine"}
     | {"resume", "resume-from", "resume-copy", "keep-checkpoints", "tracker"}
 )
-DATA_HASH = "data-sha256"  # of what identifies the data, which runs of earlier versions do not record
-# Keys that make another question: methods are recommended among runs that have them in common.
-THE_QUESTION = (
-    *("task", "task-arguments", "data-dir", "partition", "alpha"),
-    *("fleet-sha256", "devices", "max-examples"),
+DATA_HASH = "data-sha256"  # of what identifies the data
+# Conditions: methods are recommended among runs that have them in common. What is learned from which data, by devices
+# that may spend how much for how long, with what privacy, and how that is scored. The seed and the budgets of the tiers
+# come on top. How one trains is no condition, but what is compared.
+CONDITIONS = (
+    *("task", "task-arguments", "data-dir", DATA_HASH, "partition", "alpha", "test-fraction", "examples-per-device"),
+    *("max-examples", "strong-devices", "strong-share", "strong-test"),
+    *("fleet-sha256", "devices", "devices-per-round", "over-selection", "memory-fraction", "transfer-seconds"),
+    *("deadline-seconds", "round-seconds", "rounds"),
+    *("dp-epsilon", "dp-noise-multiplier", "dp-delta", "secure-aggregation", "secure-minimum"),
+    *("evaluate-every", "deliver", "statistics-devices", "statistics-examples"),
 )
 MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
 CONFIDENCE = 0.95
@@ -41,6 +58,7 @@ class Run:
     """What is compared of one run.
 
     Attributes:
+        budgets: by tier, the most bytes of memory and of payload of its simulated devices; {} of real ones.
         row: what its group is called, if whoever asked has a name for it.
         finished_rounds: how many its summary.json has, where there is one.
     """
@@ -49,6 +67,7 @@ class Run:
     config: dict[str, object]
     rounds: list[RoundRecord]
     summary: Summary
+    budgets: Mapping[str, Mapping[str, int | None]]
     row: str = ""
     finished_rounds: int | None = None
 
@@ -74,7 +93,7 @@ class Run:
 
     @property
     def figure(self) -> float | None:
-        """What it is ranked by: the delivered score, which runs of earlier versions do not have, or the final one."""
+        """What it is ranked by: the delivered score, or the final one where it has none."""
         return self.summary.final_score if self.summary.delivered_score is None else self.summary.delivered_score
 
     def first_at(self, target: float) -> RoundRecord | None:
@@ -191,7 +210,6 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
             if not is_run(run_dir):
                 raise
             broken.append((run_dir.resolve().name, f"broken: {error}"))
-    _forget_data_known_of_some(loaded)
     runs, left_out = _replicates(loaded)
     left_out += broken
     if not runs:
@@ -235,23 +253,10 @@ def _load(run_dir: Path, row: str) -> Run:
     held = {name: digest[:12] for name, digest in hashes.items() if digest or name == "fleet-sha256"}
     config = content["config"] | held | {"seed": content["seed"]}
     written = read_summary(run_dir)
-    # Summaries of earlier versions have other final figures: all are made anew from the rounds.
     summary = summarize(run_dir, written.status if written else "unfinished", None)
     finished_rounds = None if written is None else written.rounds
-    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, row, finished_rounds)
-
-
-def _forget_data_known_of_some(runs: Sequence[Run]) -> None:
-    """Drop the hash of the data from finished runs that are otherwise alike, where some of them do not record it."""
-    alike: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.summary.status == "finished":
-            rest = {key: value for key, value in run.experiment.items() if key != DATA_HASH}
-            alike.setdefault(json.dumps([run.row, rest], sort_keys=True), []).append(run)
-    for members in alike.values():
-        if not all(DATA_HASH in run.config for run in members):
-            for run in members:
-                run.config.pop(DATA_HASH, None)
+    budgets = content.get(BUDGETS, {})
+    return Run(run_dir.resolve().name, config, read_rounds(run_dir), summary, budgets, row, finished_rounds)
 
 
 def _replicates(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[str, str]]]:
@@ -338,25 +343,71 @@ def _advice(groups: Sequence[Group], scale: Scale) -> list[str]:
     told = [*_without_model(groups), *_beyond(groups)]
     if len(groups) < 2:
         return told
-    experiments = [group.runs[0].experiment for group in groups]
-    known = all(DATA_HASH in experiment for experiment in experiments)
-    keys = [*THE_QUESTION, *([DATA_HASH] if known else [])]
-    questions = [{key: experiment[key] for key in keys if key in experiment} for experiment in experiments]
-    if other := _differing(questions):
-        return [f"The runs differ in {', '.join(other)}, so that none of the methods is recommended.", *told]
+    if unequal := _unequal_conditions(groups) or _unequal_budgets(groups):
+        return [unequal, *told]
     if any(run.summary.delivered_score is None for group in groups for run in group.runs):
-        text = "Some of the runs do not say what devices are given (earlier versions, or evaluate-tiers = false)"
+        text = "Some of the runs do not say what devices are given (evaluate-tiers = false)"
         return [f"{text}, so that no method is recommended.", *told]
     able = [g for g in groups if not _is_beyond(g) and g.mean is not None and math.isfinite(g.mean)]
     if len(able) < 2:
         return told
-    best, second, *others = able
+    common = set.intersection(*({*group.by_seed} for group in able))
+    if not common:
+        seeds = "; ".join(f"{group.name} has {group.seeds}" for group in able)
+        return [f"The runs have no seed in common ({seeds}), so that none of the methods is recommended.", *told]
+    cut = [Group(group.name, [run for run in group.runs if run.seed in common]) for group in able]
+    best, second, *others = sorted(cut, key=lambda group: scale.rank(group.mean), reverse=True)
     assert best.mean is not None
+    if any(len(group.runs) > len(common) for group in able):
+        told = [f"Only the seeds that all of them have are counted: {best.seeds}.", *told]
     take = f"Take {best.name}: over all devices of this fleet it delivers {score_format(scale)(best.mean)}."
     gap = _gap(best, second, scale)
     unsure = [other.name for other in others if not _gap(best, other, scale).is_sure]
     also = [f"Nor is it sure that it is better than {', '.join(unsure)}."] if unsure else []
     return [take, _how_sure(second.name, gap, scale), *also, *_beside_the_method(best, second), *told]
+
+
+def _unequal_conditions(groups: Sequence[Group]) -> str:
+    """In which conditions runs differ; "" where they have them in common."""
+    experiments = [group.runs[0].experiment for group in groups]
+    of_tasks = [f"module {top_module(str(experiment.get('task')))}-sha256" for experiment in experiments]
+    keys = dict.fromkeys([*CONDITIONS, *of_tasks])
+    conditions = [{key: experiment[key] for key in keys if key in experiment} for experiment in experiments]
+    other = _differing(conditions)
+    # Of real devices no file says what there are: their kinds are the tiers.
+    real = [group for group in groups if not group.runs[0].config.get("fleet")]
+    if len({frozenset(run.summary.delivered_score_by_tier or {}) for group in real for run in group.runs}) > 1:
+        other.append("kinds of devices")
+    return f"The runs differ in {', '.join(other)}, so that none of the methods is recommended." if other else ""
+
+
+def _unequal_budgets(groups: Sequence[Group]) -> str:
+    """Where one fleet gives devices more under one method than under another, and what to do; "" where it does not."""
+    for key, what in (("memory_bytes", "of training memory"), ("payload_bytes", "of payload")):
+        found = {
+            tier: {group.name: run.budgets[tier][key] for group in groups for run in group.runs if tier in run.budgets}
+            for tier in groups[0].runs[0].budgets
+        }
+        limits = {
+            tier: {name: nbytes for name, nbytes in of.items() if nbytes is not None} for tier, of in found.items()
+        }
+        unequal = {tier: of for tier, of in limits.items() if len({*of.values()}) > 1}
+        if unequal:
+            tier, of = max(unequal.items(), key=lambda item: max(item[1].values()) / min(item[1].values()))
+            least, most = min(of, key=lambda name: of[name]), max(of, key=lambda name: of[name])
+            fleet = groups[0].runs[0].config.get("fleet")
+            return (
+                f"The fleet {fleet} gives devices of {tier} {_exactly(of[least])} {what} "
+                f"under {least} and {_exactly(of[most])} under {most}, so that none of the methods is recommended: its "
+                "fits_width means what each method needs for a width. Give its groups training_memory, and where it "
+                "should bind payload, in bytes (docs/fleets.md), and run the methods again."
+            )
+    return ""
+
+
+def _exactly(nbytes: int) -> str:
+    """Bytes with a prefix, and as they are."""
+    return f"{bytes_text(nbytes)} ({nbytes:,} bytes)"
 
 
 @dataclass(frozen=True)
@@ -365,13 +416,12 @@ class Gap:
 
     Attributes:
         wins, seeds: with how many seeds, of how many.
-        mean: None without a seed in common.
         low, high: the interval of Student's t around it; None with fewer than two seeds.
     """
 
     wins: int
     seeds: int
-    mean: float | None = None
+    mean: float
     low: float | None = None
     high: float | None = None
 
@@ -388,7 +438,7 @@ def _gap(best: Group, other: Group, scale: Scale) -> Gap:
     gaps = [scale.rank(mine[seed].figure) - scale.rank(theirs[seed].figure) for seed in seeds]
     wins = sum(gap > 0 for gap in gaps)
     if len(gaps) < 2:
-        return Gap(wins, len(gaps), *gaps)
+        return Gap(wins, len(gaps), gaps[0])
     from scipy.stats import t  # takes half a second
 
     mean = fmean(gaps)
@@ -399,8 +449,6 @@ def _gap(best: Group, other: Group, scale: Scale) -> Gap:
 def _how_sure(other: str, gap: Gap, scale: Scale) -> str:
     """By how much a method is ahead of the next one, and whether that is sure."""
     text = _points(scale)
-    if gap.mean is None:
-        return f"That it is better than {other} is a guess: they have no seed in common."
     if gap.low is None or gap.high is None:
         return f"That it is better than {other}, by {text(gap.mean)}, is a guess: they have one seed in common."
     interval = f"{100 * CONFIDENCE:.0f} % interval {text(gap.low)} to {text(gap.high)}"
@@ -514,12 +562,14 @@ def _last_table(groups: Sequence[Group], scale: Scale) -> TextTable:
 
 def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None, *, given: bool) -> TextTable:
     goal = "to the target" if target is None else f"to {score_format(scale)(target)}"
-    headers = ["method", f"rounds {goal}", "simulated time", "bytes", "down in all", "up in all"]
+    headers = ["method", f"rounds {goal}", "simulated time", "training bytes", "down in all", "up in all"]
+    headers += ["statistics in all", "scoring in all"]
     rows = []
     for group in groups:
         reached = [None if target is None else run.first_at(target) for run in group.runs]
+        summaries = [run.summary for run in group.runs]
         bytes_then = [
-            None if at is None else sum(r.bytes_down + r.bytes_up for r in run.rounds[: at.round])
+            None if at is None else sum(r.training_bytes for r in run.rounds[: at.round])
             for run, at in zip(group.runs, reached, strict=True)
         ]
         rows.append(
@@ -528,8 +578,10 @@ def _cost_table(groups: Sequence[Group], scale: Scale, target: float | None, *, 
                 _mean([at.round if at else None for at in reached], _number, "never"),
                 _mean([at.simulated_seconds if at else None for at in reached], seconds_text, "never"),
                 _mean(bytes_then, bytes_text, "never"),
-                _mean([run.summary.bytes_down for run in group.runs], bytes_text),
-                _mean([run.summary.bytes_up for run in group.runs], bytes_text),
+                _mean([summary.training_bytes_down for summary in summaries], bytes_text),
+                _mean([summary.training_bytes_up for summary in summaries], bytes_text),
+                _mean([s.statistics_bytes_down + s.statistics_bytes_up for s in summaries], bytes_text),
+                _mean([summary.scoring_bytes_down for summary in summaries], bytes_text),
             ]
         )
     whence = ""
@@ -622,16 +674,15 @@ def _csv(groups: Sequence[Group]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["run", "method", "seed", "round", "simulated_seconds", "bytes_down", "bytes_up", "metric", "delivered_score"]
+        ["run", "method", "seed", "round", "simulated_seconds", *TRAFFIC, "metric", "delivered_score"]
         + ["score", "loss", "delivered_devices", "devices_without_model", "devices_beyond_budget"]
         + [f"delivered_score {tier}" for tier in tiers]
     )
     for group, run in runs:
-        down = accumulate(r.bytes_down for r in run.rounds)
-        up = accumulate(r.bytes_up for r in run.rounds)
-        for r, bytes_down, bytes_up in zip(run.rounds, down, up, strict=True):
+        so_far = [[*accumulate(getattr(r, key) for r in run.rounds)] for key in TRAFFIC]
+        for r, *traffic in zip(run.rounds, *so_far, strict=True):
             if r.score_by_tier is not None:
-                cost = [r.round, r.simulated_seconds, bytes_down, bytes_up]
+                cost = [r.round, r.simulated_seconds, *traffic]
                 scores = [r.metric, r.delivered_score, r.score, r.loss]
                 devices = [r.delivered_devices, r.devices_without_model, r.devices_beyond_budget]
                 by_tier = [(r.delivered_score_by_tier or {}).get(tier) for tier in tiers]
@@ -649,7 +700,7 @@ def _plots(groups: Sequence[Group], scale: Scale) -> list[Chart]:
         return [r.simulated_seconds / length for r in run.rounds]
 
     def traffic(run: Run) -> list[float]:
-        return [float(total) for total in accumulate(r.bytes_down + r.bytes_up for r in run.rounds)]
+        return [float(total) for total in accumulate(r.training_bytes for r in run.rounds)]
 
     # Where one of the runs does not say what it delivers, all are drawn by their whole models.
     known = all(run.summary.delivered_score is not None for group in groups for run in group.runs)
@@ -672,7 +723,7 @@ def _plots(groups: Sequence[Group], scale: Scale) -> list[Chart]:
         line_chart(
             f"{title} over traffic",
             _lines(groups, traffic, score),
-            x_label="down and up",
+            x_label="training, down and up",
             y_format=text,
             x_format=bytes_text,
         ),

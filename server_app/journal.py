@@ -21,7 +21,16 @@ from server_app.resuming import (
     check_same_initial,
     check_same_plugins,
 )
-from server_app.run_folder import DATA, INITIAL, PLUGINS, JournalError, read_devices, read_rounds, whole_rounds
+from server_app.run_folder import (
+    BUDGETS,
+    DATA,
+    INITIAL,
+    PLUGINS,
+    JournalError,
+    read_devices,
+    read_rounds,
+    whole_rounds,
+)
 from server_app.run_records import DeviceRecord, Record, RoundRecord, Summary, scalars_of
 from server_app.summary import summarize
 from server_app.trackers import Tracker, TrackerError, finite, open_tracker
@@ -54,12 +63,14 @@ class Journal:
         plugins: Mapping[str, str] | None = None,
         initial_digest: str = "",
         data: Mapping[str, Any] | None = None,
+        budgets: Mapping[str, Any] | None = None,
     ) -> "Journal":
         """Start a run's journal, or with `resume` go on with one, and write config.json.
 
         `config` is the whole resolved run configuration with its kebab-case keys, "seed" among them; `fleet_digest`
         stands for the contents of the fleet's files, `plugins` for those of the modules from outside, by their names,
         `initial_digest` for the file of first weights, and `data` is what identifies the data, if the server has them.
+        `budgets` is the most that simulated devices of every tier have (`Fleet.most_bytes`).
         A resumed journal still holds all its rounds, of which `last_round` is the last that both files have in full:
         call `drop_after` with the round of the checkpoint.
 
@@ -90,6 +101,7 @@ class Journal:
             **({PLUGINS: dict(plugins)} if plugins else {}),
             **({INITIAL: initial_digest} if initial_digest else {}),
             **({DATA: dict(data)} if data else {}),
+            **({BUDGETS: dict(budgets)} if budgets else {}),
         }
         _write_beside(run_dir / "config.json", json.dumps(resolved, indent=2) + "\n")
         (run_dir / "summary.json").unlink(missing_ok=True)

@@ -284,6 +284,9 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> C
     if summary.epsilon is not None:
         models = counted(summary.noised_releases or 0, "noised model")
         private.append(("Epsilon", f"{summary.epsilon:.3g}", f"with delta {summary.delta:g}, of {models}"))
+    statistics = summary.statistics_bytes_down + summary.statistics_bytes_up
+    for_scores = statistics + summary.scoring_bytes_down
+    of_scores = f"both ways; statistics of batch norm: {bytes_text(statistics)}" if statistics else "to devices"
     return Cards(
         [
             *delivered,
@@ -292,8 +295,9 @@ def _headline(summary: Summary, activity: Activity, *, virtual_clock: bool) -> C
             *private,
             ("Rounds", f"{summary.rounds:,}", f"{seconds_text(summary.wall_seconds)} on this machine"),
             *([("Simulated time", virtual, "of the devices' own clock")] if virtual_clock else []),
-            ("Sent to devices", bytes_text(summary.bytes_down), "down"),
-            ("Sent by devices", bytes_text(summary.bytes_up), "up"),
+            ("Sent to devices", bytes_text(summary.training_bytes_down), "to train"),
+            ("Sent by devices", bytes_text(summary.training_bytes_up), "after training"),
+            *([("Sent for scores", bytes_text(for_scores), of_scores)] if for_scores else []),
             ("Devices", f"{activity.trained:,} trained", f"of {activity.devices:,} that were asked"),
             ("Trainings", f"{outcomes.get('trained', 0):,}", missed or "none missed"),
             ("Mean model", "none" if mean is None else f"{plain(mean)}", "parameters"),
@@ -352,7 +356,7 @@ def _score_charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> 
         Line(name, numbers, [(record.personal_score_by_network or {}).get(name) for record in rounds])
         for name in networks
     ]
-    traffic = [float(total) for total in accumulate(record.bytes_down + record.bytes_up for record in rounds)]
+    traffic = [float(total) for total in accumulate(record.training_bytes for record in rounds)]
     delivered_traffic = [Line("delivered", traffic, delivered)] if known else []
     charts = [
         line_chart(
@@ -370,7 +374,7 @@ def _score_charts(rounds: Sequence[RoundRecord], tier_of: Mapping[int, str]) -> 
         line_chart(
             f"{scale.title} over traffic",
             [*delivered_traffic, Line("whole model", traffic, scores)],
-            x_label="down and up",
+            x_label="training, down and up",
             y_format=text,
             x_format=bytes_text,
         ),
@@ -451,24 +455,26 @@ def _cost_charts(rounds: Sequence[RoundRecord]) -> list[Chart]:
     numbers = [record.round for record in rounds]
     length, unit = time_unit(rounds[-1].simulated_seconds)
     parts = [record.server_seconds for record in rounds]
+    of_round = {
+        "training, down": [record.training_bytes_down for record in rounds],
+        "training, up": [record.training_bytes_up for record in rounds],
+        "statistics, down": [record.statistics_bytes_down for record in rounds],
+        "statistics, up": [record.statistics_bytes_up for record in rounds],
+        "scoring, down": [record.scoring_bytes_down for record in rounds],
+    }
+    traffic = {name: sizes for name, sizes in of_round.items() if name.startswith("training") or any(sizes)}
     server = [sum(seconds.values()) for seconds in parts]
     return [
         line_chart(
             "Bytes per round",
-            [
-                Line("down", numbers, [record.bytes_down for record in rounds]),
-                Line("up", numbers, [record.bytes_up for record in rounds]),
-            ],
+            [Line(name, numbers, sizes) for name, sizes in traffic.items()],
             x_label="round",
             y_format=bytes_text,
             from_zero=True,
         ),
         line_chart(
             "Bytes in all",
-            [
-                Line("down", numbers, list(accumulate(record.bytes_down for record in rounds))),
-                Line("up", numbers, list(accumulate(record.bytes_up for record in rounds))),
-            ],
+            [Line(name, numbers, list(accumulate(sizes))) for name, sizes in traffic.items()],
             x_label="round",
             y_format=bytes_text,
             from_zero=True,

@@ -23,7 +23,8 @@ SWEEP_LOGS = "logs"  # what the runs of a sweep have said lies beside their fold
 CONFIG_KEYS = ("config", "versions", "seed", "fleet-sha256")
 PLUGINS = "plugins-sha256"  # beside these, where a run has modules from outside: name -> hash of their files
 INITIAL = "initial-weights-sha256"  # of the file of first weights, where a run has one
-DATA = "data"  # what identifies the data, `Task.identity`; not of devices that hold their own, nor of earlier versions
+DATA = "data"  # what identifies the data, `Task.identity`; not of devices that hold their own
+BUDGETS = "budgets"  # tier -> the most bytes of memory and of payload that its simulated devices have
 
 
 class JournalError(RuntimeError):
@@ -128,9 +129,10 @@ def read_config(run_dir: Path) -> dict[str, Any]:
             f"{path} is not JSON: {error}. Without the configuration that it began with a run does not go on: put the "
             "file back from a copy, or start another run"
         ) from None
-    if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL, DATA} != set(CONFIG_KEYS):
+    if not isinstance(content, dict) or set(content) - {PLUGINS, INITIAL, DATA, BUDGETS} != set(CONFIG_KEYS):
         raise JournalError(f"{path} must be an object with the keys {', '.join(CONFIG_KEYS)}")
-    kinds = {"config": dict, "fleet-sha256": str, "seed": int, PLUGINS: dict, INITIAL: str, DATA: dict}
+    kinds = {"config": dict, "fleet-sha256": str, "seed": int}
+    kinds |= {PLUGINS: dict, INITIAL: str, DATA: dict, BUDGETS: dict}
     wrong = [(key, content[key]) for key, kind in kinds.items() if not isinstance(content.get(key, kind()), kind)]
     if not wrong:
         texts = {
@@ -139,10 +141,21 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         }
         texts |= {f"{PLUGINS}.{name}": digest for name, digest in content.get(PLUGINS, {}).items()}
         wrong = [(key, value) for key, value in texts.items() if not isinstance(value, str)]
+        wrong += [(f"{BUDGETS}.{tier}", of) for tier, of in content.get(BUDGETS, {}).items() if not _is_budget(of)]
     if wrong:
         key, value = wrong[0]
         raise JournalError(f"{path}: {key} = {shown(value)} is not what a run writes there")
     return content
+
+
+def _is_budget(value: object) -> bool:
+    """Whether this is what `Fleet.most_bytes` says of a tier."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"memory_bytes", "payload_bytes"}
+        and isinstance(value["memory_bytes"], int)
+        and isinstance(value["payload_bytes"], int | None)
+    )
 
 
 def has_virtual_clock(run_dir: Path) -> bool:

@@ -3,23 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from server_app.units import score_format
 from tasks.metrics import Scale, scale_of
-
-# What journals called scores while accuracy was the only metric.
-EARLIER_NAMES = {
-    "accuracy": "score",
-    "accuracy_by_tier": "score_by_tier",
-    "accuracy_by_exit": "score_by_exit",
-    "personal_accuracy": "personal_score",
-    "personal_accuracy_by_tier": "personal_score_by_tier",
-    "final_accuracy": "final_score",
-    "best_accuracy": "best_score",
-}
-EARLIER_PAYLOAD = "payload_bytes"  # of the heavier way, and of the slower link of a budget
-EARLIER_METRICS = ("distillation_steps_per_second", "distillation_told_apart_nats")
 
 Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
@@ -37,24 +24,7 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
-def todays_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of rounds.jsonl or a summary with scores under today's names; what has them is left as it is."""
-    if "metric" in record or EARLIER_NAMES.keys().isdisjoint(record):
-        return dict(record)
-    renamed = {EARLIER_NAMES.get(key, key): value for key, value in record.items()}
-    return {"metric": "accuracy", "higher_is_better": True} | renamed
-
-
-class ScoreRecord(Record):
-    """A record with scores, which are values of its metric; older files have accuracies."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _todays_names(cls, record: Any) -> Any:
-        return todays_names(record) if isinstance(record, dict) else record
-
-
-class RoundRecord(ScoreRecord):
+class RoundRecord(Record):
     """One finished round. `wall_seconds` is what this round took, `simulated_seconds` the virtual clock at its end."""
 
     round: Annotated[int, Field(ge=1)]
@@ -66,18 +36,18 @@ class RoundRecord(ScoreRecord):
     loss: float | None  # these two also where the global model could not be scored
     score_by_tier: dict[str, float] | None
     score_by_exit: list[float] | None  # from the shallowest on; None too where the family has one exit only
-    # Of what devices would be given now. None too with evaluate-tiers = false; earlier versions do not have these five.
+    # Of what devices would be given now. None too with evaluate-tiers = false.
     delivered_score: float | None = None
     delivered_score_by_tier: dict[str, float] | None = None
     delivered_devices: Count | None = None
     devices_without_model: Count | None = None
     devices_beyond_budget: Count | None = None
     # Of the whole model, by the names of classes; None too where labels are not one class per example, where there are
-    # many classes, and where devices score. Earlier versions do not have this, and do not have score_by_device.
+    # many classes, and where devices score.
     accuracy_by_class: dict[str, Share] | None = None
     # Of what each device would be given, or where devices score, what each did; None too where there are many devices.
     score_by_device: dict[int, float] | None = None
-    # None too where the server has a test set; earlier versions do not have them.
+    # None too where the server has a test set.
     worst_device: Annotated[int, Field(ge=0)] | None = None
     worst_score: float | None = None
     scored_devices: Count | None = None
@@ -85,27 +55,29 @@ class RoundRecord(ScoreRecord):
     personal_score_by_tier: dict[str, float] | None
     personal_devices: Count | None
     personal_failed: Count | None
-    # None too where there are many devices, unless these have label sets of their own; earlier versions do not have it.
+    # None too where there are many devices, unless these have label sets of their own.
     personal_score_by_device: dict[int, float] | None = None
     # Of further networks that devices scored on their own examples; None too where the method has none.
     personal_score_by_network: dict[str, float] | None = None
     # What all noised models so far cost of privacy, by the run's ledger, and their number: more than rounds where some
-    # were done again. None without differential privacy; earlier versions do not have them.
+    # were done again. None without differential privacy.
     epsilon: float | None = None
     delta: float | None = None
     noised_releases: Count | None = None
-    # Lines of devices.jsonl that are of this round, one for each order. The journal counts them; earlier versions do
-    # not have it.
+    # Lines of devices.jsonl that are of this round, one for each order. The journal counts them.
     device_lines: Count | None = None
     devices_sampled: Count
     devices_replied: Count
     devices_failed: Count
     devices_refused: Count
     devices_bounded: Count  # whose updates were scaled down to norm-bound or dp-clip
-    devices_state_lost: Count = 0  # that began anew because what they kept is gone; earlier versions do not have it
+    devices_state_lost: Count = 0  # that began anew because what they kept is gone
     devices_below_smallest: Count  # could afford no architecture of the strategy, whether skipped or not
-    bytes_down: Bytes
-    bytes_up: Bytes
+    training_bytes_down: Bytes  # of parcels; with first questions, and the exchanges about masks
+    training_bytes_up: Bytes
+    statistics_bytes_down: Bytes  # for the batch norm statistics of models that are scored
+    statistics_bytes_up: Bytes
+    scoring_bytes_down: Bytes  # of models that devices score
     memory_utilisation: Share | None  # None when no device trained
     bandwidth_utilisation: Share | None  # None when no device trained under a payload budget
     distinct_architectures: Count
@@ -116,27 +88,17 @@ class RoundRecord(ScoreRecord):
     server_peak_rss_bytes: Bytes
 
     @property
+    def training_bytes(self) -> int:
+        """Both ways together."""
+        return self.training_bytes_down + self.training_bytes_up
+
+    @property
     def scale(self) -> Scale:
         """What the scores mean."""
         return scale_of(self.metric, self.higher_is_better)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_any_version(cls, line: Any) -> Any:
-        """Earlier versions wrote the figures of distillation beside the others."""
-        if not isinstance(line, dict) or "metrics" in line:
-            return line
-        own = {key: value for key, value in line.items() if key in EARLIER_METRICS}
-        rest = {key: value for key, value in line.items() if key not in EARLIER_METRICS}
-        return rest | {"metrics": {key: value for key, value in own.items() if value is not None}}
 
-
-def _both_ways(line: Any) -> Any:
-    """Earlier versions wrote one payload for both ways."""
-    if not isinstance(line, dict) or EARLIER_PAYLOAD not in line:
-        return line
-    rest = {key: value for key, value in line.items() if key != EARLIER_PAYLOAD}
-    return {"download_bytes": line[EARLIER_PAYLOAD], "upload_bytes": line[EARLIER_PAYLOAD]} | rest
+TRAFFIC = [name for name in RoundRecord.model_fields if name.endswith(("_bytes_down", "_bytes_up"))]
 
 
 class BudgetRecord(Record):
@@ -146,11 +108,6 @@ class BudgetRecord(Record):
     download_bytes: Bytes | None
     upload_bytes: Bytes | None
     deadline_seconds: Seconds | None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_any_version(cls, line: Any) -> Any:
-        return _both_ways(line)
 
 
 class DeviceRecord(Record):
@@ -166,7 +123,7 @@ class DeviceRecord(Record):
     upload_bytes: Bytes | None
     budget: BudgetRecord | None
     predicted_memory_bytes: Bytes | None
-    training_flops: Count | None = None  # of one example, by the price; earlier versions do not have it
+    training_flops: Count | None = None  # of one example, by the price
     measured_memory_bytes: Bytes | None
     seconds: Seconds | None
     simulated_seconds: Seconds | None
@@ -174,11 +131,6 @@ class DeviceRecord(Record):
     loss: float | None
     bounded: bool  # its update was scaled down to norm-bound or dp-clip
     outcome: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_any_version(cls, line: Any) -> Any:
-        return _both_ways(line)
 
     @field_validator("outcome")
     @classmethod
@@ -193,27 +145,26 @@ class DeviceRecord(Record):
         return self.outcome.split(":", 1)[0]
 
 
-class Summary(ScoreRecord):
+class Summary(Record):
     """The whole run in a few figures. Bytes and wall seconds are sums over the rounds. A file never says unfinished."""
 
     status: Literal["finished", "failed", "unfinished"]
     rounds: Count
     metric: str | None  # None where no round was finished
     higher_is_better: bool
-    # Final scores are means over the last fifth of the evaluations; summaries of earlier versions have the last one.
+    # Final scores are means over the last fifth of the evaluations.
     final_score: float | None
     best_score: float | None
     best_round: int | None
     score_by_tier: dict[str, float] | None
     score_by_exit: list[float] | None
-    delivered_score: float | None = None  # earlier versions do not have these ten
+    delivered_score: float | None = None
     delivered_score_by_tier: dict[str, float] | None = None
     worst_tier: str | None = None
     worst_tier_score: float | None = None
     last_score: float | None = None  # of the last evaluation alone
     last_delivered_score: float | None = None
-    # These three are the most in one of the evaluations that the final scores are means of; earlier versions have the
-    # last one's.
+    # These three are the most in one of the evaluations that the final scores are means of.
     delivered_devices: Count | None = None
     devices_without_model: Count | None = None
     devices_beyond_budget: Count | None = None
@@ -227,8 +178,11 @@ class Summary(ScoreRecord):
     epsilon: float | None = None  # of the whole run; these three are None without differential privacy
     delta: float | None = None
     noised_releases: Count | None = None
-    bytes_down: Bytes
-    bytes_up: Bytes
+    training_bytes_down: Bytes
+    training_bytes_up: Bytes
+    statistics_bytes_down: Bytes
+    statistics_bytes_up: Bytes
+    scoring_bytes_down: Bytes
     devices_by_outcome: dict[str, int]
     simulated_seconds: Seconds
     wall_seconds: Seconds
@@ -261,8 +215,11 @@ def scalars_of(record: RoundRecord) -> dict[str, float | None]:
         "loss": record.loss,
         "epsilon": record.epsilon,
         f"personal_{record.metric}": record.personal_score,
-        "bytes/down": record.bytes_down,
-        "bytes/up": record.bytes_up,
+        "bytes/training_down": record.training_bytes_down,
+        "bytes/training_up": record.training_bytes_up,
+        "bytes/statistics_down": record.statistics_bytes_down,
+        "bytes/statistics_up": record.statistics_bytes_up,
+        "bytes/scoring_down": record.scoring_bytes_down,
         "utilisation/memory": record.memory_utilisation,
         "utilisation/bandwidth": record.bandwidth_utilisation,
         "devices/sampled": record.devices_sampled,

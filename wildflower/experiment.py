@@ -386,8 +386,8 @@ class Lines:
                 parts.append(f"loss {plain(record.loss)}")
             parts += [
                 f"{record.devices_replied} of {record.devices_sampled} devices",
-                f"{bytes_text(record.bytes_down)} down",
-                f"{bytes_text(record.bytes_up)} up",
+                f"training {bytes_text(record.training_bytes_down)} down",
+                f"{bytes_text(record.training_bytes_up)} up",
                 seconds_text(record.wall_seconds),
             ]
             line = ", ".join(parts)
@@ -453,14 +453,14 @@ def notebook_bar(what: str, total: int) -> NotebookBar:
 
 
 def newest_figures(rounds: Sequence[RoundRecord], total: int) -> str:
-    """Of finished rounds in a few words: the last score, the bytes so far, the time that is left.
+    """Of finished rounds in a few words: the last score, the bytes of training so far, the time that is left.
 
     The score is that of what devices get, and the whole model's where that was not evaluated.
     """
     scores = (record.score if record.delivered_score is None else record.delivered_score for record in rounds)
     evaluated = [score for score in scores if score is not None]
     figures = [score_format(rounds[-1].scale)(evaluated[-1])] if evaluated else []
-    figures.append(bytes_text(sum(record.bytes_down + record.bytes_up for record in rounds)))
+    figures.append(bytes_text(sum(record.training_bytes for record in rounds)))
     if left := seconds_left(rounds, total):
         figures.append(f"{seconds_text(round(left))} left")
     return " · ".join(figures)
@@ -614,8 +614,12 @@ def summary_rows(summary: Summary, *, virtual_clock: bool) -> list[tuple[str, st
     if summary.epsilon is not None:
         models = counted(summary.noised_releases or 0, "noised model")
         row("epsilon", f"{summary.epsilon:.3g} with delta {summary.delta:g}, of {models}")
-    row("bytes down", bytes_text(summary.bytes_down))
-    row("bytes up", bytes_text(summary.bytes_up))
+    row("training bytes", f"{bytes_text(summary.training_bytes_down)} down, {bytes_text(summary.training_bytes_up)} up")
+    if summary.statistics_bytes_down:
+        down, up = bytes_text(summary.statistics_bytes_down), bytes_text(summary.statistics_bytes_up)
+        row("statistics bytes", f"{down} down, {up} up, to score batch norm")
+    if summary.scoring_bytes_down:
+        row("scoring bytes", f"{bytes_text(summary.scoring_bytes_down)} down")
     row("devices", ", ".join(f"{count} {word}" for word, count in summary.devices_by_outcome.items()))
     if virtual_clock:
         row("simulated time", seconds_text(summary.simulated_seconds))

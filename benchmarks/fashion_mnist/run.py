@@ -12,7 +12,7 @@ from benchmarks.tables import markdown, write_between
 
 HERE = Path(__file__).resolve().parent
 
-# The fleet `five-widths` gives devices what the method needs for a width. The search and FjORD need more for it than
+# `five-widths.toml` gives devices what the method needs for a width. The search and FjORD need more for it than
 # HeteroFL: with the fleet that follows they get the memory that HeteroFL's widths take.
 SAME_MEMORY = [f"fleet={HERE.parent / 'methods_that_win' / 'same-memory-fleet.toml'}"]
 WIDTHS_SEARCHED = [*SAME_MEMORY, *SEARCH, "model-search.shares=0.0625, 0.125, 0.25, 0.5, 1"]

@@ -160,7 +160,7 @@ FIVE_WIDTHS = {
 }
 
 OWN = {"five-widths": FIVE_WIDTHS}
-# The fleet `five-widths` gives devices what the method needs for a width. These methods need more for it than HeteroFL:
+# `five-widths.toml` gives devices what the method needs for a width. These methods need more for it than HeteroFL:
 # they get the memory that HeteroFL's widths take. It is tight, so that they choose among more shares.
 NEED_MORE = ("strategy=wildflower", "strategy=model-search", "strategy=fjord")
 SHARES = "0.0625, 0.09375, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75, 1"

@@ -9,9 +9,9 @@ import json
 import tomllib
 from pathlib import Path
 
+from benchmarks.runs import todays_names
 from benchmarks.studies import Study, accuracy, main
 from benchmarks.tables import markdown, write_between
-from server_app.run_records import todays_names
 
 HERE = Path(__file__).resolve().parent
 TWINS = ("resnet", "vit", "bert")

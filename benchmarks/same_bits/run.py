@@ -335,7 +335,8 @@ VARIANTS: dict[str, Variant] = {
     "connected recipfl personal": connected(CHOICE_LIMITS, "recipfl", **of(PERSONAL)),
 }
 
-# As recordings name them; journals call accuracies scores since the metric is the task's.
+# As recordings name them; journals call accuracies scores since the metric is the task's, and have the bytes of
+# training and of batch norm statistics apart.
 ROUND_KEYS = (
     "accuracy",
     "loss",
@@ -455,6 +456,8 @@ def digest(run_dir: Path, clock: bool) -> Record:
 
 
 def _either(line: dict[str, Any], key: str) -> Any:
+    if f"training_{key}" in line:
+        return line[f"training_{key}"] + line[f"statistics_{key}"]
     return line.get(key, line.get(key.replace("accuracy", "score")))
 
 

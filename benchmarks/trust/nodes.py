@@ -95,8 +95,8 @@ def figures(run_dir: Path) -> dict[str, Any]:
         "devices": [record.devices_replied for record in rounds],
         "outcomes_of_the_lost": [line.outcome for line in read_devices(run_dir) if line.device == LOST],
         "round_seconds": [record.wall_seconds for record in rounds],
-        "bytes_down": [record.bytes_down for record in rounds],
-        "bytes_up": [record.bytes_up for record in rounds],
+        "bytes_down": [record.training_bytes_down + record.statistics_bytes_down for record in rounds],
+        "bytes_up": [record.training_bytes_up + record.statistics_bytes_up for record in rounds],
         "digest": digest(checkpoint.load(run_dir).state.tensors),
         "load_of_the_machine": psutil.getloadavg()[1],
     }

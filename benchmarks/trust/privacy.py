@@ -20,6 +20,7 @@ import torch
 from flwr.app import Context, Message
 
 import server_app.app
+from benchmarks.runs import with_traffic
 from client_app import work, worker
 from client_app.app import app as client
 from messages.orders import KeyBatch
@@ -130,7 +131,7 @@ def run_secure(secure: bool, lost: bool) -> dict[str, Any]:
         for number in range(1, SECURE_ROUNDS + 1):
             before = sum(map(sum, seconds.values()))
             started = time.process_time()
-            records.append(engine.run_round(grid, number, lambda model: Scores(0.0, 0.0)).record)
+            records.append(with_traffic(engine.run_round(grid, number, lambda model: Scores(0.0, 0.0)).record))
             took = time.process_time() - started - (sum(map(sum, seconds.values())) - before)
             seconds["server"].append(took)
         trained = records[0]["devices_replied"]

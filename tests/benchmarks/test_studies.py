@@ -259,10 +259,18 @@ def test_a_digest_is_of_what_files_say_and_not_of_their_comments_or_places(tmp_p
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_the_servers_share_of_a_round_is_without_its_evaluation(tmp_path):
-    summary = dict.fromkeys(KEYS) | {"simulated_seconds": 7200.0}
+def test_a_run_is_summed_up_as_recorded_ones_are(tmp_path):
+    """The server's share of a round is without its evaluation; bytes are of training and of statistics together."""
+    traffic = {"training_bytes_down": 300, "training_bytes_up": 200, "statistics_bytes_down": 30}
+    traffic |= {"statistics_bytes_up": 2, "scoring_bytes_down": 5000}
+    summary = dict.fromkeys(KEYS) | traffic | {"simulated_seconds": 7200.0}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    known = {"score": None, "simulated_seconds": 0.0, "memory_utilisation": None, "bandwidth_utilisation": None}
+    known = traffic | {
+        "score": None,
+        "simulated_seconds": 0.0,
+        "memory_utilisation": None,
+        "bandwidth_utilisation": None,
+    }
     rounds = [
         known | {"round": 1, "wall_seconds": 100.0, "server_seconds": {"finish": 90.0}},  # starts the workers: left out
         known | {"round": 2, "wall_seconds": 10.0, "server_seconds": {"assign": 1.0, "finish": 1.0, "payload": 3.0}},
@@ -280,6 +288,8 @@ def test_the_servers_share_of_a_round_is_without_its_evaluation(tmp_path):
     assert found["device_seconds"] == pytest.approx(8 / 3)
     assert found["assign_and_finish_share"] == pytest.approx((2 / 10 + 4 / 10) / 2)
     assert found["simulated_hours"] == 2
+    assert (found["bytes_down"], found["bytes_up"]) == (330, 202)
+    assert (found["training_bytes_down"], found["scoring_bytes_down"]) == (300, 5000)
 
 
 def test_tiers_are_in_order_of_width_then_of_name_with_numbers_as_numbers():

@@ -172,10 +172,10 @@ def test_four_unequal_nodes_train_four_unequal_models(deployment):
 
 
 def test_a_fleet_over_several_containers_has_the_bits_of_a_fleet_in_one(deployment):
-    # Devices of five widths, of which each keeps corrections of its own (SCAFFOLD) in its node's state folder.
+    # Devices of five kinds, of which each keeps corrections of its own (SCAFFOLD) in its node's state folder.
     fleet = (
         *QUICK,
-        *("fleet=five-widths", "devices=20", "devices-per-round=10", "strategy=scaffold", "local-steps=5"),
+        *("fleet=five-memories", "devices=20", "devices-per-round=10", "strategy=scaffold", "local-steps=5"),
         *("rounds=3", "deadline-seconds=0", "evaluate-every=3", "seed=2"),
     )
     nodes = deployment.start_run("fleet-over-nodes", *fleet, "engine=nodes", "workers=4")

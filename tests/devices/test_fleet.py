@@ -156,6 +156,23 @@ def test_fits_width_is_exactly_what_the_width_needs_whatever_the_settings(load):
             assert (budget.memory_bytes, budget.both_ways_bytes) == requirement(width)
 
 
+def test_the_most_that_a_tier_has_is_told(load):
+    drawn = 'training_memory = { uniform = ["1 MB", "3 MB"] }'
+    fleet = load(group("fits_width = 0.5") + group(f'{drawn}\npayload = "400 kB"', name="b") + group(drawn, name="c"))
+    memory_bytes, payload_bytes = requirement(0.5)
+    assert fleet.most_bytes == {
+        "phones": {"memory_bytes": memory_bytes, "payload_bytes": payload_bytes},
+        "b": {"memory_bytes": 3_000_000, "payload_bytes": 400_000},
+        "c": {"memory_bytes": 3_000_000, "payload_bytes": None},
+    }
+
+
+def test_a_payload_is_limited_whatever_the_links_carry(load):
+    report = load(group('memory = "1 GB"\npayload = "40 kB"\ndown = "8 kbit/s"')).report(0, 0.0)
+    budget = budget_of(report, memory_fraction=1.0, transfer_seconds=1.0, deadline_seconds=None)
+    assert (budget.download_bytes, budget.upload_bytes) == (1_000, 40_000)
+
+
 def test_widths_are_measured_once_for_each_group_not_for_each_device(load):
     asked = []
 
@@ -376,6 +393,12 @@ ONE = group('memory = "1 GB"')
         (group('memory = "1 GB"\nspeed = 1e10'), "group 'phones': highest speed times reference = 1e+20: must be"),
         (group('memory = "1 GB"\nkind = 4'), "kind = 4: Input should be a valid string"),
         (group("fits_width = 1.5"), "fits_width = 1.5: Input should be less than or equal to 1"),
+        (group('fits_width = 1\npayload = "1 MB"'), "group 'phones': payload and fits_width exclude each other"),
+        (
+            group('memory = "1 GB"\npayload = "0 B"'),
+            "payload = '0 B': bytes = 0.0: must be a finite number of",
+        ),
+        (group('memory = "1 GB"\npayload = 400'), "payload = 400: "),
         (group("fits_width = 0"), "fits_width = 0: Input should be greater than 0"),
         (group("fits_width = nan"), "fits_width = nan: Input should be"),
         (group('memory = "1 GB"', count="count = 0"), "count = 0: Input should be greater than or equal to 1"),
@@ -497,7 +520,7 @@ def test_a_bundled_fleet_by_its_name():
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FLEETS_DIR.glob("*.toml")))
 def test_every_bundled_fleet_gives_usable_devices(name):
-    fleet = bundled(name, devices=100 if name == "five-widths" else None)
+    fleet = bundled(name, devices=100 if name == "five-memories" else None)
     for tier in fleet.tiers:
         device = devices_of(fleet, tier)[0]
         budget = budget_of(fleet.report(device, 0.0), memory_fraction=0.8, transfer_seconds=60.0, deadline_seconds=None)
@@ -505,18 +528,18 @@ def test_every_bundled_fleet_gives_usable_devices(name):
         assert budget.both_ways_bytes > 0
 
 
-def test_the_demo_has_twenty_devices_of_five_widths():
-    fleet = bundled("digits-demo")
-    assert fleet.size == 20
-    widths = [fleet.report(devices_of(fleet, tier)[0], 0.0).memory_limit_bytes for tier in fleet.tiers]
-    assert widths == [requirement(2.0**-power)[0] for power in range(5)]
+@pytest.mark.parametrize("name", sorted(path.stem for path in FLEETS_DIR.glob("*.toml")))
+def test_no_bundled_fleet_depends_on_the_method(name):
+    devices = 100 if name == "five-memories" else None
+    few, many = (bundled(name, devices=devices, requirement=lambda _, n=n: (n, n)) for n in (1, 10**9))
+    assert few.most_bytes == many.most_bytes
 
 
-def test_five_widths_have_a_fifth_each():
-    fleet = bundled("five-widths", devices=100)
+def test_five_memories_have_a_fifth_each():
+    fleet = bundled("five-memories", devices=100)
     assert [len(devices_of(fleet, tier)) for tier in fleet.tiers] == [20] * 5
-    widths = [fleet.report(20 * index, 0.0).memory_limit_bytes for index in range(5)]
-    assert widths == [requirement(2.0**-power)[0] for power in range(5)]
+    limits = [fleet.report(20 * index, 0.0).memory_limit_bytes for index in range(5)]
+    assert limits == [16_000_000, 8_000_000, 4_000_000, 3_000_000, 2_400_000]
 
 
 def test_the_testbed_has_four_boards_of_three_kinds():

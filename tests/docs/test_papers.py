@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
+from benchmarks.runs import todays_names
 from server_app.keys import DOCS
-from server_app.run_records import todays_names
 
 ROOT = DOCS.parent
 PAGE = (DOCS / "papers.md").read_text()

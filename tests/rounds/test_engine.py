@@ -53,7 +53,7 @@ def test_a_message_is_its_weights_and_at_most_one_percent_more(family, width, tm
         if family == "resnet18":
             assert weights > 2**20
             assert nbytes <= 1.01 * weights
-    assert result.record["bytes_down"] == result.record["bytes_up"] == weights
+    assert result.record["training_bytes_down"] == result.record["training_bytes_up"] == weights
 
 
 def test_on_hardware_a_device_answers_with_its_own_weights_and_report(tmp_path):
@@ -206,7 +206,7 @@ def test_the_figures_of_a_round_are_those_of_its_devices(tmp_path):
     result = engine.run_round(simulated_grid(2), 1, scorer)
     record, devices = result.record, result.devices
     assert record["devices_sampled"] == record["devices_replied"] == len(devices) == 4
-    assert record["bytes_down"] >= sum(d["download_bytes"] for d in devices)
+    assert record["training_bytes_down"] >= sum(d["download_bytes"] for d in devices)
     assert record["memory_utilisation"] == pytest.approx(1.0)  # every width fits its tier exactly
     assert record["distinct_architectures"] == len({str(d["architecture"]) for d in devices})
     assert set(record["score_by_tier"]) == {d["tier"] for d in devices}
@@ -255,7 +255,7 @@ def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_ha
     config = small_config(
         tmp_path,
         strategy="heterofl",
-        fleet="five-widths",
+        fleet="five-memories",
         devices=40,
         devices_per_round=per_round,
         statistics_devices=key,

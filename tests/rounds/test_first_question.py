@@ -95,7 +95,9 @@ def test_who_gives_no_answer_does_not_train_and_is_asked_again(code, outcome, tm
     assert (result.record["devices_replied"], result.record["devices_failed"]) == (2, 1)
     assert {device for _, device, question in asked(grid) if not question} == {1, 2}
     lines = [d for d in result.devices if d["outcome"] == "trained"]
-    assert result.record["bytes_down"] == sum(d["download_bytes"] for d in lines)  # nothing was sent to the other
+    assert result.record["training_bytes_down"] == sum(
+        d["download_bytes"] for d in lines
+    )  # nothing was sent to the other
     assert engine.method.class_counts.keys() == {1, 2}
     grid.seen = lambda messages: messages
     grid.broken, sent = {}, len(asked(grid))

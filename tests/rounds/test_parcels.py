@@ -252,7 +252,7 @@ def test_bytes_follow_from_the_parcels_each_way(hardware, tmp_path):
     down, up = parcel_bytes(method.local(Order(0, whole)), method.family, whole)
     assert 2 * up == down == 4 * sum(value.numel() for value in method.weights.values())
     devices = 4 if hardware else 6
-    assert (result.record["bytes_down"], result.record["bytes_up"]) == (devices * down, devices * up)
+    assert (result.record["training_bytes_down"], result.record["training_bytes_up"]) == (devices * down, devices * up)
     cost = method.cost(whole)
     assert (cost.download_bytes, cost.upload_bytes, cost.payload_bytes) == (down, up, down)
 

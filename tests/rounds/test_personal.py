@@ -60,8 +60,14 @@ def test_every_method_is_scored_on_all_devices_and_learns_the_same_as_without(me
     assert engine.state().values == plain.state().values
     assert without["personal_score"] is None
     assert engine.population.now_seconds == plain.population.now_seconds
-    for key in ("bytes_down", "bytes_up", "devices_sampled", "score", "score_by_tier"):
+    for key in ("training_bytes_down", "training_bytes_up", "devices_sampled", "score", "score_by_tier"):
         assert record[key] == without[key]
+    assert record["scoring_bytes_down"] - without["scoring_bytes_down"] == sum(
+        sum(len(arrays[place]) for place in order.payloads.values())
+        for batch, arrays in asked(grid)
+        if batch.round == 2 and batch.training is not None
+        for order in batch.orders
+    )
     devices = {order.device for batch, _ in asked(grid) if batch.training is not None for order in batch.orders}
     expected = {0, 1} if method == "exclusive" else set(range(6))
     assert devices == expected

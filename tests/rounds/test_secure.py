@@ -53,7 +53,7 @@ def test_the_model_has_the_same_bits_as_without(name, tmp_path):
     assert same_bits(plain, secure)
     assert [r.record["devices_replied"] for r in after] == [r.record["devices_replied"] for r in before] == [6, 6]
     # Sums of 64-bit integers in place of 32-bit floats, and the keys.
-    ups = [r[0].record["bytes_up"] for r in (before, after)]
+    ups = [r[0].record["training_bytes_up"] for r in (before, after)]
     assert 2 * ups[0] < ups[1] < 2 * ups[0] + 6 * 6000
     assert all(line["loss"] is None and line["examples"] > 0 for line in after[0].devices)
 

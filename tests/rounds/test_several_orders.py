@@ -111,7 +111,11 @@ def test_figures_count_devices_and_lines_count_orders(tmp_path):
     large, small = (
         engine.method.cost(a) for a in (engine.method.scored_architecture, engine.method.smallest_architecture)
     )
-    assert record["bytes_down"] == record["bytes_up"] == 4 * large.payload_bytes + 6 * small.payload_bytes
+    assert (
+        record["training_bytes_down"]
+        == record["training_bytes_up"]
+        == 4 * large.payload_bytes + 6 * small.payload_bytes
+    )
     assert record["distinct_architectures"] == 2
     [roomy] = {d["budget"]["memory_bytes"] for d in result.devices if d["device"] == 0}
     share = (4 * large.peak_training_memory_bytes / roomy + 2) / 6  # the larger of the two, not their sum

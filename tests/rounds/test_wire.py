@@ -75,7 +75,10 @@ def test_fewer_bytes_travel_and_all_that_is_said_of_them_follows(tmp_path, wire,
         runs[name] = over_nodes(tmp_path, grid, **{"run-name": name, "wire": name})
         travelled[name] = sum(sent), sum(came)
         journal = read_rounds(runs[name])
-        assert travelled[name] == (sum(r.bytes_down for r in journal), sum(r.bytes_up for r in journal))
+        assert travelled[name] == (
+            sum(r.training_bytes_down for r in journal),
+            sum(r.training_bytes_up for r in journal),
+        )
         assert {r.devices_replied for r in journal} == {6}
     for before, after in zip(travelled["float32"], travelled[wire], strict=True):
         assert before / after >= least

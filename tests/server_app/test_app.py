@@ -606,7 +606,7 @@ def test_no_link_is_too_slow_where_nothing_travels(tmp_path):
     fleet = poor_fleet(tmp_path, 'memory = "1 GB"\nlink = "8 kbit/s"')
     run_dir = run(simulated_grid(), small_config(tmp_path, **keys, **fleet))
     [record] = read_rounds(run_dir)
-    assert (record.devices_replied, record.bytes_down, record.bytes_up) == (4, 0, 0)
+    assert (record.devices_replied, record.training_bytes_down, record.training_bytes_up) == (4, 0, 0)
 
 
 def test_a_log_warns_early_where_nobody_trains(tmp_path, caplog):

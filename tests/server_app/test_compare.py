@@ -7,15 +7,18 @@ import pytest
 from fake_runs import CONFIG, a_round
 from page_figures import charts_of
 
+from server_app.app import run
 from server_app.compare import compare
 from server_app.journal import Journal
-from server_app.run_folder import JournalError
+from server_app.run_folder import JournalError, read_config, read_devices
+from tests.small_run import simulated_grid, small_config
 
 
 def a_run(run_dir: Path, scores: list[float | None], *, finished: bool = True, **config) -> Path:
     """A run that delivers these scores; the whole model has half of them, the worst tier a quarter."""
-    more = {key: config.pop(key) for key in ("devices_without_model", "devices_beyond_budget") if key in config}
-    held = {key: config.pop(key) for key in ("plugins", "initial_digest", "data") if key in config}
+    of_rounds = ("devices_without_model", "devices_beyond_budget", "scoring_bytes_down", "statistics_bytes_down")
+    more = {key: config.pop(key) for key in of_rounds if key in config}
+    held = {key: config.pop(key) for key in ("plugins", "initial_digest", "data", "budgets") if key in config}
     config = CONFIG | {"run-name": run_dir.name} | config
     journal = Journal.open(run_dir, config, resume=False, **held)
     for number, score in enumerate(scores, start=1):
@@ -65,7 +68,9 @@ def test_methods_side_by_side_with_what_they_deliver_first(tmp_path):
     cost = rows_of(comparison, "What it took")
     assert [row["rounds to 40 %"] for row in cost] == ["1", "3"]
     assert [row["simulated time"] for row in cost] == ["1 min", "3 min"]
-    assert [row["bytes"] for row in cost] == ["1.9 kB", "5.7 kB"]
+    assert [row["training bytes"] for row in cost] == ["1.9 kB", "5.7 kB"]
+    in_all = [(row["down in all"], row["up in all"], row["statistics in all"], row["scoring in all"]) for row in cost]
+    assert in_all == [("3 kB", "2.7 kB", "960 B", "15 kB")] * 2
     assert [row["small"] for row in rows_of(comparison, "Accuracy by tier, %")] == ["17.5", "10.0"]
 
 
@@ -149,17 +154,6 @@ def test_runs_of_another_version_of_a_method_or_of_files_are_no_replicates(befor
     runs = [a_run(tmp_path / str(seed), [0.5], seed=seed, **(before if seed < 3 else after)) for seed in (1, 2, 3)]
     found = {row["method"]: row["seeds"] for row in rows_of(compare(runs), ACCURACY)}
     assert found == {f"heterofl {name}={'0' * 12}": "1-2", f"heterofl {name}={'1' * 12}": "3"}
-
-
-def test_data_of_which_a_run_of_an_earlier_version_does_not_tell_separate_no_seeds(tmp_path):
-    runs = [a_run(tmp_path / "1", [0.5], seed=1), a_run(tmp_path / "2", [0.5], seed=2, data={"sha256": "1" * 64})]
-    assert [row["seeds"] for row in rows_of(compare(runs), ACCURACY)] == ["1-2"]
-
-
-def test_such_a_run_of_another_method_leaves_other_data_apart(tmp_path):
-    runs = [a_run(tmp_path / str(n), [0.5], seed=n, data={"sha256": str(n) * 64}) for n in (1, 2)]
-    runs.append(a_run(tmp_path / "older", [0.4], seed=1, strategy="fedrolex"))
-    assert [row["seeds"] for row in rows_of(compare(runs), ACCURACY)] == ["1", "2", "1"]
 
 
 def test_what_a_method_does_not_read_makes_no_other_experiment(tmp_path):
@@ -280,10 +274,144 @@ def test_every_other_method_that_may_be_as_good_is_named(tmp_path):
     assert told[2:] == ["Nor is it sure that it is better than fjord."]
 
 
-@pytest.mark.parametrize(("first", "words"), [(1, "one seed in common"), (5, "no seed in common")])
-def test_without_seeds_in_common_it_is_a_guess(first, words, tmp_path):
-    runs = seeds_of(tmp_path, "heterofl", [0.7]) + seeds_of(tmp_path, "fedrolex", [0.6], first)
-    assert words in compare(runs).advice[1]
+def test_with_one_seed_in_common_it_is_a_guess(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7]) + seeds_of(tmp_path, "fedrolex", [0.6])
+    assert "is a guess: they have one seed in common" in compare(runs).advice[1]
+
+
+def test_without_seeds_in_common_nothing_is_recommended(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7, 0.7]) + seeds_of(tmp_path, "fedrolex", [0.6], first=5)
+    assert compare(runs).advice == [
+        "The runs have no seed in common (heterofl has 1-2; fedrolex has 5), so that none of the methods is "
+        "recommended."
+    ]
+
+
+def test_only_seeds_in_common_count(tmp_path):
+    """Over all its seeds heterofl delivers 60 %, with those of fedrolex 50 %: the seeds that it has alone are easy."""
+    runs = seeds_of(tmp_path, "heterofl", [0.5, 0.5, 0.8]) + seeds_of(tmp_path, "fedrolex", [0.55, 0.56])
+    told = compare(runs).advice
+    assert told[0] == "Take fedrolex: over all devices of this fleet it delivers 55.5 %."
+    assert "better with 2 of 2 seeds" in told[1]
+    assert told[-1] == "Only the seeds that all of them have are counted: 1-2."
+
+
+# Unequal conditions -----------------------------------------------------------------------------------------------
+
+
+def with_budgets(folder: Path, strategy: str, **budgets: tuple[int, int | None]) -> list[Path]:
+    told = {tier: dict(zip(("memory_bytes", "payload_bytes"), of, strict=True)) for tier, of in budgets.items()}
+    return seeds_of(folder, strategy, [0.5, 0.6], fleet="five.toml", budgets=told)
+
+
+def test_methods_that_had_unequal_memory_under_one_fleet_are_not_recommended(tmp_path):
+    runs = with_budgets(tmp_path, "heterofl", full=(2_847_896, 377_640), half=(1_544_984, 96_680))
+    runs += with_budgets(tmp_path, "wildflower", full=(7_346_920, 377_640), half=(4_415_392, 96_680))
+    comparison = compare(runs)
+    assert comparison.advice == [
+        "The fleet five.toml gives devices of half 1.54 MB (1,544,984 bytes) of training memory under heterofl and "
+        "4.42 MB (4,415,392 bytes) under wildflower, so that none of the methods is recommended: its fits_width means "
+        "what each method needs for a width. Give its groups training_memory, and where it should bind payload, in "
+        "bytes (docs/fleets.md), and run the methods again."
+    ]
+    assert len(rows_of(comparison, ACCURACY)) == 2
+
+
+def test_runs_keep_what_a_fleet_of_widths_gives_their_methods(tmp_path):
+    """The fleet of small runs says fits_width: FjORD's devices get what several widths in one step take."""
+    runs = []
+    for strategy in ("heterofl", "fjord"):
+        changes = {"run_name": strategy, "strategy": strategy, "rounds": 1, "family": "cnn3", "evaluate_every": 1}
+        runs.append(run(simulated_grid(), small_config(tmp_path, **changes)))
+    first, second = (read_config(run_dir)["budgets"] for run_dir in runs)
+    assert first.keys() == second.keys() == {"whole", "half", "quarter"}
+    assert first["whole"]["payload_bytes"] == second["whole"]["payload_bytes"] > 0
+    assert second["whole"]["memory_bytes"] > 1.5 * first["whole"]["memory_bytes"]
+    line = next(line for line in read_devices(runs[1]) if line.tier == "whole")
+    assert line.budget.memory_bytes == second["whole"]["memory_bytes"]
+    [told] = compare(runs).advice
+    figures = (f"{of['whole']['memory_bytes']:,} bytes" for of in (first, second))
+    assert re.search(".* of whole .*{}.* under heterofl and .*{}.* under fjord, so that none".format(*figures), told)
+
+
+def test_methods_that_had_unequal_payload_are_not_recommended(tmp_path):
+    runs = with_budgets(tmp_path, "heterofl", full=(3_000_000, 377_640))
+    runs += with_budgets(tmp_path, "scaffold", full=(3_000_000, 757_072))
+    [told] = compare(runs).advice
+    assert "of full 378 kB (377,640 bytes) of payload under heterofl and 757 kB (757,072 bytes) under scaffold" in told
+
+
+def test_methods_that_had_the_same_are_recommended(tmp_path):
+    same = {"full": (3_000_000, None), "half": (2_000_000, 100_000)}
+    runs = [run for strategy in ("heterofl", "wildflower") for run in with_budgets(tmp_path, strategy, **same)]
+    assert compare(runs).advice[0].startswith("Take ")
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "other"),
+    [
+        ("task-arguments", "", "size = [8, 8]"),
+        ("partition", "iid", "natural"),
+        ("test-fraction", 0.0, 0.5),
+        ("examples-per-device", 0, 200),
+        ("devices", 20, 10),
+        ("devices-per-round", 10, 5),
+        ("over-selection", 0.0, 0.3),
+        ("memory-fraction", 0.85, 0.5),
+        ("transfer-seconds", 0.0, 2.0),
+        ("deadline-seconds", 0.0, 60.0),
+        ("round-seconds", 0.0, 60.0),
+        ("rounds", 1, 100),
+        ("dp-epsilon", 0.0, 8.0),
+        ("dp-noise-multiplier", 0.0, 1.0),
+        ("secure-aggregation", False, True),
+        ("evaluate-every", 1, 50),
+        ("deliver", "largest", "best"),
+        ("statistics-devices", 0, 3),
+        ("statistics-examples", 64, 0),
+    ],
+)
+@pytest.mark.parametrize("second", ["heterofl", "fedrolex"])
+def test_of_unequal_conditions_none_is_recommended(key, one, other, second, tmp_path):
+    runs = seeds_of(tmp_path / "one", "heterofl", [0.7, 0.7], **{key: one})
+    runs += seeds_of(tmp_path / "other", second, [0.6, 0.6], **{key: other})
+    assert compare(runs).advice == [f"The runs differ in {key}, so that none of the methods is recommended."]
+
+
+@pytest.mark.parametrize("other", [{"data": {"sha256": "1" * 64}}, {}])
+def test_of_other_data_none_is_recommended(other, tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7, 0.7], data={"sha256": "0" * 64})
+    runs += seeds_of(tmp_path, "fedrolex", [0.6, 0.6], **other)
+    assert compare(runs).advice == ["The runs differ in data-sha256, so that none of the methods is recommended."]
+
+
+def test_of_another_version_of_a_task_of_ones_own_none_is_recommended(tmp_path):
+    runs = []
+    for strategy, digit in (("heterofl", "0"), ("fedrolex", "1")):
+        plugins = {"mine": digit * 64, "another": "2" * 64}
+        runs += seeds_of(tmp_path, strategy, [0.7, 0.7], task="mine.data:Birds", plugins=plugins)
+    assert compare(runs).advice == [
+        "The runs differ in module mine-sha256, so that none of the methods is recommended."
+    ]
+
+
+def test_of_other_kinds_of_real_devices_none_is_recommended(tmp_path):
+    runs = []
+    for strategy, tiers in (("heterofl", {"jetson": 0.9}), ("fedrolex", {"jetson": 0.8, "pi": 0.6})):
+        journal = Journal.open(tmp_path / strategy, CONFIG | {"strategy": strategy, "fleet": ""}, resume=False)
+        journal.write_round(a_round(1, delivered_score_by_tier=tiers), [])
+        journal.finish("finished")
+        runs.append(tmp_path / strategy)
+    assert compare(runs).advice == ["The runs differ in kinds of devices, so that none of the methods is recommended."]
+
+
+def test_how_often_one_evaluates_is_no_part_of_the_bytes_to_a_target(tmp_path):
+    seldom = a_run(tmp_path / "seldom", [None, 0.6], statistics_bytes_down=0, scoring_bytes_down=0)
+    often = a_run(tmp_path / "often", [0.1, 0.6], strategy="fedrolex", scoring_bytes_down=10**9)
+    comparison = compare([seldom, often])
+    assert [row["training bytes"] for row in rows_of(comparison, "What it took")] == ["3.8 kB", "3.8 kB"]
+    (chart,) = [chart for title, chart in charts_of(comparison.html).items() if title.endswith("over traffic")]
+    assert {trace["x"][-1] for trace in chart.traces} == {3800}
 
 
 def test_who_does_not_keep_to_the_budgets_is_not_recommended(tmp_path):
@@ -324,6 +452,12 @@ def test_who_does_not_keep_to_the_budgets_is_not_recommended(tmp_path):
             '"plugins-sha256": {"mine": 1}}',
             r"plugins-sha256\.mine = 1 is not what a run",
         ),
+        (
+            "config.json",
+            '{"config": {"strategy": "fedavg"}, "versions": {}, "seed": 1, "fleet-sha256": "", '
+            '"budgets": {"small": {"memory_bytes": "1 MB", "payload_bytes": null}}}',
+            r"budgets\.small = .* is not what a run",
+        ),
         ("rounds.jsonl", '{"round": 1}\n', r"rounds\.jsonl, line 1: the key 'strategy' is missing \(and \d+ more\)$"),
         ("summary.json", "{}", r"summary\.json: the key 'status' is missing \(and"),
         ("summary.json", "", r"summary\.json: it is not JSON: EOF while parsing a value at line 1 column 0$"),
@@ -347,7 +481,7 @@ def test_of_different_questions_there_is_no_answer(tmp_path):
     assert compare(runs).advice == ["The runs differ in alpha, so that none of the methods is recommended."]
 
 
-def test_runs_from_before_delivery_are_compared_by_their_whole_models(tmp_path):
+def test_runs_without_delivery_are_compared_by_their_whole_models(tmp_path):
     for name, score in (("fedrolex", 0.5), ("heterofl", 0.6)):
         journal = Journal.open(tmp_path / name, CONFIG | {"strategy": name}, resume=False)
         gone = {"delivered_score": None, "delivered_score_by_tier": None, "devices_beyond_budget": None}
@@ -374,7 +508,9 @@ def test_every_evaluation_is_a_line_of_the_data(tmp_path):
     assert [float(line["delivered_score"]) for line in lines] == [0.2, 0.4, 0.1]
     assert [float(line["score"]) for line in lines] == [0.1, 0.2, 0.05]
     assert [float(line["delivered_score small"]) for line in lines] == [0.05, 0.1, 0.025]
-    assert [int(line["bytes_down"]) for line in lines] == [1000, 3000, 1000]
+    assert [int(line["training_bytes_down"]) for line in lines] == [1000, 3000, 1000]
+    assert [int(line["statistics_bytes_up"]) for line in lines] == [20, 60, 20]
+    assert [int(line["scoring_bytes_down"]) for line in lines] == [5000, 15000, 5000]
 
 
 # Figures that may be missing --------------------------------------------------------------------------------------
@@ -412,7 +548,7 @@ def test_exits_and_personal_accuracies_side_by_side(tmp_path):
 def test_a_target_that_none_reached(tmp_path):
     (cost,) = rows_of(compare([a_run(tmp_path / "one", [0.2])], target=0.9), "What it took")
     assert cost["rounds to 90 %"] == "never"
-    assert cost["bytes"] == "never"
+    assert cost["training bytes"] == "never"
 
 
 def test_a_run_that_ends_in_nan_sets_no_target_and_comes_last(tmp_path):

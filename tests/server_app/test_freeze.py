@@ -71,7 +71,7 @@ def test_frozen_parts_stay_what_they_were_and_travel_once(tmp_path, strategy):
     frozen_bytes = 4 * sum(before[name].numel() for name in names(family)) + 33 * 6
     # Each of the six devices is sent the frozen parts once.
     values = checkpoint.load(run_dir).state.values["frozen"]["held"]
-    once = sum(record.bytes_down for record in records) - sum(record.bytes_up for record in records)
+    once = sum(record.training_bytes_down for record in records) - sum(record.training_bytes_up for record in records)
     if strategy in ("fedavg", "fedprox"):  # others send more than they return, or a model to take statistics of
         assert once == frozen_bytes * len(values)
     assert {len(held) for held in values.values()} == {1}
@@ -114,7 +114,7 @@ def test_a_resumed_run_sends_nothing_again_and_has_the_same_bits(tmp_path):
     run(simulated_grid(), config)
     half = run(simulated_grid(), RunConfig.from_run_config(config.to_dict() | {"resume": True, "rounds": 4}))
     assert same_bits(checkpoint.load(whole).state.tensors, checkpoint.load(half).state.tensors)
-    assert [r.bytes_down for r in read_rounds(whole)] == [r.bytes_down for r in read_rounds(half)]
+    assert [r.training_bytes_down for r in read_rounds(whole)] == [r.training_bytes_down for r in read_rounds(half)]
 
 
 @pytest.mark.thorough
@@ -132,7 +132,7 @@ def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
     kept = [path for path in tmp_path.rglob("frozen") if path.is_dir()]
     assert len(kept) == (1 if simulated else 6)
     second = engine.run_round(grid, 2, scorer).record
-    assert second["bytes_down"] < first["bytes_down"]
+    assert second["training_bytes_down"] < first["training_bytes_down"]
     shutil.rmtree(kept[0])
     hit = 6 if simulated else 1
     result = engine.run_round(grid, 3, scorer)
@@ -141,7 +141,10 @@ def test_a_device_that_has_lost_it_is_sent_it_again(tmp_path, simulated):
     assert all("has lost what is frozen of its model" in outcome for outcome in refused)
     fourth = engine.run_round(grid, 4, scorer).record
     assert fourth["devices_replied"] == 6
-    assert fourth["bytes_down"] - second["bytes_down"] == hit * (first["bytes_down"] - second["bytes_down"]) / 6
+    assert (
+        fourth["training_bytes_down"] - second["training_bytes_down"]
+        == hit * (first["training_bytes_down"] - second["training_bytes_down"]) / 6
+    )
 
 
 @pytest.mark.parametrize(

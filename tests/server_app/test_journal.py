@@ -27,7 +27,7 @@ def test_lines_have_exactly_the_keys_of_the_contract(tmp_path):
     assert devices[3] == a_device(2, 0)
 
 
-@pytest.mark.parametrize("key", ["metric", "score", "bytes_up", "server_seconds", "devices_bounded"])
+@pytest.mark.parametrize("key", ["metric", "score", "training_bytes_up", "server_seconds", "devices_bounded"])
 def test_a_missing_key_is_an_error_and_writes_nothing(tmp_path, key):
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     record = a_round(1)
@@ -163,9 +163,14 @@ def test_tensorboard_scalars_after_a_resume_have_every_round_once(tmp_path):
     journal.write_round(a_round(2, score=0.75), [])
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert {"accuracy", "loss", "accuracy_by_tier/small", "bytes/up", "seconds/simulated", "seconds/wall"} <= set(
-        events.Tags()["scalars"]
-    )
+    assert {
+        "accuracy",
+        "loss",
+        "accuracy_by_tier/small",
+        "bytes/scoring_down",
+        "seconds/simulated",
+        "seconds/wall",
+    } <= set(events.Tags()["scalars"])
     assert "utilisation/bandwidth" not in events.Tags()["scalars"]  # it was None in every round
     by_round = [(event.step, round(event.value, 4)) for event in events.Scalars("accuracy")]
     assert by_round == [(1, 0.1), (2, 0.75)]

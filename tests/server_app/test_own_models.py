@@ -348,9 +348,9 @@ def test_recipfl_writes_adapters_and_heads_and_the_given_encoder_stays(beside, t
         for a in method.candidates
     ]
     tensors = 2 * travels[0] + 6 * travels[1]
-    assert tensors <= records[1].bytes_up < 1.5 * tensors + 20_000
+    assert tensors <= records[1].training_bytes_up < 1.5 * tensors + 20_000
     frozen_bytes = sum(tensor.nbytes for tensor in method.frozen_weights().values())
-    assert records[0].bytes_down - records[1].bytes_down >= 6 * frozen_bytes / 2
+    assert records[0].training_bytes_down - records[1].training_bytes_down >= 6 * frozen_bytes / 2
     state = checkpoint.load(runs["whole"]).state
     assert same_bits(state.tensors, checkpoint.load(runs["half"]).state.tensors)
 
@@ -381,8 +381,12 @@ def test_of_lora_only_its_tensors_and_the_head_travel(beside, tmp_path, folder):
     assert replies == [[trained]] * 8
     first, second = read_rounds(run_dir)
     sent = trained + 4 * (6444 - 472) + 53 * 33
-    assert (first.devices_replied, first.bytes_up, first.bytes_down) == (4, 4 * trained, 4 * sent)
-    assert (second.devices_replied, second.bytes_up, second.bytes_down) == (4, 4 * trained, 4 * trained)
+    assert (first.devices_replied, first.training_bytes_up, first.training_bytes_down) == (4, 4 * trained, 4 * sent)
+    assert (second.devices_replied, second.training_bytes_up, second.training_bytes_down) == (
+        4,
+        4 * trained,
+        4 * trained,
+    )
     state = checkpoint.load(run_dir).state.tensors
     changed = {name for name, tensor in before.items() if not torch.equal(tensor, state[f"weights/{name}"])}
     places = [f"encoder.layer.{layer}.attention.self.{part}" for layer in range(3) for part in ("query", "value")]

@@ -47,8 +47,14 @@ def test_the_page_brings_plotlys_script_whole(tmp_path):
 def test_what_it_cost_and_which_models_were_trained_over_time(tmp_path):
     three_rounds(tmp_path).finish("finished")
     charts = charts_of((tmp_path / "report.html").read_text())
-    down, up = charts["Bytes in all"].traces
-    assert (down["y"], up["y"]) == ([1000, 2000, 3000], [900, 1800, 2700])
+    in_all = charts["Bytes in all"]
+    assert {name: trace["y"] for name, trace in zip(in_all.names, in_all.traces, strict=True)} == {
+        "training, down": [1000, 2000, 3000],
+        "training, up": [900, 1800, 2700],
+        "statistics, down": [300, 600, 900],
+        "statistics, up": [20, 40, 60],
+        "scoring, down": [5000, 10000, 15000],
+    }
     assert charts["Simulated minutes in all"].traces[0]["y"] == [1, 2, 3]
     delivered, _ = charts["Accuracy over traffic"].traces
     assert delivered["x"] == [1900, 3800, 5700]

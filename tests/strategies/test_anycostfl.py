@@ -428,7 +428,7 @@ def test_a_run_learns_with_a_tenth_of_the_bytes(tmp_path):
     assert records[-1].score > 0.3  # chance is 0.1; it was 0.45 when this was written
     for record in records:
         if record.score is None:  # all devices train the whole model, and none takes statistics
-            assert record.bytes_up == 4 * int(record.bytes_down / 4 * 0.1)
+            assert record.training_bytes_up == 4 * int(record.training_bytes_down / 4 * 0.1)
         assert 0 < record.metrics["compression_error"] < 0.3
         assert 0.3 < record.metrics["kept_share"] < 1
     assert {line.outcome for line in read_devices(run_dir)} == {"trained"}
@@ -447,7 +447,7 @@ def test_a_simulation_has_the_bits_of_real_nodes_and_counts_what_travels(tmp_pat
 
     grid.tamper = counted
     nodes = run(grid, small_config(tmp_path, **keys, **{"run-name": "nodes", "fleet": ""}))
-    assert sum(came) == sum(record.bytes_up for record in read_rounds(nodes)) > 0
+    assert sum(came) == sum(r.training_bytes_up + r.statistics_bytes_up for r in read_rounds(nodes)) > 0
     for workers in (1, 2):
         changes = {"run-name": f"simulated-{workers}", "workers": workers, "below-smallest": "smallest"}
         simulated = run(simulated_grid(workers), small_config(tmp_path, **keys, **changes))

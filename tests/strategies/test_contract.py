@@ -511,7 +511,7 @@ def test_error_replies_count_as_failed_or_late_devices(method, code, tmp_path):
     assert result.record["devices_replied"] == 0
     assert result.record["devices_failed"] == 4
     assert all(d["outcome"].startswith("late" if code == 3 else "failed: ") for d in result.devices)
-    assert result.record["bytes_up"] == 0
+    assert result.record["training_bytes_up"] == 0
     assert "trained" not in engine.state().values or not engine.state().values["trained"]
 
 

@@ -219,8 +219,13 @@ def test_rounds_with_layers_of_the_devices_own(tmp_path):
         assert result.record["score"] is not None
     method = engine.method
     own = sum(method.cost(d_arch).payload_bytes for _, d_arch, _ in method.scored_on_devices())
-    assert first.record["bytes_down"] == own
-    assert second.record["bytes_down"] == second.record["bytes_up"] == first.record["bytes_up"] < own
+    assert first.record["training_bytes_down"] == own
+    assert (
+        second.record["training_bytes_down"]
+        == second.record["training_bytes_up"]
+        == first.record["training_bytes_up"]
+        < own
+    )
     again, _ = started(small_config(tmp_path, **keys))
     again.load(engine.state())
     assert again.method.scored_on_devices() == method.scored_on_devices()

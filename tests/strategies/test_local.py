@@ -68,7 +68,7 @@ def test_nothing_travels_and_every_device_goes_on_with_its_own_model(tmp_path):
     losses = []
     for number in (1, 2, 3):
         result = engine.run_round(grid, number, scorer)
-        assert result.record["bytes_down"] == result.record["bytes_up"] == 0
+        assert result.record["training_bytes_down"] == result.record["training_bytes_up"] == 0
         assert [d["outcome"] for d in result.devices] == ["trained"] * 6
         losses.append(sum(d["loss"] for d in result.devices))
     assert all(not message.content.array_records for message in grid.sent)

@@ -281,7 +281,7 @@ def test_rounds_in_which_all_prune_bring_fewer_bytes_each_time(tmp_path):
     assert all(d["outcome"] == "trained" for r in results for d in r.devices)
     method = engine.method
     assert max(method.prunings.values()) == 3
-    up = [result.record["bytes_up"] for result in results]
+    up = [result.record["training_bytes_up"] for result in results]
     assert up == sorted(up, reverse=True)
     assert up[-1] < 0.5 * up[0]
     assert results[-1].record["personal_score"] is not None

@@ -305,7 +305,7 @@ def test_the_loss_is_masked_or_plain(masked, tmp_path):
 @pytest.mark.parametrize("strategy_name", ["model-search", "fedavg", "heterofl"])
 def test_without_tiers_the_global_model_alone_is_scored(strategy_name, tmp_path):
     keys = SEARCH | SMALL_RESNET | {"strategy": strategy_name, "evaluate-every": 1}
-    bytes_down, scored = {}, {}
+    training_bytes, statistics_bytes, scored = {}, {}, {}
     for tiers in (True, False):
         engine, scorer = started(small_config(tmp_path, **keys, **{"evaluate-tiers": tiers}))
         count = []
@@ -317,11 +317,13 @@ def test_without_tiers_the_global_model_alone_is_scored(strategy_name, tmp_path)
         record = engine.run_round(simulated_grid(), 1, counted).record
         assert record["score"] is not None
         assert bool(record["score_by_tier"]) == tiers
-        bytes_down[tiers], scored[tiers] = record["bytes_down"], len(count)
+        training_bytes[tiers], statistics_bytes[tiers] = record["training_bytes_down"], record["statistics_bytes_down"]
+        scored[tiers] = len(count)
     assert scored[False] == 1
+    assert training_bytes[True] == training_bytes[False]
     if strategy_name != "fedavg":
         assert scored[True] > 1
-        assert bytes_down[True] > bytes_down[False]  # statistics
+        assert statistics_bytes[True] > statistics_bytes[False]
 
 
 def test_a_space_without_a_choice_is_told(tmp_path, caplog):

@@ -811,8 +811,8 @@ def test_only_the_knowledge_network_travels_once_all_devices_have_their_models(t
     models = [kept[0] for kept in method.personal_models.values()]
     personal = sum(4 * sum(torch.Size(spec.shape).numel() for spec in family.tensors(a).values()) for a in models)
     assert len(models) == 6
-    assert (first["bytes_down"], first["bytes_up"]) == (6 * small + personal, 6 * small)
-    assert (second["bytes_down"], second["bytes_up"]) == (6 * small, 6 * small)
+    assert (first["training_bytes_down"], first["training_bytes_up"]) == (6 * small + personal, 6 * small)
+    assert (second["training_bytes_down"], second["training_bytes_up"]) == (6 * small, 6 * small)
 
 
 def tear(folder):
@@ -833,7 +833,7 @@ def test_a_device_that_lost_its_model_helps_without_it_and_is_sent_the_supernets
     assert second["devices_replied"] == 6
     # The loss is counted once: the device kept nothing in the second round that it could lose again.
     assert (third["devices_state_lost"], third["metrics"]["personal_models_lost"]) == (0, 0)
-    assert third["bytes_down"] > second["bytes_down"]
+    assert third["training_bytes_down"] > second["training_bytes_down"]
     assert engine.method.lost_models == 1
     assert 2 in engine.method.personal_models
 
@@ -847,7 +847,7 @@ def test_devices_that_draw_their_models_are_sent_the_knowledge_network_alone(tmp
         grid = simulated_grid()
         records = run(engine, scorer, (1, 2), grid)
         small = sum(4 * value.numel() for value in engine.method.knowledge.values())
-        assert [(r["bytes_down"], r["bytes_up"]) for r in records] == [(6 * small, 6 * small)] * 2
+        assert [(r["training_bytes_down"], r["training_bytes_up"]) for r in records] == [(6 * small, 6 * small)] * 2
         assert len(engine.method.personal_models) == 6
         files = sorted((tmp_path / name / "runs").rglob("personal-*"))
         drawn.append([file.read_bytes() for file in files])

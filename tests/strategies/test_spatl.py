@@ -100,7 +100,7 @@ def test_whole_rounds_train_encoder_and_predictors(tmp_path):
     records = [engine.run_round(grid, number, scorer).record for number in (1, 2)]
     assert records[1]["score"] is not None
     assert 0 < records[0]["metrics"]["untouched_share"] < 1
-    assert records[0]["bytes_up"] < records[0]["bytes_down"]
+    assert records[0]["training_bytes_up"] < records[0]["training_bytes_down"]
     assert any((engine.method.weights[name] != value).any() for name, value in first.items())
     kept = [file.name for file in (tmp_path / "runs").rglob("predictor*.safetensors")]
     assert kept

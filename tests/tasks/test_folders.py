@@ -260,7 +260,7 @@ def config(folder, **changes):
         "data-dir": str(folder),
         "devices": 2,
         "devices-per-round": 2,
-        "fleet": "five-widths",
+        "fleet": "five-memories",
         "strategy": "fedavg",
         "fedavg.use": "all-large",
         "family": "lenet5",

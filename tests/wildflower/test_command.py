@@ -43,8 +43,11 @@ def a_run(run_dir: Path, accuracy: float, seed: int = 1, *, finished: bool = Fal
             "devices_bounded": 0,
             "devices_state_lost": 0,
             "devices_below_smallest": 0,
-            "bytes_down": 100,
-            "bytes_up": 100,
+            "training_bytes_down": 100,
+            "training_bytes_up": 100,
+            "statistics_bytes_down": 0,
+            "statistics_bytes_up": 0,
+            "scoring_bytes_down": 0,
             "memory_utilisation": None,
             "bandwidth_utilisation": None,
             "distinct_architectures": 1,
@@ -129,7 +132,7 @@ def test_report_of_a_run_that_goes_on(tmp_path):
 def test_only_a_fleet_has_simulated_time(tmp_path):
     run_dir = a_run(tmp_path / "one", 0.5)
     config = json.loads((run_dir / "config.json").read_text())
-    for fleet, there in (("five-widths", True), ("", False)):
+    for fleet, there in (("five-memories", True), ("", False)):
         config["config"]["fleet"] = fleet
         (run_dir / "config.json").write_text(json.dumps(config))
         assert ("simulated time" in invoke("report", run_dir).stdout) is there

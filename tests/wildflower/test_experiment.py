@@ -44,8 +44,11 @@ def a_round(number: int = 1, **changes) -> RoundRecord:
         "delivered_score": 0.4,
         "loss": 1.25,
         "score_by_tier": {"small": 0.25},
-        "bytes_down": 2_000_000,
-        "bytes_up": 1_500_000,
+        "training_bytes_down": 2_000_000,
+        "training_bytes_up": 1_500_000,
+        "statistics_bytes_down": 600_000,
+        "statistics_bytes_up": 40_000,
+        "scoring_bytes_down": 7_000_000,
         "simulated_seconds": 60.0,
         "wall_seconds": 2.0,
     }
@@ -64,8 +67,11 @@ SUMMARY = Summary(
     score_by_exit=None,
     personal_score=0.625,
     personal_score_by_tier={"[small]": 0.5},
-    bytes_down=2_000_000,
-    bytes_up=1_500_000,
+    training_bytes_down=2_000_000,
+    training_bytes_up=1_500_000,
+    statistics_bytes_down=600_000,
+    statistics_bytes_up=40_000,
+    scoring_bytes_down=7_000_000,
     devices_by_outcome={"trained": 2, "failed": 1},
     simulated_seconds=60.0,
     wall_seconds=2.0,
@@ -129,7 +135,9 @@ def world(tmp_path, monkeypatch) -> World:
 def test_a_finished_run(world):
     code, text = world.run("finish", "fedprox.mu=0.5")
     assert code == 0
-    assert "round 1/1, delivered accuracy 40 %, whole model 50 %, loss 1.25, 2 of 3 devices, 2 MB down, " in text
+    assert (
+        "round 1/1, delivered accuracy 40 %, whole model 50 %, loss 1.25, 2 of 3 devices, training 2 MB down, " in text
+    )
     assert "1.5 MB up, 2 s\n" in text
     for part in ("tier [small]", "25 %", "2 trained, 1 failed", f"Report: {world.run_dir / 'report.html'}\n"):
         assert part in text
@@ -516,7 +524,7 @@ def test_lines_of_a_resumed_run_begin_where_it_goes_on():
     lines.rounds([a_round(n) for n in (1, 2, 3, 4)])
     lines.rounds([*(a_round(n) for n in (1, 2, 3, 4)), a_round(5, score=None, delivered_score=None, loss=None)])
     assert [line.split(",")[0] for line in text.getvalue().splitlines()] == ["round 4/6", "round 5/6"]
-    assert text.getvalue().splitlines()[1] == "round 5/6, 2 of 3 devices, 2 MB down, 1.5 MB up, 2 s, 2 s left"
+    assert text.getvalue().splitlines()[1] == "round 5/6, 2 of 3 devices, training 2 MB down, 1.5 MB up, 2 s, 2 s left"
 
 
 def test_what_a_run_waits_for_is_shown(tmp_path):

@@ -18,6 +18,7 @@ from tests.small_run import METHODS, by_method, simulated_grid, small_config
 from wildflower import plan as plans
 from wildflower.command import app
 from wildflower.plan import PlanError, make_plan, plan_tables, spread
+from wildflower.settings import resolve
 
 UNEQUAL = """
 reference = "1 GFLOP/s"
@@ -67,6 +68,13 @@ def test_figures_are_those_worked_out_by_hand(tmp_path):
     assert (quick.memory_bytes, quick.needed_memory_bytes) == (850_000_000, price.peak_training_memory_bytes)
     assert quick.binds == slow.binds == ()
     assert plan.counts == {"quick": 2, "slow": 3, "tiny": 1}
+
+
+def test_the_demo_has_heterofls_five_widths():
+    """Of the demo's network: 1, 1/2, 1/4, 1/8 and 1/16."""
+    plan = make_plan(resolve(Path(__file__).parents[2] / "benchmarks/demo/digits.toml", []).config)
+    sizes = {"full": 94_410, "half": 24_170, "quarter": 6_330, "eighth": 1_730, "sixteenth": 510}
+    assert {tier: device.parameters for tier, device in tiers(plan).items()} == sizes
 
 
 def test_a_device_below_the_smallest_is_told_with_a_remedy(tmp_path):
