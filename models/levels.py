@@ -144,8 +144,7 @@ class Levels(ModuleFamily):
         """Raise ValueError where a level's tensors are no leading slices of those of the level above."""
         above: dict[str, Tensor] = {}
         for number in range(len(self.levels), 0, -1):
-            with torch.device("meta"):
-                network = self.build(Architecture((number,))).train()
+            network = self.without_memory(Architecture((number,))).train()
             state = network.state_dict()
             where = f"{self.function}: level {number} ({self.levels[number - 1]})"
             if not state:
