@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from plugins.reference import PluginError
+
 MAX_OBJECTS = 1_000_000  # looked at in one module: a data set that it holds may be large
 _TABLES = ("_parameters", "_buffers", "_modules")
 _LEAVES = (
@@ -122,13 +124,42 @@ def _registered(module: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in reversed(tables)}
 
 
-def check_held(where: str, module: nn.Module) -> None:
+def check_parts(where: str, module: nn.Module) -> None:
+    """Raise PluginError where a module has parts that cannot be sent, trained or exported."""
+    for name, part in module.named_modules():
+        called = f"{name} ({type(part).__name__})" if name else type(part).__name__
+        if isinstance(part, torch.jit.ScriptModule):
+            raise PluginError(
+                f"{where}: {called} is compiled by torch.jit, and could not be exported: leave torch.jit.script and "
+                "torch.jit.trace out"
+            )
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            raise PluginError(
+                f"{where}: {called} has extra state (get_extra_state), which is no tensor and cannot be averaged: make "
+                "it a buffer (register_buffer), or leave get_extra_state and set_extra_state out"
+            )
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise PluginError(
+                f"{where}: {called} has sparse gradients, which optimizers with momentum or weight decay do not take: "
+                "leave sparse = True out"
+            )
+
+
+def check_held(where: str, module: nn.Module, *, alone: bool) -> None:
     """Raise ValueError where a module holds something outside of its tables that would be neither sent nor learned.
 
     Args:
         where: what a message begins with.
         module: whose parameters have no memory (`models.skeleton`), all else as its constructor makes it.
+        alone: whether it is the only level. Several may be trained in one step, by slices of parameters, which what is
+            held a second time would not be.
     """
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"{where}: {name} has a hook of its gradient, which is lost where weights come anew in every round: "
+                "compute it in `forward`, such as (weight * mask), or use a hook of the module"
+            )
     for name, part in unregistered_modules(module).items():
         if any(True for _ in (*part.parameters(), *part.buffers())):
             raise ValueError(
@@ -141,6 +172,12 @@ def check_held(where: str, module: nn.Module) -> None:
         of_storage.setdefault(tensor.untyped_storage()._cdata, name)
     for name, tensor in held_tensors(module).items():
         if id(tensor) in tables:
+            if not alone:
+                of = tables[id(tensor)]
+                raise ValueError(
+                    f"{where}: {name} holds {of} a second time, which does not go with several levels: use {of} itself "
+                    "in `forward`"
+                )
             continue
         if isinstance(tensor, nn.Parameter) and not is_lazy(tensor):
             raise ValueError(
@@ -168,16 +205,16 @@ def fill_held(module: nn.Module, fresh: Callable[[], nn.Module]) -> None:
     Args:
         fresh: makes the same module with memory; called if anything lacks values.
     """
-    tables = _registered(module)
-    held = {name: t for name, t in held_tensors(module).items() if t.is_meta and id(t) not in tables}
-    buffers = {name for name, _ in staying_buffers(module) if module.get_buffer(name).is_meta}
-    if not held and not buffers:
+    lacking = {name: tensor for name, tensor in _constants(module).items() if tensor.is_meta}
+    if not lacking:
         return
     whole = fresh()
     values = held_tensors(whole)
-    for name, tensor in held.items():
-        torch.utils.swap_tensors(tensor, values[name].detach())
-    for name in buffers:
+    buffers = {name for name, _ in staying_buffers(module)}
+    for name, tensor in lacking.items():
+        if name not in buffers:
+            torch.utils.swap_tensors(tensor, values[name].detach())
+    for name in buffers & lacking.keys():
         path, _, own = name.rpartition(".")
         module.get_submodule(path)._buffers[own] = whole.get_buffer(name)
 
@@ -201,3 +238,39 @@ def move_held(module: nn.Module, held: Iterable[Tensor], function: Callable[[Ten
             tensor.data = function(tensor.data)
         elif not isinstance(tensor, nn.Parameter):  # a buffer is another object now, and a parameter the same
             tensor.data = module.get_buffer(name).data
+
+
+def lacks_values(module: nn.Module) -> bool:
+    """Whether a constant of a module has no memory."""
+    return any(value.is_meta for value in _constants(module).values())
+
+
+def unsteady(build: Callable[[], nn.Module]) -> list[str]:
+    """Return the names of constants that have other values when a module is built again."""
+    first, second = (_constants(build()) for _ in range(2))
+    return [name for name, value in first.items() if name not in second or not _equal(value, second[name])]
+
+
+def from_first_weights(skeleton: nn.Module, *whole: nn.Module) -> list[str]:
+    """Return the names of constants that a module computes from its first weights, or draws like one.
+
+    Args:
+        skeleton: the module without memory for its parameters, as it was made.
+        whole: the module with memory, twice, with other first weights.
+    """
+    first, second = (_constants(module) for module in whole)
+    empty = [name for name, value in _constants(skeleton).items() if value.is_meta]
+    return [name for name in empty if not _equal(first[name], second[name])]
+
+
+def _constants(module: nn.Module) -> dict[str, Tensor]:
+    """Held tensors that are in no table, and buffers that are no part of the state."""
+    tables = _registered(module)
+    held = {name: tensor for name, tensor in held_tensors(module).items() if id(tensor) not in tables}
+    return held | dict(staying_buffers(module))
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    return first.is_meta or torch.equal(first.nan_to_num(), second.nan_to_num())

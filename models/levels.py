@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import re
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from models.architecture import Architecture
+from models.held import check_held, check_parts
 from models.layers import Network
 from models.module import AnyNetwork, ModuleFamily, meta_state
 from plugins.reference import PluginError, named, one_sentence
@@ -138,6 +140,7 @@ class Levels(ModuleFamily):
             )
         if not isinstance(module, nn.Module):
             raise PluginError(f"{self.function} at level {text} returns {type(module).__name__}, not an nn.Module")
+        check_parts(f"{self.function} at level {text}", module)
         return module if isinstance(module, Network) else AnyNetwork(module)
 
     def _check_slices(self) -> None:
@@ -152,6 +155,9 @@ class Levels(ModuleFamily):
             if whole := [name for name, tensor in state.items() if not tensor.is_floating_point()]:
                 raise ValueError(f"{where}: {whole[0]} is {state[whole[0]].dtype}, and only floating point is learned")
             _check_ties(where, state)
+            check_held(
+                where, network.module if isinstance(network, AnyNetwork) else network, alone=len(self.levels) == 1
+            )
             _check_norms(where, network)
             for name, tensor in state.items() if above else ():
                 if name not in above:
@@ -176,6 +182,17 @@ def _hint(error: Exception) -> str:
         return ": only what the function itself names among its parameters is filled in"
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
         return ": leave .to(device) out, the run moves the network to its device"
+    where = [frame.name for frame in traceback.extract_tb(error.__traceback__) if "parametri" in frame.filename]
+    if "orthogonal" in where:
+        return (
+            ": torch.nn.utils.parametrizations.orthogonal reads the values of weights as it is made, which have none "
+            "then: compute torch.linalg.matrix_exp(weight - weight.T) in `forward`"
+        )
+    if isinstance(error, RuntimeError) and "meta tensor" in str(error):
+        return (
+            ": what makes a network must not read the values of parameters, which have none then: use Python's or "
+            "NumPy's numbers"
+        )
     return ""
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.architecture import Architecture
 from models.base import Family
 from models.cost import OPTIMIZERS, Convolution, Cost
-from models.held import fill_held, held_tensors, move_held, staying_buffers
+from models.held import fill_held, from_first_weights, held_tensors, lacks_values, move_held
 from models.layers import Network, TensorSpec
 from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
 from models.skeleton import parameters_without_memory, same_draws
@@ -136,9 +136,23 @@ class ModuleFamily(Family):
         with same_draws(), parameters_without_memory():
             network = self.build(arch)
         if isinstance(network, AnyNetwork) and _holds(self, arch):
-            fill_held(network.module, lambda: _drawn(self, arch))
+            fill_held(network.module, lambda: self._drawn(arch))
             network.find_held()
         return network
+
+    def from_first_weights(self, arch: Architecture) -> list[str]:
+        """Return the names of constants of a sub-model that come from its first weights (`models.held`)."""
+        with same_draws(), parameters_without_memory():
+            skeleton = self.build(arch)
+        if not isinstance(skeleton, AnyNetwork) or not lacks_values(skeleton.module):
+            return []
+        return from_first_weights(skeleton.module, self._drawn(arch), self._drawn(arch, 1))
+
+    def _drawn(self, arch: Architecture, seed: int = 0) -> nn.Module:
+        """The module with memory, the same each time."""
+        with same_draws(seed):
+            network = self.build(arch)
+        return network.module if isinstance(network, AnyNetwork) else network
 
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
         """See `Family.tensors`; the network is built once, on the meta device."""
@@ -175,13 +189,6 @@ class ModuleFamily(Family):
         return _step(self, arch, batch_size, accumulates=False).answer
 
 
-def _drawn(family: ModuleFamily, arch: Architecture) -> nn.Module:
-    """The module with memory, the same each time."""
-    with same_draws():
-        network = family.build(arch)
-    return network.module if isinstance(network, AnyNetwork) else network
-
-
 @lru_cache(maxsize=256)
 def _holds(family: ModuleFamily, arch: Architecture) -> bool:
     """Whether a module has tensors outside of its tables, or buffers that got no memory and do not travel."""
@@ -189,7 +196,7 @@ def _holds(family: ModuleFamily, arch: Architecture) -> bool:
         network = family.build(arch)
     if not isinstance(network, AnyNetwork):
         return False
-    return bool(held_tensors(network.module)) or any(b.is_meta for _, b in staying_buffers(network.module))
+    return bool(held_tensors(network.module)) or lacks_values(network.module)
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 
 @contextmanager
-def same_draws() -> Iterator[None]:
+def same_draws(seed: int = 0) -> Iterator[None]:
     """Let a `with` block draw the same numbers each time, on the CPU, and no others be drawn after it for that.
 
     A GPU's generator is left alone: the device's own draws go on from it.
@@ -23,9 +23,9 @@ def same_draws() -> Iterator[None]:
     own, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            random.seed(0)
-            np.random.seed(0)
-            torch.default_generator.manual_seed(0)
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.default_generator.manual_seed(seed)
             yield
     finally:
         random.setstate(own)

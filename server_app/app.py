@@ -6,7 +6,7 @@ import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from logging import INFO, WARNING
@@ -50,6 +50,7 @@ from server_app.resuming import check_folder, check_same_data, check_same_fleet,
 from server_app.run_folder import alone_in, read_rounds
 from server_app.scoring import scorer
 from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
+from server_app.trial import Batches, try_networks
 from server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
@@ -347,7 +348,11 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
     kind, params = config.method, config.params
     with _naming("strategy", config.strategy):
         options, family_defaults = kind.family_options, kind.family_defaults(params)
-    family = _family(config, task, options, family_defaults)
+    if own is None:
+        examples = [task.training_examples(device) for device in range(config.devices)]
+    else:
+        examples = own.told_training()
+    family = _family(config, task, options, family_defaults, examples)
     settings = RoundSettings(
         run=config.run_name,
         replaced_devices=spec.devices - config.devices,
@@ -525,11 +530,13 @@ def _initial_digest(config: RunConfig) -> str:
     return digest_of(weights_file(config.initial_weights)) if config.initial_weights else ""
 
 
-def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults: dict[str, Any]) -> Family:
+def _family(
+    config: RunConfig, task: Task, options: Mapping[str, Any], defaults: dict[str, Any], examples: Sequence[int]
+) -> Family:
     """The family of a run; ConfigError where it cannot take the task's inputs.
 
     `options` are the method's and cannot be changed; `defaults` are the method's where the user says nothing else, as
-    far as the family has such arguments.
+    far as the family has such arguments. `examples`: of each device, for training.
     """
     name = config.family or task.family
     of_task = {"input_shape": list(task.input_shape), "classes": task.classes}
@@ -574,9 +581,12 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             family.check_freeze()
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
+        tried = _tried(family, task, Batches(config.batch_size, config.micro_batch_size, examples))
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
         check_answers(task, family, config.batch_size)
         check_last_token(task, family)
+        if isinstance(tried, Exception):
+            raise tried
     except ConfigError:
         raise
     except Exception as error:
@@ -588,7 +598,21 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             f"family = {name!r} with family-arguments = {config.family_arguments!r} does not go with the "
             f"{shape} inputs of {config.task!r}: {why}"
         ) from None
+    for text in tried:
+        log(WARNING, "%s", text)
     return family
+
+
+def _tried(family: Family, task: Task, batches: Batches) -> list[str] | ValueError:
+    """What trying a family's networks comes to.
+
+    They are tried before they are priced, because a module may keep what it has computed once, as by `lru_cache`, and
+    pricing has tensors without values. What pricing says of a wrong network is more to the point.
+    """
+    try:
+        return try_networks(family, task, batches)
+    except ValueError as error:
+        return error
 
 
 def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:

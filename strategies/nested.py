@@ -39,7 +39,9 @@ def leading_cut(
     """
     coordinates = family.place(architecture).within(family.place(whole))
     own = {name: tensor[coordinates[name]] for name, tensor in model.state_dict().items() if name in coordinates}
-    cut = with_weights(family, architecture, own).to(next(model.parameters()).device)
+    cut = with_weights(family, architecture, own)
+    if (device := next(model.parameters()).device).type != "cpu":  # what it has beside the slices
+        cut.to(device)
 
     def compute(inputs: Tensor) -> Tensor:
         whole_state = chain(model.named_parameters(), model.named_buffers())
