@@ -17,10 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _Orthogonal
 
 from plugins.reference import PluginError
 
 MAX_OBJECTS = 1_000_000  # looked at in one module: a data set that it holds may be large
+ORTHOGONAL = (
+    ": torch.nn.utils.parametrizations.orthogonal reads the values of weights as it is made, which have none then: "
+    "compute torch.linalg.matrix_exp(weight - weight.T) in `forward`"
+)
 _TABLES = ("_parameters", "_buffers", "_modules")
 _LEAVES = (
     *(str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.Size, torch.Generator),
@@ -53,7 +58,8 @@ def _found(module: nn.Module, *, into_modules: bool = True) -> Iterator[tuple[st
     seen = {id(part) for _, part in parts}
     kept: list[Any] = []  # what is made on the way must live on, or another object could have its id
     waiting = deque(
-        (f"{path}.{name}" if path else name, value)
+        # Hooks are numbered through the whole process.
+        (f"{path}.{name}" if path else name, list(value.values()) if name.endswith("_hooks") and value else value)
         for path, part in parts
         for name, value in vars(part).items()
         if name not in _TABLES and not (isinstance(part, nn.RNNBase) and name.startswith("_flat_weight"))
@@ -138,6 +144,8 @@ def check_parts(where: str, module: nn.Module) -> None:
                 f"{where}: {called} has extra state (get_extra_state), which is no tensor and cannot be averaged: make "
                 "it a buffer (register_buffer), or leave get_extra_state and set_extra_state out"
             )
+        if type(part) is _Orthogonal:
+            raise PluginError(f"{where}: {name}{ORTHOGONAL}")
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             raise PluginError(
                 f"{where}: {called} has sparse gradients, which optimizers with momentum or weight decay do not take: "
@@ -167,9 +175,6 @@ def check_held(where: str, module: nn.Module, *, alone: bool) -> None:
                 "so that its weights would be neither trained nor sent: put it into an nn.ModuleList or nn.ModuleDict"
             )
     tables = _registered(module)
-    of_storage: dict[int, str] = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        of_storage.setdefault(tensor.untyped_storage()._cdata, name)
     for name, tensor in held_tensors(module).items():
         if id(tensor) in tables:
             if not alone:
@@ -185,15 +190,27 @@ def check_held(where: str, module: nn.Module, *, alone: bool) -> None:
                 "function or the like, so that it would be neither trained nor sent: put it into an nn.ParameterList "
                 "or nn.ParameterDict, or make it an attribute of its own; with register_buffer where it is constant"
             )
-        if tensor.layout is torch.strided and (of := of_storage.get(tensor.untyped_storage()._cdata)) is not None:
-            raise ValueError(
-                f"{where}: {name} shares memory with {of}, whose values come anew in every round, so that {name} would "
-                f"keep others: compute it from {of} in `forward`"
-            )
         if tensor.requires_grad and tensor.is_leaf:
             raise ValueError(
                 f"{where}: {name} has requires_grad = True and is no parameter, so that it would be neither trained "
                 "nor sent: make it an nn.Parameter; with register_buffer where it is constant"
+            )
+
+
+def check_memory(module: nn.Module) -> None:
+    """Raise ValueError where a tensor outside of the tables shares memory with one that travels.
+
+    Args:
+        module: with memory, as its constructor makes it.
+    """
+    state = module.state_dict(keep_vars=True)
+    of_storage = {tensor.untyped_storage()._cdata: name for name, tensor in reversed(state.items())}
+    for name, tensor in _constants(module).items():
+        of = of_storage.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
+        if of is not None:
+            raise ValueError(
+                f"{name} shares memory with {of}, whose values come anew in every round, so that {name} would keep "
+                f"others: compute it from {of} in `forward`"
             )
 
 

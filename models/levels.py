@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from models.architecture import Architecture
-from models.held import check_held, check_parts
+from models.held import ORTHOGONAL, check_held, check_parts
 from models.layers import Network
 from models.module import AnyNetwork, ModuleFamily, meta_state
 from plugins.reference import PluginError, named, one_sentence
@@ -182,12 +182,11 @@ def _hint(error: Exception) -> str:
         return ": only what the function itself names among its parameters is filled in"
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
         return ": leave .to(device) out, the run moves the network to its device"
-    where = [frame.name for frame in traceback.extract_tb(error.__traceback__) if "parametri" in frame.filename]
-    if "orthogonal" in where:
-        return (
-            ": torch.nn.utils.parametrizations.orthogonal reads the values of weights as it is made, which have none "
-            "then: compute torch.linalg.matrix_exp(weight - weight.T) in `forward`"
-        )
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(frame.name == "orthogonal" and "parametrizations" in frame.filename for frame in frames):
+        return ORTHOGONAL
+    if any("torch/jit/" in frame.filename for frame in frames):
+        return ": leave torch.jit.script and torch.jit.trace out, what they make could not be exported"
     if isinstance(error, RuntimeError) and "meta tensor" in str(error):
         return (
             ": what makes a network must not read the values of parameters, which have none then: use Python's or "

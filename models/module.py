@@ -136,7 +136,7 @@ class ModuleFamily(Family):
         with same_draws(), parameters_without_memory():
             network = self.build(arch)
         if isinstance(network, AnyNetwork) and _holds(self, arch):
-            fill_held(network.module, lambda: self._drawn(arch))
+            fill_held(network.module, lambda: self.drawn(arch))
             network.find_held()
         return network
 
@@ -146,9 +146,9 @@ class ModuleFamily(Family):
             skeleton = self.build(arch)
         if not isinstance(skeleton, AnyNetwork) or not lacks_values(skeleton.module):
             return []
-        return from_first_weights(skeleton.module, self._drawn(arch), self._drawn(arch, 1))
+        return from_first_weights(skeleton.module, self.drawn(arch), self.drawn(arch, 1))
 
-    def _drawn(self, arch: Architecture, seed: int = 0) -> nn.Module:
+    def drawn(self, arch: Architecture, seed: int = 0) -> nn.Module:
         """The module with memory, the same each time."""
         with same_draws(seed):
             network = self.build(arch)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
+from models.spectral import not_iterated
+
 
 @contextmanager
 def same_draws(seed: int = 0) -> Iterator[None]:
@@ -57,7 +59,8 @@ def parameters_without_memory() -> Iterator[None]:
 
     _replace(registered)
     try:
-        yield
+        with not_iterated():
+            yield
     finally:
         _replace(register)
 

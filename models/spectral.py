@@ -45,6 +45,20 @@ def leave_vectors_out(module: nn.Module) -> None:
             part._buffers[name] = _start(before)
 
 
+@contextmanager
+def not_iterated() -> Iterator[None]:
+    """Let spectral norms be made without the iterations with which they begin, which take long and find nothing.
+
+    For weights without memory.
+    """
+    before = _SpectralNorm._power_method
+    _SpectralNorm._power_method = lambda *_: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _SpectralNorm._power_method = before  # type: ignore[method-assign]
+
+
 @torch.no_grad()
 def find_vectors(module: nn.Module) -> None:
     """Compute the vectors from the weights, the same each time."""

@@ -581,12 +581,16 @@ def _family(
             family.check_freeze()
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
-        tried = _tried(family, task, Batches(config.batch_size, config.micro_batch_size, examples))
+        check_last_token(task, family)
+        # Before they are priced: what a module keeps for later, as by `lru_cache`, then has values.
+        batches = Batches(config.batch_size, config.micro_batch_size, examples)
+        for finding in try_networks(family, task, batches):
+            log(WARNING, "%s", finding)
+        if batches.left_over:
+            left = "%s of %s devices leave one example out in every pass: it would be a batch by itself"
+            log(INFO, left, batches.left_over, len(examples))
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
         check_answers(task, family, config.batch_size)
-        check_last_token(task, family)
-        if isinstance(tried, Exception):
-            raise tried
     except ConfigError:
         raise
     except Exception as error:
@@ -598,21 +602,7 @@ def _family(
             f"family = {name!r} with family-arguments = {config.family_arguments!r} does not go with the "
             f"{shape} inputs of {config.task!r}: {why}"
         ) from None
-    for text in tried:
-        log(WARNING, "%s", text)
     return family
-
-
-def _tried(family: Family, task: Task, batches: Batches) -> list[str] | ValueError:
-    """What trying a family's networks comes to.
-
-    They are tried before they are priced, because a module may keep what it has computed once, as by `lru_cache`, and
-    pricing has tensors without values. What pricing says of a wrong network is more to the point.
-    """
-    try:
-        return try_networks(family, task, batches)
-    except ValueError as error:
-        return error
 
 
 def _text_sizes(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.architecture import Architecture
 from models.base import Family, with_weights
-from models.held import held_tensors, unsteady
+from models.held import check_memory, held_tensors, unsteady
 from models.layers import Network
 from models.module import AnyNetwork, ModuleFamily
 from models.skeleton import same_draws
@@ -52,6 +52,13 @@ class Batches:
     def single(self) -> int:
         """Devices that hold one training example. Of more, one that is left over is not trained on by itself."""
         return self.examples.count(1)
+
+    @property
+    def left_over(self) -> int:
+        """Devices that leave one example out in every pass, because it would be a batch by itself."""
+        if self.batch_size == 1:
+            return 0
+        return sum(count > 1 and count % self.batch_size == 1 for count in self.examples)
 
     @property
     def rests(self) -> list[int]:
@@ -131,9 +138,11 @@ class _Trial:
             self._evaluate(self.network().eval(), size)
         network = self.network().train()
         before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+        moved: set[str] = set()
         for size in [size for size in sizes if size > 1] * 2:
             self._train(network, size)
-        self._check_lengths(network, before)
+            moved |= {name for name, buffer in network.named_buffers() if not torch.equal(buffer, before[name])}
+        self._check_kept(network, {name: before[name] for name in moved})
         return warnings
 
     def network(self) -> Network:
@@ -217,6 +226,11 @@ class _Trial:
             )
         if not outputs.is_floating_point():
             raise ValueError(f"{self.where} answers {what} with {outputs.dtype}: it must be logits, in floating point")
+        if bool(outputs.isnan().any()):
+            raise ValueError(
+                f"{self.where} answers {what} with values that are no numbers (NaN), with its first weights, such as "
+                "after a division by a deviation that is 0"
+            )
         return outputs, labels
 
     def _positions(self, inputs: Tensor) -> tuple[int, ...]:
@@ -249,6 +263,10 @@ class _Trial:
                 "numpy's or Python's without a seed, so that every device would have its own: draw it with torch, or "
                 "with a seed"
             )
+        try:
+            check_memory(self.family.drawn(self.architecture))
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from None
         for name in self.family.from_first_weights(self.architecture):
             self._check_not_read(name)
 
@@ -265,8 +283,8 @@ class _Trial:
             if not read:
                 tensors[name].detach().fill_(float("nan"))
                 with torch.no_grad():
-                    outputs, _ = self._answer(network, 2, mode)
-                read = not bool(outputs.isfinite().all())
+                    outputs = network(self._examples(2)[0])
+                read = not isinstance(outputs, Tensor) or bool(outputs.isnan().any())
             if read:
                 raise ValueError(
                     f"{self.where}: {name} is made from first weights as they were drawn (or drawn like one), and does "
@@ -281,34 +299,38 @@ class _Trial:
     def _check_independent(self) -> list[str]:
         """Return a warning where in evaluation mode an answer depends on the batch, or on chance."""
         network = self.network().eval()
+        inputs, _ = self._examples(2)
         with torch.no_grad():
-            outputs = [self._answer(network, size, "evaluation")[0] for size in (2, 2, 1)]
-        if self._positions(self._examples(1)[0]) or self.task.vocabulary is not None:
-            outputs = outputs[:2]  # texts are cut to the longest of a batch
-        first, *others = (output[0] for output in outputs)
-        differ = [not torch.allclose(first, other, rtol=1e-3, atol=1e-4) for other in others]
-        if differ[0]:
-            return [
-                f"In evaluation mode {self.where} answers the same input differently each time: F.dropout needs "
-                "training=self.training"
-            ]
-        if any(differ):
-            return [
-                f"In evaluation mode the answer of {self.where} to an input depends on the other inputs of its batch: "
-                "nn.LSTM, nn.GRU and attention need batch_first=True, and softmax must not be over dimension 0"
-            ]
-        return []
+            self._answer(network, 2, "evaluation")
+            first, again = (network(laid_out_for(network, inputs)) for _ in range(2))
+            if not torch.allclose(first, again, rtol=1e-3, atol=1e-4):
+                return [
+                    f"In evaluation mode {self.where} answers the same input differently each time: F.dropout needs "
+                    "training=self.training"
+                ]
+            self._answer(network, 1, "evaluation")
+            alone = torch.cat([network(laid_out_for(network, inputs[number : number + 1])) for number in (0, 1)])
+        if torch.allclose(first, alone, rtol=1e-3, atol=1e-4):
+            return []
+        return [
+            f"In evaluation mode the answer of {self.where} to an input depends on the other inputs of its batch: "
+            "nn.LSTM, nn.GRU and attention need batch_first=True, and softmax must not be over dimension 0"
+        ]
 
-    def _check_lengths(self, network: Network, before: dict[str, Tensor]) -> None:
+    def _check_kept(self, network: Network, before: dict[str, Tensor]) -> None:
         """Raise ValueError where training moves a buffer that keeps a length of 1, or values of 0 and 1.
 
         A mean over devices has neither.
+
+        Args:
+            network: after some steps.
+            before: the buffers that have moved, as they were.
         """
         if not isinstance(network, AnyNetwork):
             return
         travels = network.state_dict().keys()
         for name, after in network.named_buffers():
-            if name not in travels or name not in before or torch.equal(after, before[name]) or after.numel() == 1:
+            if name not in travels or name not in before or after.numel() == 1:
                 continue
             kept = next((kind for kind in _kept(before[name]) if kind in _kept(after)), None)
             if kept is not None:
