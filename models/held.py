@@ -197,21 +197,17 @@ def check_held(where: str, module: nn.Module, *, alone: bool) -> None:
             )
 
 
-def check_memory(module: nn.Module) -> None:
-    """Raise ValueError where a tensor outside of the tables shares memory with one that travels.
+def sharing(module: nn.Module) -> dict[str, str]:
+    """Return the constants that share memory with a tensor that travels: name -> that tensor's.
 
     Args:
         module: with memory, as its constructor makes it.
     """
     state = module.state_dict(keep_vars=True)
     of_storage = {tensor.untyped_storage()._cdata: name for name, tensor in reversed(state.items())}
-    for name, tensor in _constants(module).items():
-        of = of_storage.get(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
-        if of is not None:
-            raise ValueError(
-                f"{name} shares memory with {of}, whose values come anew in every round, so that {name} would keep "
-                f"others: compute it from {of} in `forward`"
-            )
+    stored = {name: tensor for name, tensor in _constants(module).items() if tensor.layout is torch.strided}
+    found = {name: of_storage.get(tensor.untyped_storage()._cdata) for name, tensor in stored.items()}
+    return {name: of for name, of in found.items() if of is not None}
 
 
 def fill_held(module: nn.Module, fresh: Callable[[], nn.Module]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.architecture import Architecture
 from models.base import Family, with_weights
-from models.held import check_memory, held_tensors, unsteady
+from models.held import held_tensors, sharing, unsteady
 from models.layers import Network
 from models.module import AnyNetwork, ModuleFamily
 from models.skeleton import same_draws
@@ -263,34 +263,35 @@ class _Trial:
                 "numpy's or Python's without a seed, so that every device would have its own: draw it with torch, or "
                 "with a seed"
             )
-        try:
-            check_memory(self.family.drawn(self.architecture))
-        except ValueError as error:
-            raise ValueError(f"{self.where}: {error}") from None
-        for name in self.family.from_first_weights(self.architecture):
-            self._check_not_read(name)
+        shared = sharing(self.family.drawn(self.architecture))
+        for name in dict.fromkeys([*shared, *self.family.from_first_weights(self.architecture)]):
+            if not self._is_read(name):
+                continue  # it is computed anew before each pass, such as by the older `torch.nn.utils.weight_norm`
+            if name in shared:
+                raise ValueError(
+                    f"{self.where}: {name} shares memory with {shared[name]}, whose values come anew in every round, "
+                    f"so that {name} would keep others: compute it from {shared[name]} in `forward`"
+                )
+            raise ValueError(
+                f"{self.where}: {name} is made from first weights as they were drawn (or drawn like one), and does not "
+                "travel with the weights, so that it would be of others: compute it in `forward`, or let it travel, as "
+                "floating point with register_buffer"
+            )
 
-    def _check_not_read(self, name: str) -> None:
-        """Raise ValueError where a pass reads something that was computed from first weights when it was made.
-
-        Some layers compute it anew before each pass, such as the older `torch.nn.utils.weight_norm`.
-        """
+    def _is_read(self, name: str) -> bool:
+        """Whether a pass reads a constant, as far as its answer shows."""
         for mode in ("evaluation", "training"):
             network = self.network().train(mode == "training")
             module = self._module(network)
-            tensors = held_tensors(module) | dict(module.named_buffers())
-            read = not tensors[name].is_floating_point()
-            if not read:
-                tensors[name].detach().fill_(float("nan"))
-                with torch.no_grad():
-                    outputs = network(self._examples(2)[0])
-                read = not isinstance(outputs, Tensor) or bool(outputs.isnan().any())
-            if read:
-                raise ValueError(
-                    f"{self.where}: {name} is made from first weights as they were drawn (or drawn like one), and does "
-                    "not travel with the weights, so that it would be of others: compute it in `forward`, or let it "
-                    "travel, as floating point with register_buffer"
-                )
+            constant = (held_tensors(module) | dict(module.named_buffers()))[name]
+            if not constant.is_floating_point():
+                return True
+            constant.detach().fill_(float("nan"))
+            with torch.no_grad():
+                outputs = network(self._examples(2)[0])
+            if not isinstance(outputs, Tensor) or bool(outputs.isnan().any()):
+                return True
+        return False
 
     @staticmethod
     def _module(network: Network) -> torch.nn.Module:

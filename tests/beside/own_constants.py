@@ -270,11 +270,17 @@ class WithAView(Plain):
     def make(self) -> None:
         self.first = self.stem.weight.data[0]
 
+    def between(self, x: Tensor) -> Tensor:
+        return x + self.first.sum()
+
 
 class WithSharedMemory(Plain):
     def make(self) -> None:
         self.raw = torch.ones(16)
         self.scale = nn.Parameter(self.raw)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.raw
 
 
 class WithAGradientHook(Plain):
