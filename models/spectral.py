@@ -43,6 +43,9 @@ def leave_vectors_out(module: nn.Module) -> None:
         part._non_persistent_buffers_set.add(name)
         if (before := part.get_buffer(name)).is_meta:
             part._buffers[name] = _start(before)
+    for layer, hook in _old(module):
+        if (weight := getattr(layer, hook.name)).is_meta:  # which every pass computes anew
+            setattr(layer, hook.name, torch.zeros(weight.shape, dtype=weight.dtype))
 
 
 @contextmanager

@@ -132,10 +132,11 @@ class _Trial:
         """Try everything; returns warnings."""
         self._check_constants()
         # The second smallest too, which may be odd where the first is even.
-        sizes = list(dict.fromkeys([1, 2, *(min(rest, MOST_EXAMPLES) for rest in rests[:2])]))
-        warnings = self._check_independent()
+        sizes = list(dict.fromkeys([2, 1, *(min(rest, MOST_EXAMPLES) for rest in rests[:2])]))
+        network = self.network().eval()
         for size in sizes:
-            self._evaluate(self.network().eval(), size)
+            self._evaluate(network, size)
+        warnings = self._check_independent(network)
         network = self.network().train()
         before = {name: buffer.clone() for name, buffer in network.named_buffers()}
         moved: set[str] = set()
@@ -218,7 +219,7 @@ class _Trial:
             )
         if tuple(outputs.shape) != right:
             hint = ""
-            if outputs.numel() == torch.Size(right).numel() and size == 1:
+            if size == 1 and tuple(outputs.shape) == right[1:]:
                 hint = ": squeeze() without a dimension also takes the batch away, name the dimension"
             raise ValueError(
                 f"{self.where} answers {what} with {_shape(outputs)}: it must be one tensor of {meant}, in both modes"
@@ -297,19 +298,16 @@ class _Trial:
     def _module(network: Network) -> torch.nn.Module:
         return network.module if isinstance(network, AnyNetwork) else network
 
-    def _check_independent(self) -> list[str]:
+    def _check_independent(self, network: Network) -> list[str]:
         """Return a warning where in evaluation mode an answer depends on the batch, or on chance."""
-        network = self.network().eval()
         inputs, _ = self._examples(2)
         with torch.no_grad():
-            self._answer(network, 2, "evaluation")
             first, again = (network(laid_out_for(network, inputs)) for _ in range(2))
             if not torch.allclose(first, again, rtol=1e-3, atol=1e-4):
                 return [
                     f"In evaluation mode {self.where} answers the same input differently each time: F.dropout needs "
                     "training=self.training"
                 ]
-            self._answer(network, 1, "evaluation")
             alone = torch.cat([network(laid_out_for(network, inputs[number : number + 1])) for number in (0, 1)])
         if torch.allclose(first, alone, rtol=1e-3, atol=1e-4):
             return []
