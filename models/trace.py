@@ -312,6 +312,8 @@ class _Storages(TorchDispatchMode):
         return result
 
     def hold(self, tensor: Tensor) -> None:
+        if tensor.layout is not torch.strided:  # a sparse one, which is a constant: no gradient of one is taken
+            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:

@@ -218,12 +218,9 @@ class _Trial:
                 "Return the logits alone"
             )
         if tuple(outputs.shape) != right:
-            hint = ""
-            if size == 1 and tuple(outputs.shape) == right[1:]:
-                hint = ": squeeze() without a dimension also takes the batch away, name the dimension"
             raise ValueError(
                 f"{self.where} answers {what} with {_shape(outputs)}: it must be one tensor of {meant}, in both modes"
-                f"{hint}"
+                f"{self._hint(tuple(outputs.shape), right)}"
             )
         if not outputs.is_floating_point():
             raise ValueError(f"{self.where} answers {what} with {outputs.dtype}: it must be logits, in floating point")
@@ -233,6 +230,16 @@ class _Trial:
                 "after a division by a deviation that is 0"
             )
         return outputs, labels
+
+    def _hint(self, found: tuple[int, ...], right: tuple[int, ...]) -> str:
+        """What may have gone wrong with a shape."""
+        if right[0] == 1 and found == right[1:]:
+            return ". squeeze() without a dimension also takes the batch away: name the dimension"
+        if found[:2] == right and len(found) > 2:
+            return ". This is an answer for every token, and the task has one label per input"
+        if found == right[:2]:
+            return ". This is one answer per input, and the task has a label for every token"
+        return ""
 
     def _positions(self, inputs: Tensor) -> tuple[int, ...]:
         return (inputs.shape[-1],) if self.task.label_kind == "classes of tokens" else ()
