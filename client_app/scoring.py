@@ -44,8 +44,7 @@ def score_order(
         inputs, labels = bench.task.own_test(order.device)
         if not len(labels):
             raise MessageError(f"device {order.device} holds no test examples")
-    with torch.device("meta"):
-        alike = family.build(bench.architecture)
+    alike = family.without_memory(bench.architecture)
     # Training, batch norm's statistics and scoring have batches of their own sizes, each with code of its own.
     limit_bytes = min(bench.limits.values(), default=None)
     answer: Answer | None = None

@@ -591,12 +591,14 @@ def with_weights(family: Family, architecture: Architecture, weights: Mapping[st
     model = family.without_memory(architecture)
     _assign(model, weights)
     fill_buffers(model, family, architecture)
+    model.settle()
     return model
 
 
 def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
     """What `load_state_dict(weights, assign=True)` does, in a third of the time, which counts once per device."""
     left = dict(weights)
+    held = {id(tensor) for tensor in getattr(model, "held", ())}
     made: dict[int, Tensor] = {}  # what a tensor of the model has become: tied weights are one under several names
 
     def taken(name: str, before: Tensor) -> Tensor:
@@ -615,12 +617,19 @@ def _assign(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
                     # module writes in place would seem to autograd to change all that lies beside it.
                     value = taken(before + name, parameter).data
                     new = torch.nn.Parameter(value, requires_grad=parameter.requires_grad)
+                    vars(new).update(vars(parameter))  # marks that the module has given it
+                    if id(parameter) in held:  # what a list holds too stays the object that it is
+                        torch.utils.swap_tensors(parameter, new)
+                        new = parameter
                     made[id(parameter)] = made[id(new)] = new  # a module that stands at two places is met twice
                 module._parameters[name] = new
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 if (new := made.get(id(buffer))) is None:
                     new = taken(before + name, buffer).data
+                    if id(buffer) in held:
+                        torch.utils.swap_tensors(buffer, new)
+                        new = buffer
                     made[id(buffer)] = made[id(new)] = new
                 module._buffers[name] = new
     if left:

@@ -554,6 +554,9 @@ class Network(nn.Module):
                 x = block(x)
         return x
 
+    def settle(self) -> None:
+        """Compute what follows from the weights once they are there: of described layers nothing."""
+
     def exits(self, x: Tensor) -> list[Tensor]:
         """Return the logits of all heads, from the shallowest to the deepest: a list of one without early exits."""
         logits = []

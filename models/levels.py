@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import re
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from models.architecture import Architecture
 from models.cost import Cost
+from models.held import ORTHOGONAL, check_held, check_parts
 from models.layers import Network, make_static
 from models.module import AnyNetwork, ModuleFamily, meta_state
 from plugins.reference import PluginError, named, one_sentence
@@ -146,6 +148,7 @@ class Levels(ModuleFamily):
             )
         if not isinstance(module, nn.Module):
             raise PluginError(f"{self.function} at level {text} returns {type(module).__name__}, not an nn.Module")
+        check_parts(f"{self.function} at level {text}", module)
         if self.norm == "static":
             make_static(module)
         return module if isinstance(module, Network) else AnyNetwork(module)
@@ -160,8 +163,8 @@ class Levels(ModuleFamily):
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """See `Family.price`; ValueError also where running statistics would never move."""
-        with torch.device("meta"):
-            _check_norms(f"{self.function}: level {arch.widths[0]} ({self._text(arch)})", self.build(arch).train())
+        where = f"{self.function}: level {arch.widths[0]} ({self._text(arch)})"
+        _check_norms(where, self.without_memory(arch).train())
         try:
             return super().price(arch, batch_size, optimizer)
         except ValueError as error:
@@ -179,8 +182,7 @@ class Levels(ModuleFamily):
         """Raise ValueError where a level's tensors are no leading slices of those of the level above."""
         above: dict[str, Tensor] = {}
         for number in range(len(self.levels), 0, -1):
-            with torch.device("meta"):
-                network = self.build(Architecture((number,))).train()
+            network = self.without_memory(Architecture((number,))).train()
             state = network.state_dict()
             where = f"{self.function}: level {number} ({self.levels[number - 1]})"
             if not state:
@@ -188,6 +190,9 @@ class Levels(ModuleFamily):
             if whole := [name for name, tensor in state.items() if not tensor.is_floating_point()]:
                 raise ValueError(f"{where}: {whole[0]} is {state[whole[0]].dtype}, and only floating point is learned")
             _check_ties(where, state)
+            check_held(
+                where, network.module if isinstance(network, AnyNetwork) else network, alone=len(self.levels) == 1
+            )
             for name, tensor in state.items() if above else ():
                 if name not in above:
                     raise ValueError(
@@ -211,6 +216,16 @@ def _hint(error: Exception) -> str:
         return ": only what the function itself names among its parameters is filled in"
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
         return ": leave .to(device) out, the run moves the network to its device"
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(frame.name == "orthogonal" and "parametrizations" in frame.filename for frame in frames):
+        return ORTHOGONAL
+    if any("torch/jit/" in frame.filename for frame in frames):
+        return ": leave torch.jit.script and torch.jit.trace out, what they make could not be exported"
+    if isinstance(error, RuntimeError) and "meta tensor" in str(error):
+        return (
+            ": what makes a network must not read the values of parameters, which have none then: use Python's or "
+            "NumPy's numbers"
+        )
     return ""
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from models.architecture import Architecture
 from models.base import Family
 from models.cost import OPTIMIZERS, Convolution, Cost
+from models.held import fill_held, from_first_weights, held_tensors, lacks_values, move_held
 from models.layers import Network, TensorSpec
 from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
+from models.skeleton import parameters_without_memory, same_draws
+from models.spectral import find_vectors, leave_vectors_out
 from plugins.reference import PluginError
 
 if TYPE_CHECKING:
@@ -29,12 +31,16 @@ log = logging.getLogger("flwr")  # what Flower's own log is called
 class AnyNetwork(Network):
     """Any module as a network with one exit: its own parameters, buffers and children, under their own names.
 
-    Buffers of whole numbers, such as batch norm's counters, do not travel: they are left out of the state. Of tied
-    weights, that is one tensor under several names, the state has the first name alone.
+    Buffers of whole numbers, such as batch norm's counters, do not travel: they are left out of the state. Nor do the
+    vectors of spectral norms, which follow from the weights. Of tied weights, that is one tensor under several names,
+    the state has the first name alone.
 
     Attributes:
         ties: each further name of a tied tensor -> its first name.
+        held: tensors that the module holds outside of its tables, where `find_held` has looked for them.
     """
+
+    held: tuple[Tensor, ...] = ()
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__([])
@@ -49,9 +55,29 @@ class AnyNetwork(Network):
             for name, buffer in part._buffers.items():
                 if buffer is not None and not buffer.is_floating_point():
                     part._non_persistent_buffers_set.add(name)
+        leave_vectors_out(module)
         first: dict[int, str] = {}  # tensor -> its first name
         names = [(n, first.setdefault(id(tensor), n)) for n, tensor in super().state_dict(keep_vars=True).items()]
         self.ties = {name: of for name, of in names if name != of}
+
+    @property
+    def module(self) -> nn.Module:
+        """The module itself."""
+        return self._inside[0]
+
+    def find_held(self) -> None:
+        """Note what the module holds outside of its tables, so that it moves with it to another device."""
+        self.held = tuple(held_tensors(self.module).values())
+
+    def settle(self) -> None:
+        """Compute what follows from the weights, once they are there."""
+        find_vectors(self.module)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AnyNetwork:
+        """As of `nn.Module`, also for what is held outside of the tables."""
+        with move_held(self.module, self.held, fn):
+            super()._apply(fn, recurse)
+        return self
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         """As of `nn.Module`, but for further names of tied weights."""
@@ -121,6 +147,32 @@ class ModuleFamily(Family):
         self.validate(arch)
         return self._with_frozen(self.network(arch))
 
+    def without_memory(self, arch: Architecture) -> Network:
+        """See `Family.without_memory`. All but parameters has the values that it has on every device and when scored.
+
+        Constants that are drawn at random are the same for an architecture.
+        """
+        with same_draws(), parameters_without_memory():
+            network = self.build(arch)
+        if isinstance(network, AnyNetwork) and _holds(self, arch):
+            fill_held(network.module, lambda: self.drawn(arch))
+            network.find_held()
+        return network
+
+    def from_first_weights(self, arch: Architecture) -> list[str]:
+        """Return the names of constants of a sub-model that come from its first weights (`models.held`)."""
+        with same_draws(), parameters_without_memory():
+            skeleton = self.build(arch)
+        if not isinstance(skeleton, AnyNetwork) or not lacks_values(skeleton.module):
+            return []
+        return from_first_weights(skeleton.module, self.drawn(arch), self.drawn(arch, 1))
+
+    def drawn(self, arch: Architecture, seed: int = 0) -> nn.Module:
+        """The module with memory, the same each time."""
+        with same_draws(seed):
+            network = self.build(arch)
+        return network.module if isinstance(network, AnyNetwork) else network
+
     def tensors(self, arch: Architecture) -> Mapping[str, TensorSpec]:
         """See `Family.tensors`; the network is built once, on the meta device."""
         return _tensors(self, arch)
@@ -157,6 +209,16 @@ class ModuleFamily(Family):
 
 
 @lru_cache(maxsize=256)
+def _holds(family: ModuleFamily, arch: Architecture) -> bool:
+    """Whether a module has tensors outside of its tables, or buffers that got no memory and do not travel."""
+    with same_draws(), parameters_without_memory():
+        network = family.build(arch)
+    if not isinstance(network, AnyNetwork):
+        return False
+    return bool(held_tensors(network.module)) or lacks_values(network.module)
+
+
+@lru_cache(maxsize=256)
 def _step(family: ModuleFamily, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
     from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
 
@@ -185,8 +247,7 @@ def _tensors(family: ModuleFamily, arch: Architecture) -> dict[str, TensorSpec]:
 
 @lru_cache(maxsize=64)
 def _further_names(family: ModuleFamily) -> dict[str, str]:
-    with torch.device("meta"):
-        network = family.build(family.full())
+    network = family.without_memory(family.full())
     return network.ties if isinstance(network, AnyNetwork) else {}
 
 
@@ -227,8 +288,7 @@ def _class_dimensions(family: ModuleFamily, arch: Architecture, mine: Mapping[st
 
 def meta_state(family: Family, arch: Architecture) -> dict[str, Tensor]:
     """What an architecture's state dict holds, without memory."""
-    with torch.device("meta"):
-        return family.build(arch).state_dict()
+    return family.without_memory(arch).state_dict()
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
 from models.layers import Network
-from models.trace import converted_and_copied
+from models.trace import built
 
 INPUT, OUTPUT = "input", "output"
 # Functions whose result holds what their first argument does, in another place, order or type.
@@ -52,10 +52,9 @@ def operators(build: Callable[[], nn.Module], input_shape: tuple[int, ...], dtyp
     Raises:
         ValueError: it cannot be run so, or what it returns does not follow from its input as far as can be seen.
     """
-    with FakeTensorMode():
+    with FakeTensorMode(allow_non_fake_inputs=True):  # a module's constants may have been made before
         try:
-            with converted_and_copied():
-                model = build().train()
+            model = built(build).train()
             inputs = torch.zeros(2, *input_shape, dtype=dtype)
             recorder = _Recorder(model, inputs)
             with torch.no_grad(), recorder:

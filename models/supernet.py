@@ -48,9 +48,8 @@ class Supernet(nn.Module):
         family = self.space.family
         family.validate(architecture)
         self.active = architecture
-        with torch.device("meta"):
-            # A list, so that it is no part of this module: it has no weights of its own.
-            self._network = [family.build(architecture)]
+        # A list, so that it is no part of this module: it has no weights of its own.
+        self._network = [family.without_memory(architecture)]
         self._coordinates = {
             name: _slices(coordinates) for name, coordinates in family.place(architecture).coordinates.items()
         }

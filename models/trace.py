@@ -20,7 +20,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -28,9 +33,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
 from models.layers import Network
 from models.module import changed_input
+from models.skeleton import parameters_without_memory, same_draws
 from plugins.reference import PluginError
 
 aten = torch.ops.aten
+log = logging.getLogger("flwr")  # what Flower's own log is called
 
 # PyTorch's counter knows attention's kernels on GPUs only.
 _ATTENTION_ON_CPUS: Mapping[Any, Callable[..., int]] = {
@@ -115,9 +122,8 @@ def follow(
     """
     # Batch norm refuses a single example over a 1x1 map; training never meets one either.
     examples = max(2, batch_size)
-    with _without_onednn(), _errors_logged_once(), FakeTensorMode():
-        with converted_and_copied():
-            model = _built(build).train()
+    with _without_onednn(), _errors_logged_once(), FakeTensorMode(allow_non_fake_inputs=True):  # constants of its file
+        model = built(build).train()
         inputs = torch.zeros(examples, *input_shape, dtype=dtype)
         storages = _Storages([*model.parameters(), *model.buffers()])
         with storages, FlopCounterMode(display=False, custom_mapping=dict(_ATTENTION_ON_CPUS)) as counter:
@@ -181,18 +187,27 @@ def learn(results: Sequence[Tensor], labels: Tensor) -> None:
     torch.stack([F.cross_entropy(logits, labels) for logits in results]).sum().backward()
 
 
-def _built(build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` makes of fake tensors; ValueError where it asks for their values."""
+def built(build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes, with fake parameters; called while tensors are fake.
+
+    Where it reads values of its constants, as in `[x.item() for x in torch.linspace(0, 0.1, layers)]`, these have some.
+    """
     try:
-        return build()
+        with converted_and_copied():
+            return build()
     except Exception as error:  # of any kind: a model is any Python, and its family may have put it into words
-        cause = error if isinstance(error, DataDependentOutputException) else error.__cause__
-        if not isinstance(cause, DataDependentOutputException):
-            raise
-        raise ValueError(
-            f"what makes its network depends on the values of a tensor ({cause.func}), such as 'if weight.max() > 1': "
-            "it is priced by tensors without values, so that it may depend on their shapes alone"
-        ) from error
+        log.debug("Fake tensors do not do to make a network: %s", error)
+    with unset_fake_temporarily(), same_draws(), parameters_without_memory():
+        model = build()
+    fake: dict[nn.Parameter, nn.Parameter] = {}
+    for part in model.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                if parameter not in fake:
+                    empty = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype)
+                    fake[parameter] = nn.Parameter(empty, parameter.requires_grad)
+                part._parameters[name] = fake[parameter]
+    return model
 
 
 @contextmanager
@@ -309,6 +324,8 @@ class _Storages(TorchDispatchMode):
         return result
 
     def hold(self, tensor: Tensor) -> None:
+        if tensor.layout is not torch.strided:  # a sparse one, which is a constant: no gradient of one is taken
+            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:

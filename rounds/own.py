@@ -48,6 +48,10 @@ class OwnData:
         """How many examples the device says that it trains on; IndexError where the run has no such device."""
         return self._claim(device)[0]
 
+    def told_training(self) -> list[int]:
+        """How many examples the devices that have been asked say that they train on."""
+        return [training for training, _ in self._claims.values()]
+
     def testing(self, device: int) -> int:
         """How many examples the device says that it keeps for testing; IndexError as of `training`."""
         return self._claim(device)[1]

@@ -6,7 +6,7 @@ import re
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from logging import INFO, WARNING
@@ -50,6 +50,7 @@ from server_app.resuming import check_folder, check_same_data, check_same_fleet,
 from server_app.run_folder import JournalError, alone_in, read_rounds
 from server_app.scoring import scorer
 from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
+from server_app.trial import Batches, try_networks
 from server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
@@ -364,7 +365,11 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
     kind, params = config.method, config.params
     with _naming("strategy", config.strategy):
         options, family_defaults = kind.family_options, kind.family_defaults(params)
-    family = _family(config, task, options, family_defaults)
+    if own is None:
+        examples = [task.training_examples(device) for device in range(config.devices)]
+    else:
+        examples = own.told_training()
+    family = _family(config, task, options, family_defaults, examples)
     settings = RoundSettings(
         run=config.run_name,
         replaced_devices=spec.devices - config.devices,
@@ -545,11 +550,13 @@ def _initial_digest(config: RunConfig) -> str:
     return digest_of(weights_file(config.initial_weights)) if config.initial_weights else ""
 
 
-def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults: dict[str, Any]) -> Family:
+def _family(
+    config: RunConfig, task: Task, options: Mapping[str, Any], defaults: dict[str, Any], examples: Sequence[int]
+) -> Family:
     """The family of a run; ConfigError where it cannot take the task's inputs.
 
     `options` are the method's and cannot be changed; `defaults` are the method's where the user says nothing else, as
-    far as the family has such arguments.
+    far as the family has such arguments. `examples`: of each device, for training.
     """
     name = config.family or task.family
     of_task = {"input_shape": list(task.input_shape), "classes": task.classes}
@@ -594,9 +601,16 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
             family.check_freeze()
         except ValueError as error:
             raise ConfigError(f"freeze = {config.freeze!r}: {error}") from None
+        check_last_token(task, family)
+        # Before they are priced: what a module keeps for later, as by `lru_cache`, then has values.
+        batches = Batches(config.batch_size, config.micro_batch_size, examples)
+        for finding in try_networks(family, task, batches):
+            log(WARNING, "%s", finding)
+        if batches.left_over:
+            left = "%s of %s devices leave one example out in every pass: it would be a batch by itself"
+            log(INFO, left, batches.left_over, len(examples))
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
         check_answers(task, family, config.batch_size)
-        check_last_token(task, family)
     except ConfigError:
         raise
     except Exception as error:

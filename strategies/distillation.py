@@ -186,8 +186,7 @@ class Noise:
     """
 
     def __init__(self, family: Family, weights: Weights) -> None:
-        with torch.device("meta"):
-            modules = family.build(family.full()).named_modules()
+        modules = family.without_memory(family.full()).named_modules()
         self._embedding = next((name for name, module in modules if isinstance(module, nn.Embedding)), None)
         self._shape, self._mean, self._spread = family.input_shape, torch.zeros(()), torch.ones(())
         if self._embedding is not None:

@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from messages.packing import MessageError
 from models.architecture import Architecture
-from models.base import STATISTICS, Family, fill_buffers
+from models.base import STATISTICS, Family, with_weights
 from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
 from models.layers import Network
 from strategies.losses import Loss
@@ -37,17 +37,16 @@ def leading_cut(
     It has no parameters of its own, so that its gradients arrive in those of the model. Buffers that are not part of
     its state are those of a fresh sub-model.
     """
-    with torch.device("meta"):
-        cut = family.build(architecture).train()  # by the module's own `train`, which may leave parts in evaluation
-    fill_buffers(cut, family, architecture)
-    device = next(model.parameters()).device
-    constants = {name: buffer.to(device) for name, buffer in cut.named_buffers()}
     coordinates = family.place(architecture).within(family.place(whole))
+    own = {name: tensor[coordinates[name]] for name, tensor in model.state_dict().items() if name in coordinates}
+    cut = with_weights(family, architecture, own).train()  # by the module's own, which may leave parts in evaluation
+    if (device := next(model.parameters()).device).type != "cpu":  # what it has beside the slices
+        cut.to(device)
 
     def compute(inputs: Tensor) -> Tensor:
         whole_state = chain(model.named_parameters(), model.named_buffers())
         slices = {name: tensor[coordinates[name]] for name, tensor in whole_state if name in coordinates}
-        logits: Tensor = functional_call(cut, constants | slices, (inputs,))
+        logits: Tensor = functional_call(cut, slices, (inputs,))
         return logits
 
     return compute

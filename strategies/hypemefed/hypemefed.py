@@ -370,8 +370,7 @@ def follow(family: Family, generate: Literal["layers", "all"] = "layers") -> dic
         ValueError: a segment has no layer.
     """
     specs = family.tensors(family.full())
-    with torch.device("meta"):
-        parameters = [name for name, _ in family.build(family.full()).named_parameters()]
+    parameters = [name for name, _ in family.without_memory(family.full()).named_parameters()]
 
     def of_head(name: str) -> bool:
         return name.startswith(tuple(f"{head}." for head in family.segments))

@@ -4,6 +4,7 @@ import logging
 import math
 import textwrap
 
+import own_constants
 import own_models
 import pytest
 import torch
@@ -21,6 +22,7 @@ from server_app.models import load_model
 from server_app.run_folder import JournalError, read_config, read_rounds
 from tasks.task import TaskSpec, load_task
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
+from wildflower.export import export
 
 MODELS = """
     import torch
@@ -83,6 +85,34 @@ def beside(tmp_path):
 
 def after(run_dir):
     return {n.removeprefix("weights/"): t for n, t in checkpoint.load(run_dir).state.tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["Closure", "Twice"])
+def test_the_trained_model_says_what_the_users_own_module_says(tmp_path, name):
+    """A module that holds constants beside its buffers, or parameters a second time."""
+    keys = {"family": f"own_constants:{name}", "strategy": "fedavg", "rounds": 2, "evaluate-every": 2}
+    run_dir = run(simulated_grid(), small_config(tmp_path, **keys))
+    model, _ = load_model(run_dir)
+    own = getattr(own_constants, name)().eval()
+    before = own.stem.weight.clone()
+    own.load_state_dict(model.state_dict())
+    images = torch.randn(9, 1, 8, 8)
+    assert torch.equal(model(images), own(images))
+    assert not torch.equal(before, own.stem.weight)
+    assert export(run_dir).exists()  # which compares what it has written
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm. is deprecated")
+def test_spectral_norms_hold_for_the_trained_model(tmp_path):
+    levels = "levels = [{width = 8}, {width = 16}]"
+    keys = {"family": "own_constants:Spectral", "family-arguments": levels, "below-smallest": "smallest"}
+    rounds = {"strategy": "wildflower", "rounds": 2, "evaluate-every": 2}
+    run_dir = run(simulated_grid(), small_config(tmp_path, **keys, **rounds))
+    assert read_rounds(run_dir)[-1].devices_replied == 4
+    model, _ = load_model(run_dir)
+    model(torch.zeros(2, 1, 8, 8))  # the older function computes the weight in a pass
+    for layer in (model.new, model.old):
+        assert float(torch.linalg.matrix_norm(layer.weight.flatten(1), 2)) == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.thorough

@@ -227,7 +227,7 @@ def test_answers_that_do_not_go_with_the_labels_are_refused_before_round_1(
     rows = [{"text": ["we", "saw", word], "label": ["O", "O", "B-X"]} for word in WORDS * 4]
     write_lines(folder / "train.jsonl", *rows)
     tags = {"task_arguments": f"tokenizer = '{folder / 'words'}', labels = 'tags'", "partition": "iid"}
-    with pytest.raises(ConfigError, match="the task has a label for every token: it must return"):
+    with pytest.raises(ConfigError, match="one answer per input, and the task has a label for every token"):
         started(config(folder, **tags, family="own_pooled:Net", family_arguments="arguments = {rows = 47}"))
     started(config(folder, **tags, family="own_tagger:Tagger"))
 

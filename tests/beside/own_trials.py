@@ -1,0 +1,124 @@
+"""Modules of a user's own whose answers are wrong in one mode, or for some batches."""
+
+import torch
+import torch.nn.functional as F
+from own_constants import Plain
+from torch import Tensor, nn
+
+
+class TupleInEvaluation(Plain):
+    def forward(self, images: Tensor) -> object:
+        logits = super().forward(images)
+        return logits if self.training else (logits, images)
+
+
+class TupleInTraining(Plain):
+    def forward(self, images: Tensor) -> object:
+        logits = super().forward(images)
+        return (logits, images) if self.training else logits
+
+
+class ListInEvaluation(Plain):
+    def forward(self, images: Tensor) -> object:
+        logits = super().forward(images)
+        return logits if self.training else [logits]
+
+
+class Named(Plain):
+    def forward(self, images: Tensor) -> object:
+        return {"logits": super().forward(images)}
+
+
+class Squeezed(Plain):
+    def __init__(self, classes: int, mode: str = "evaluation") -> None:
+        super().__init__(classes)
+        self.mode = mode
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        return logits if self.training or self.mode == "none" else logits.squeeze()
+
+
+class Folded(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).mean(0, keepdim=True)
+
+
+class Classes(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        return logits if self.training else logits.argmax(1)
+
+
+class Whole(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        return logits if self.training else logits.int()
+
+
+class OneMore(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images)[..., None]
+
+
+class Even(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        if len(images) % 2 and len(images) > 1:
+            raise RuntimeError("an even batch is needed")
+        return super().forward(images)
+
+
+class OnlyTraining(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.training:
+            raise RuntimeError("not in evaluation mode")
+        return super().forward(images)
+
+
+class NoNumbers(Plain):
+    def between(self, x: Tensor) -> Tensor:
+        return x / (x.std(0) + 1e-6)
+
+
+class Detached(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).detach()
+
+
+class AlwaysDropout(Plain):
+    def between(self, x: Tensor) -> Tensor:
+        return F.dropout(x)
+
+
+class OverTheBatch(Plain):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).log_softmax(0)
+
+
+class EarlierOnes(nn.Module):
+    """Takes the batch for time: an answer depends on the inputs before it."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.rows, self.head = nn.LSTM(8, 16), nn.Linear(16, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.rows(images[:, 0])[0][:, -1])
+
+
+class OfALevel(Plain):
+    def __init__(self, classes: int, wrong: bool = False) -> None:
+        super().__init__(classes)
+        self.wrong = wrong
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images)
+        return logits[0] if self.wrong and not self.training else logits
+
+
+class Normed(Plain):
+    def make(self) -> None:
+        self.norm = nn.BatchNorm1d(16)
+
+    def between(self, x: Tensor) -> Tensor:
+        return self.norm(x) if torch.is_tensor(x) else x
