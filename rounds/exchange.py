@@ -152,7 +152,7 @@ def exchange(
                 todo.append(node)
                 if isinstance(reply, Failure) and reply.died and not redone and parts is not None:
                     again[node] += parts(batch)
-                    log(INFO, "What node %s had to do is done again, in %s parts", node, len(again[node]))
+                    log(INFO, "What node %s had to do is done again, in %s messages", node, len(again[node]))
                 elif isinstance(reply, Failure) and reply.died and redone:
                     yield batch, replace(reply, why=one_line(f"{reply.why}, for the second time over this work"))
                 else:

@@ -133,7 +133,7 @@ class _Trial:
         self._check_constants()
         # The second smallest too, which may be odd where the first is even.
         sizes = list(dict.fromkeys([2, 1, *(min(rest, MOST_EXAMPLES) for rest in rests[:2])]))
-        network = self.network().eval()
+        network = self.scored().eval()
         for size in sizes:
             self._evaluate(network, size)
         warnings = self._check_independent(network)
@@ -149,6 +149,13 @@ class _Trial:
     def network(self) -> Network:
         """A fresh network with its part of the first weights."""
         return with_weights(self.family, self.architecture, {n: t.clone() for n, t in self._weights.items()})
+
+    def scored(self) -> Network:
+        """A fresh network as it is scored: static norms have their statistics then."""
+        family = self.family.with_statistics
+        if family is self.family:
+            return self.network()
+        return with_weights(family, self.architecture, family.place(self.architecture).gather(family.initial()))
 
     def failure_alone(self) -> str | None:
         """Why the network does not train on a single example; None where it does."""
@@ -289,7 +296,7 @@ class _Trial:
     def _is_read(self, name: str) -> bool:
         """Whether a pass reads a constant, as far as its answer shows."""
         for mode in ("evaluation", "training"):
-            network = self.network().train(mode == "training")
+            network = self.network().train() if mode == "training" else self.scored().eval()
             module = self._module(network)
             constant = (held_tensors(module) | dict(module.named_buffers()))[name]
             if not constant.is_floating_point():
