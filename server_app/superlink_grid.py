@@ -1,7 +1,7 @@
 """Flower's grid, which says so when the SuperLink cannot store anything any more, and outlives a closed connection.
 
 A SuperLink keeps its messages, nodes and runs in a SQLite file. Where the disk of that file has no room left, Flower
-1.41 answers every request that writes with an internal error: what devices send is lost, what the app prints goes
+1.42 answers every request that writes with an internal error: what devices send is lost, what the app prints goes
 nowhere, and the process that starts the SuperLink's work ends. The app sees the disk, because it runs beside the file.
 """
 
