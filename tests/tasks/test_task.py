@@ -254,7 +254,6 @@ HEAVY = {
     "sklearn",
     "scipy",
     "datasets",
-    "flwr_datasets",
     "pandas",
     "pyarrow",
     "torchvision",
