@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,dev
 # Compiled modules are kept, also where the environment says that nothing is to be: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
@@ -13,14 +14,24 @@ setup: $(VENV)/installed
 
 # constraints.txt holds the versions that this release was tested with. To compile all modules that are installed takes
 # over a minute: those of a run are compiled here, others when they are first imported.
-$(VENV)/installed: pyproject.toml constraints.txt
+define install
 	$(PYTHON) -c 'import sys; sys.exit("Wildflower needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[server,text,privacy,export,dev]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[$(1)]'
 	$(BIN)/python -c 'import server_app.app, server_app.report, torch.utils.tensorboard, wildflower.experiment'
 	touch $@
+endef
 
-demo: setup
+# What most runs need, the demo's among them.
+$(VENV)/installed-for-runs: pyproject.toml constraints.txt
+	$(call install,server)
+
+# What the tests need beside it.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(call install,$(TESTED_EXTRAS))
+	touch $(VENV)/installed-for-runs
+
+demo: $(VENV)/installed-for-runs
 	$(BIN)/wildflower run benchmarks/demo/digits.toml
 
 lint: setup

@@ -26,6 +26,7 @@ from messages.orders import LocalTraining
 from models.cost import cost
 from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
+from plugins.extras import MissingExtraError, check_installed
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer
 from rounds.own import OwnData, tell_cut
@@ -53,7 +54,7 @@ from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_d
 from server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
-from strategies.privacy import NoAccountantError, Privacy, noise_multiplier_for
+from strategies.privacy import Privacy, noise_multiplier_for
 from strategies.settings import RoundSettings
 from strategies.submodel import initial_weights
 from tasks.data import DataSet
@@ -329,6 +330,8 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         own = own or agree_here(config, spec)
         spec, test = own.spec, own.test
     task = load_task(spec)
+    if task.metric.library:
+        check_installed(task.metric.library, f"the metric {task.metric.name}")
     if test is not None:
         task = with_test(task, test)
     if task.vocabulary is not None:
@@ -449,7 +452,7 @@ def _privacy(config: RunConfig) -> Privacy | None:
         )
         privacy = Privacy(config.dp_clip, noise, config.dp_delta, rate, config.devices_per_round, bool(config.fleet))
         epsilon = privacy.epsilon(config.rounds)
-    except (ValueError, NoAccountantError) as error:
+    except ValueError as error:
         key = "dp-epsilon" if config.dp_epsilon else "dp-noise-multiplier"
         raise ConfigError(f"{key} = {config.to_dict()[key]!r}: {error}") from None
     log(
@@ -577,7 +580,7 @@ def _family(config: RunConfig, task: Task, options: Mapping[str, Any], defaults:
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
         check_answers(task, family, config.batch_size)
         check_last_token(task, family)
-    except ConfigError:
+    except (ConfigError, MissingExtraError):
         raise
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):

@@ -22,14 +22,11 @@ import torch
 from torch import Tensor
 
 from messages.sums import SCALE, UNIT
+from plugins.extras import needed
 from strategies.aggregation import CoordinateMean
 
 MAX_CLIP = MAX_NOISE_MULTIPLIER = 1000.0  # so that noise and changes stay far below what a 64-bit integer holds
 TOLERANCE = 1e-3  # of epsilon, where the noise is sought that reaches it
-
-
-class NoAccountantError(ImportError):
-    """The library that accounts for privacy is not installed; the text says how to install it."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Privacy:
     seeded: bool
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds cost. Raises NoAccountantError."""
+        """What so many rounds cost. Raises MissingExtraError."""
         return epsilon_after(rounds, self.noise_multiplier, self.sampling_rate, self.delta)
 
 
@@ -61,7 +58,7 @@ class Privacy:
 def epsilon_after(rounds: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
     """The epsilon of so many rounds of the Gaussian mechanism under Poisson sampling, by Renyi accounting.
 
-    Raises NoAccountantError where opacus is not installed.
+    Raises MissingExtraError where opacus is not installed.
     """
     accountants = _accountants()
     accountant = accountants.RDPAccountant()
@@ -76,7 +73,7 @@ def noise_multiplier_for(epsilon: float, rounds: int, sampling_rate: float, delt
 
     Raises:
         ValueError: no noise of at most MAX_NOISE_MULTIPLIER is enough.
-        NoAccountantError: opacus is not installed.
+        MissingExtraError: opacus is not installed.
     """
     low, high = 0.0, 1.0
     while epsilon_after(rounds, high, sampling_rate, delta) > epsilon:
@@ -100,12 +97,8 @@ def _accountants() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import opacus.accountants
-    except ImportError as error:
-        raise NoAccountantError(
-            f"differential privacy needs opacus, which is not installed ({error}): pip install '.[privacy]' in the "
-            "project's folder"
-        ) from error
+            with needed("opacus", "differential privacy"):
+                import opacus.accountants
     finally:  # importing opacus sets up the root logger, which would say every line of ours a second time
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -22,11 +22,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from plugins.beside import files_of
+from plugins.extras import MissingExtraError, check_installed
 from plugins.reference import is_reference
+from server_app.journal import check_writers
 from server_app.resuming import check_folder, check_resumable, check_same_data, check_same_fleet, check_same_plugins
 from server_app.run_folder import JournalError, is_held, read_rounds, read_summary
 from server_app.run_records import RoundRecord, Summary
-from server_app.trackers import TrackerError, check_installed
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
@@ -80,7 +81,7 @@ def run_experiment(
     try:
         with stop_signals_interrupt(), beside(experiment) as modules:
             return _run(experiment, overrides, app_dir, console, deployment, modules)
-    except (SettingsError, JournalError, TrackerError, FlowerError, OSError) as error:
+    except (SettingsError, MissingExtraError, JournalError, FlowerError, OSError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -103,8 +104,12 @@ def _run(
     local = deployment is None and config.engine == "local"
     app_dir = _code_here(app_dir) if local else find_app(app_dir)
     check_folder(run_dir, config.resume)
-    if config.tracker and deployment is None:  # a ServerApp may run elsewhere
-        check_installed(config.tracker)
+    if deployment is None:  # a ServerApp may run elsewhere
+        check_writers()
+        if config.tracker:
+            check_installed(config.tracker, f"tracker = {config.tracker!r}")
+        if config.engine == "flower":
+            check_installed("ray", "engine = 'flower'")
     _check_free(run_dir)
     if config.resume:
         check_resumable(run_dir, config.to_dict())
