@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-compose test-guides test-arm64 test-gpu lint clean
+.PHONY: setup demo test test-compose test-guides test-arm64 test-gpu lint wheel clean
 
 setup: $(VENV)/installed
 
@@ -63,6 +63,15 @@ test-gpu: export NVIDIA_TF32_OVERRIDE = 0
 test-gpu: setup
 	$(BIN)/pytest tests/gpu.py $(PYTEST_ARGS)
 	WILDFLOWER_BOARD_DEVICE=cuda $(BIN)/pytest tests/client_app/test_board_gpu.py $(PYTEST_ARGS)
+
+# A wheel in dist/, and a round of the demo in an environment that has only it: the clone's own modules are not there.
+wheel: $(VENV)/installed-for-runs
+	rm -rf dist build *.egg-info
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv build/alone
+	build/alone/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt "$$(echo dist/*.whl)[server]"
+	cp benchmarks/demo/digits.toml build/alone
+	cd build/alone && bin/wildflower run digits.toml --set rounds=1 --set evaluate-every=1
 
 clean:
 	rm -rf $(VENV) build *.egg-info
