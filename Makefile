@@ -72,6 +72,7 @@ wheel: $(VENV)/installed-for-runs
 	build/alone/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt "$$(echo dist/*.whl)[server]"
 	cp benchmarks/demo/digits.toml build/alone
 	cd build/alone && bin/wildflower run digits.toml --set rounds=1 --set evaluate-every=1
+	rm -rf build
 
 clean:
 	rm -rf $(VENV) build *.egg-info

