@@ -173,6 +173,13 @@ def test_the_extra_brings_the_library(library):
     assert DISTRIBUTIONS.get(library, library).replace("_", "-") in OPTIONAL[EXTRAS[library]]
 
 
+def test_the_page_lists_all_extras():
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    section = page[page.index("### What to install") : page.index("## Seeds and grids")]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert sorted(extra for row in rows for extra in re.findall(r"`([\w-]+)`", row)) == sorted(OPTIONAL)
+
+
 def test_every_import_of_what_need_not_be_there_is_looked_after():
     """All others are the standard library's, the project's own, or of `dependencies`."""
     there = {*sys.stdlib_module_names, *ROOMS, *(IMPORTED_AS.get(name, name) for name in DEPENDENCIES)}
