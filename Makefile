@@ -2,25 +2,36 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+TESTED_EXTRAS = server,flower,hub,recipfl,text,privacy,export,dev
 # Compiled modules are kept, also where the environment says that nothing is to be: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE =
 # Processes that share the tests: one more than the cores of a small machine, because some tests wait.
 JOBS ?= 3
 
-.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint clean
+.PHONY: setup demo test test-thorough test-all test-compose test-guides test-arm64 test-gpu lint wheel clean
 
 setup: $(VENV)/installed
 
 # constraints.txt holds the versions that this release was tested with. To compile all modules that are installed takes
 # over a minute: those of a run are compiled here, others when they are first imported.
-$(VENV)/installed: pyproject.toml constraints.txt
+define install
 	$(PYTHON) -c 'import sys; sys.exit("Wildflower needs Python 3.11 or newer; try: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --use-pep517 --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[server,text,privacy,export,dev]'
+	$(BIN)/pip install --quiet --use-pep517 --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[$(1)]'
 	$(BIN)/python -c 'import server_app.app, server_app.report, torch.utils.tensorboard, wildflower.experiment'
 	touch $@
+endef
 
-demo: setup
+# What most runs need, the demo's among them.
+$(VENV)/installed-for-runs: pyproject.toml constraints.txt
+	$(call install,server)
+
+# What the tests need beside it.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(call install,$(TESTED_EXTRAS))
+	touch $(VENV)/installed-for-runs
+
+demo: $(VENV)/installed-for-runs
 	$(BIN)/wildflower run benchmarks/demo/digits.toml
 
 lint: setup
@@ -60,6 +71,16 @@ test-gpu: export NVIDIA_TF32_OVERRIDE = 0
 test-gpu: setup
 	$(BIN)/pytest tests/gpu.py $(PYTEST_ARGS)
 	WILDFLOWER_BOARD_DEVICE=cuda $(BIN)/pytest tests/client_app/test_board_gpu.py $(PYTEST_ARGS)
+
+# A wheel in dist/, and a round of the demo in an environment that has only it: the clone's own modules are not there.
+wheel: $(VENV)/installed-for-runs
+	rm -rf dist build *.egg-info
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv build/alone
+	build/alone/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt "$$(echo dist/*.whl)[server]"
+	cp benchmarks/demo/digits.toml build/alone
+	cd build/alone && bin/wildflower run digits.toml --set rounds=1 --set evaluate-every=1
+	rm -rf build
 
 clean:
 	rm -rf $(VENV) build *.egg-info

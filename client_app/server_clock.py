@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-# Beyond these Flower 1.41 refuses what a node signs (SYSTEM_TIME_TOLERANCE and TIMESTAMP_TOLERANCE).
+# Beyond these Flower 1.42 refuses what a node signs (SYSTEM_TIME_TOLERANCE and TIMESTAMP_TOLERANCE).
 MAX_AHEAD_SECONDS, MAX_BEHIND_SECONDS = 5.0, 300.0
 TIMEOUT_SECONDS = 5.0
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a wrong clock must not hide behind the certificate

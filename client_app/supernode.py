@@ -1,14 +1,14 @@
 """`wildflower-node`: Flower's flower-supernode, which lets go of what a run that ends leaves half pulled.
 
 A SuperNode makes a task of a message before it has pulled all of it. Where the run ends meanwhile, as when it is
-stopped or its last round closes without this node, Flower 1.41 ignores the message and keeps it and its task: a process
+stopped or its last round closes without this node, Flower 1.42 ignores the message and keeps it and its task: a process
 waits for the rest of it, and what the node says of it in the end takes the place of the reply to the next message, so
 that from then on every reply leaves one message late. On slow links that happens easily.
 
 It goes on to say that it is there where the server answers that with an error of its own, as one does whose disk is
-full: Flower 1.41 would never say it again, and the server would take the node for gone until it is started anew.
+full: Flower 1.42 would never say it again, and the server would take the node for gone until it is started anew.
 
-It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.41
+It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.42
 would go on to take messages that nobody works on. What has started the node, systemd or Docker, starts it again.
 
 It sends a request again where the server closes the connection, also under TLS (`messages.retries`).

@@ -1,7 +1,7 @@
 """Flower's retries of a request, which go on where a connection is closed under TLS as where a plain one is.
 
 A busy SuperLink may close a connection before its TLS handshake is over, or after. Flower sends a request again whose
-connection was lost, but Flower 1.41 does so without TLS only: with TLS the error's text names it, Flower takes the
+connection was lost, but Flower 1.42 does so without TLS only: with TLS the error's text names it, Flower takes the
 lost connection for a server that cannot be trusted, gives up, and the run or the node ends.
 """
 

@@ -18,6 +18,7 @@ from models.base import is_count, lies_in, nearest
 from models.layers import Network, TensorSpec
 from models.module import ModuleFamily
 from models.placement import Coordinates
+from plugins.extras import needed
 
 # Of each kind: its class in transformers, where its layers are, the linear layers whose rows (then: whose columns) are
 # the channels of heads, and the prefix that checkpoints with a head of their own put in front of the encoder's names.
@@ -332,7 +333,8 @@ class EncoderNetwork(Network):
 
     def __init__(self, family: Encoder, hidden: int, heads: int, mlp: int, layers: int) -> None:
         super().__init__([])
-        import transformers  # not at a client's start: it takes seconds
+        with needed("transformers", "the family encoder"):  # not at a client's start: it takes seconds
+            import transformers
 
         name, self.where, attention, attention_end = KINDS[family.kind]
         common = {
@@ -511,7 +513,8 @@ class Classifier(nn.Module):
 
 def _sizes_of(model: str) -> dict[str, Any]:
     """The sizes that a folder, or a model of the hub, has; ValueError where it is not one of `KINDS`."""
-    from transformers import AutoConfig
+    with needed("transformers", "the family encoder"):
+        from transformers import AutoConfig
 
     folder = Path(model).expanduser()
     try:

@@ -19,6 +19,7 @@ from models.architecture import Architecture
 from models.base import Family
 from models.layers import TensorSpec
 from models.placement import CLASSES, INPUT, Axis
+from plugins.extras import needed
 
 # What a folder of Hugging Face's holds its weights in, the first that is there.
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -119,11 +120,9 @@ def _downloaded(name: str) -> Path:
 
 def _from_hub(name: str, file: str) -> Path:
     """A file of a model on Hugging Face's hub, where it was downloaded to; ValueError where it cannot be had."""
-    try:
+    with needed("huggingface_hub", "a model of the hub"):
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise ValueError(f"huggingface_hub is not installed: {error}") from None
     try:
         return Path(hf_hub_download(name, file))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:

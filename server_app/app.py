@@ -26,6 +26,7 @@ from messages.orders import LocalTraining
 from models.cost import cost
 from models.family import Family, family_class, make_family
 from models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
+from plugins.extras import MissingExtraError, check_installed
 from plugins.reference import is_reference, one_sentence
 from rounds.engine import Engine, Scorer
 from rounds.own import OwnData, tell_cut, tell_labels, tell_remarks
@@ -54,7 +55,7 @@ from server_app.trial import Batches, try_networks
 from server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
 from strategies.aggregation import Aggregation
 from strategies.method import Method, Setup
-from strategies.privacy import BudgetSpentError, NoAccountantError, Privacy, noise_multiplier_for
+from strategies.privacy import BudgetSpentError, Privacy, noise_multiplier_for
 from strategies.settings import RoundSettings
 from strategies.submodel import initial_weights
 from tasks.data import DataSet
@@ -344,6 +345,8 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         own = own or agree_here(config, spec)
         spec, test = own.spec, own.test
     task = load_task(spec)
+    if task.metric.library:
+        check_installed(task.metric.library, f"the metric {task.metric.name}")
     if test is not None:
         task = with_test(task, test)
     tell_remarks(f"{config.data_dir or task.spec.name}: {remark}" for remark in task.remarks)
@@ -474,7 +477,7 @@ def _privacy(config: RunConfig) -> Privacy | None:
             config.dp_clip, noise, config.dp_delta, rate, config.devices_per_round, seeded, config.dp_epsilon
         )
         epsilon = privacy.epsilon(config.rounds)
-    except (ValueError, NoAccountantError) as error:
+    except ValueError as error:
         key = "dp-epsilon" if config.dp_epsilon else "dp-noise-multiplier"
         raise ConfigError(f"{key} = {config.to_dict()[key]!r}: {error}") from None
     log(
@@ -611,7 +614,7 @@ def _family(
             log(INFO, left, batches.left_over, len(examples))
         cost(family, family.full(), batch_size=config.batch_size, optimizer=config.optimizer)
         check_answers(task, family, config.batch_size)
-    except ConfigError:
+    except (ConfigError, MissingExtraError):
         raise
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):

@@ -11,6 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
+from plugins.extras import needed
 from plugins.reference import top_module
 from server_app.charts import Chart, Line, line_chart
 from server_app.config import READ_WITH, defaults, unread
@@ -439,7 +440,8 @@ def _gap(best: Group, other: Group, scale: Scale) -> Gap:
     wins = sum(gap > 0 for gap in gaps)
     if len(gaps) < 2:
         return Gap(wins, len(gaps), gaps[0])
-    from scipy.stats import t  # takes half a second
+    with needed("scipy", "a comparison over several seeds"):
+        from scipy.stats import t  # takes half a second
 
     mean = fmean(gaps)
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(gaps) - 1)) * stdev(gaps) / math.sqrt(len(gaps))

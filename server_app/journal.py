@@ -6,12 +6,12 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from devices.private import close_to_others, private_folder, private_open
+from plugins.extras import MissingExtraError, check_installed
 from server_app.folders import file_written_whole
 from server_app.resuming import (
     check_folder,
@@ -75,8 +75,13 @@ class Journal:
         call `drop_after` with the round of the checkpoint.
 
         Raises JournalError when there is a run in the folder already and `resume` is not set, when there is none and
-        it is set, or when the run to be resumed had another configuration or has more rounds than that asks for.
+        it is set, when the run to be resumed had another configuration or has more rounds than that asks for, or when
+        what writes the run's files is not installed.
         """
+        try:
+            check_writers()
+        except MissingExtraError as error:
+            raise JournalError(str(error)) from None
         _load_writers()
         check_folder(run_dir, resume)
         private_folder(run_dir)
@@ -108,7 +113,7 @@ class Journal:
         if config.get("tracker"):
             try:
                 journal._tracker = open_tracker(config["tracker"], run_dir, config)
-            except TrackerError as error:
+            except (MissingExtraError, TrackerError) as error:
                 raise JournalError(str(error)) from None
         return journal
 
@@ -187,13 +192,14 @@ class Journal:
             self._tracker.write(record.round, finite(scalars))
 
 
-def _load_writers() -> None:
-    """Begin to load, beside the first round, what writes to TensorBoard, and the report with its script.
+def check_writers() -> None:
+    """Raise MissingExtraError unless all is installed that writes a run's figures and its report."""
+    check_installed("tensorboard", "a run's folder, which has figures for TensorBoard,")
+    check_installed("plotly", "a run's report")
 
-    Raises ModuleNotFoundError where there is no TensorBoard: that should stop a run before its first round.
-    """
-    if find_spec("tensorboard") is None:
-        raise ModuleNotFoundError("No module named 'tensorboard': install the extra 'server'", name="tensorboard")
+
+def _load_writers() -> None:
+    """Begin to load, beside the first round, what writes to TensorBoard, and the report with its script."""
 
     def load() -> None:
         import torch.utils.tensorboard  # noqa: F401

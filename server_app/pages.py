@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from jinja2 import Environment, StrictUndefined
 
+from plugins.extras import check_installed
 from server_app.charts import Chart
 
 GZIP = 31  # zlib's way to name gzip's format and its largest window
@@ -124,6 +125,7 @@ def library() -> str:
     # `plotly.offline.get_plotlyjs` returns a text of 10 MB, and its bytes would be 5 MB more: neither is held here.
     # Level 6 takes 0.1 s longer, which every run would pay, for a page that is a tenth smaller.
     packer = zlib.compressobj(2, wbits=GZIP)
+    check_installed("plotly", "a page with charts")
     with (files("plotly") / "package_data" / "plotly.min.js").open("rb") as script:
         pieces = [packer.compress(piece) for piece in iter(partial(script.read, PIECE_BYTES), b"")]
     return b64encode(b"".join([*pieces, packer.flush()])).decode()

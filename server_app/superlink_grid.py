@@ -1,7 +1,7 @@
 """Flower's grid, which says so when a run cannot go on over it, and outlives a closed connection.
 
 A SuperLink keeps its messages, nodes and runs in a SQLite file. Where the disk of that file has no room left, Flower
-1.41 answers every request that writes with an internal error: what devices send is lost, what the app prints goes
+1.42 answers every request that writes with an internal error: what devices send is lost, what the app prints goes
 nowhere, and the process that starts the SuperLink's work ends. The app sees the disk, because it runs beside the file.
 
 In a simulation Flower does not start a process of Ray's again that was killed, and goes on giving it messages: it fails

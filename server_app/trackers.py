@@ -10,13 +10,13 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from queue import Queue
 from threading import Thread
 from typing import Any, Protocol
 from uuid import uuid4
 
+from plugins.extras import MissingExtraError, needed
 from server_app.folders import file_written_whole
 
 log = logging.getLogger("flwr")
@@ -44,27 +44,18 @@ class Tracker(Protocol):
         """The run is finished or failed."""
 
 
-def check_installed(name: str) -> None:
-    """TrackerError where a tracker's library is not installed."""
-    spec = find_spec(name)
-    if spec is None or spec.origin is None:  # W&B makes a folder of its own name, which is no library
-        raise TrackerError(f"tracker = {name!r}: its library is not installed; {_remedy(name)}")
-
-
-def _remedy(name: str) -> str:
-    return f"pip install --constraint constraints.txt --editable '.[{name}]' in the project's folder installs it"
-
-
 def open_tracker(name: str, run_dir: Path, config: Mapping[str, Any]) -> Tracker:
     """The tracker of a run, "mlflow" or "wandb". A run that goes on goes on there too.
 
     Raises:
-        TrackerError: its library is not installed, or does not let the run begin.
+        MissingExtraError: its library is not installed.
+        TrackerError: it does not let the run begin.
     """
     try:
-        return Guarded(name, TRACKERS[name](run_dir, config))
-    except ImportError as error:
-        raise TrackerError(f"tracker = {name!r}: {error}; {_remedy(name)}") from None
+        with needed(name, f"tracker = {name!r}"):
+            return Guarded(name, TRACKERS[name](run_dir, config))
+    except MissingExtraError:
+        raise
     except Exception as error:  # whatever the library raises
         raise TrackerError(f"tracker = {name!r}: {type(error).__name__}: {error}") from error
 

@@ -25,15 +25,12 @@ import torch
 from torch import Tensor
 
 from messages.sums import SCALE, UNIT
+from plugins.extras import needed
 from strategies.aggregation import CoordinateMean
 
 MAX_CLIP = MAX_NOISE_MULTIPLIER = 1000.0  # so that noise and changes stay far below what a 64-bit integer holds
 TOLERANCE = 1e-3  # of epsilon, where the noise is sought that reaches it
 NOISE = 10  # the purpose of the generator that noise is drawn from, in a simulation
-
-
-class NoAccountantError(ImportError):
-    """The library that accounts for privacy is not installed; the text says how to install it."""
 
 
 class BudgetSpentError(RuntimeError):
@@ -80,7 +77,7 @@ class Account:
         self._begun = (0, 0)  # a round, and how many of its means this process has begun
 
     def epsilon(self, *further: Release) -> float:
-        """What all releases cost, with `further` ones. Raises NoAccountantError."""
+        """What all releases cost, with `further` ones. Raises MissingExtraError."""
         return epsilon_of(costs_of([*self.releases, *further]), self.delta)
 
     def next_place(self, round_number: int) -> int:
@@ -146,7 +143,7 @@ class Privacy:
         object.__setattr__(self, "account", Account(self.delta, self.budget))
 
     def epsilon(self, rounds: int) -> float:
-        """What so many rounds cost that are done once. Raises NoAccountantError."""
+        """What so many rounds cost that are done once. Raises MissingExtraError."""
         return epsilon_after(rounds, self.noise_multiplier, self.sampling_rate, self.delta)
 
     def check_room(self, round_number: int) -> None:
@@ -186,14 +183,14 @@ def costs_of(releases: Iterable[Release]) -> Costs:
 def epsilon_after(rounds: int, noise_multiplier: float, sampling_rate: float, delta: float) -> float:
     """The epsilon of so many rounds of the Gaussian mechanism under Poisson sampling, by Renyi accounting.
 
-    Raises NoAccountantError where opacus is not installed.
+    Raises MissingExtraError where opacus is not installed.
     """
     return epsilon_of(((noise_multiplier, sampling_rate, rounds),), delta)
 
 
 @lru_cache(maxsize=4096)
 def epsilon_of(costs: Costs, delta: float) -> float:
-    """The epsilon of releases of several kinds, by Renyi accounting. Raises NoAccountantError."""
+    """The epsilon of releases of several kinds, by Renyi accounting. Raises MissingExtraError."""
     if not costs:
         return 0.0
     accountants = _accountants()
@@ -209,7 +206,7 @@ def noise_multiplier_for(epsilon: float, rounds: int, sampling_rate: float, delt
 
     Raises:
         ValueError: no noise of at most MAX_NOISE_MULTIPLIER is enough.
-        NoAccountantError: opacus is not installed.
+        MissingExtraError: opacus is not installed.
     """
     low, high = 0.0, 1.0
     while epsilon_after(rounds, high, sampling_rate, delta) > epsilon:
@@ -233,12 +230,8 @@ def _accountants() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import opacus.accountants
-    except ImportError as error:
-        raise NoAccountantError(
-            f"differential privacy needs opacus, which is not installed ({error}): pip install '.[privacy]' in the "
-            "project's folder"
-        ) from error
+            with needed("opacus", "differential privacy"):
+                import opacus.accountants
     finally:  # importing opacus sets up the root logger, which would say every line of ours a second time
         root.handlers[:] = handlers
         root.setLevel(level)

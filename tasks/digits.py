@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from plugins.extras import needed
 from tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, digest, make_data_set, stratified_test
 
 TEST_FRACTION = 0.2
@@ -18,12 +19,8 @@ def load(data_dir: str) -> DataSet:
 
 
 def _decode() -> DataSet:
-    try:
+    with needed("sklearn", "the task 'digits', whose data come with scikit-learn,"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise FileNotFoundError(
-            "the digits data comes with scikit-learn, which is not installed: pip install scikit-learn"
-        ) from error
     pixels, targets = load_digits(return_X_y=True)
     inputs = torch.from_numpy(pixels).to(torch.uint8).view(-1, 1, 8, 8)
     labels = torch.from_numpy(targets).long()

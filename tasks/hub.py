@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from plugins.extras import needed
 from tasks.arguments import TaskArguments
 from tasks.data import (
     DECODED_VERSION,
@@ -131,14 +132,9 @@ def open_split(repository: Repository, split: str, folder: Path | None) -> Datas
 
 
 def import_datasets() -> Any:
-    """The package `datasets`; FileNotFoundError says how it is installed."""
-    try:
+    """The package `datasets`; MissingExtraError says how it is installed."""
+    with needed("datasets", "a data set of the hub, or in its format,"):
         import datasets
-    except ImportError as error:
-        raise FileNotFoundError(
-            "reading it needs the package `datasets`, which is not installed: pip install '.[server]' in the project's "
-            "folder"
-        ) from error
     return datasets
 
 

@@ -7,21 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
+from plugins.extras import needed
+
 
 def read_mat(file: Path, name: str) -> np.ndarray:
     """The array `name` of a .mat file.
 
-    FileNotFoundError where SciPy is not installed, ValueError for a file that is no whole .mat file of version 5 or 7
+    MissingExtraError where SciPy is not installed, ValueError for a file that is no whole .mat file of version 5 or 7
     or holds no numbers of that name.
     """
-    try:
+    with needed("scipy", f"reading {file}"):
         from scipy.io import loadmat
         from scipy.io.matlab import MatReadError
-    except ImportError as error:
-        raise FileNotFoundError(
-            f"reading {file} needs the package `scipy`, which is not installed: pip install '.[server]' in the "
-            "project's folder"
-        ) from error
     try:
         found = loadmat(file)
     # A broken file fails wherever the reader happens to be in it.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from plugins.extras import needed
 from tasks.labels import NO_LABEL, LabelKind
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Metric(ABC):
 
     name: ClassVar[str]
     scale: ClassVar[Scale]
+    library: ClassVar[str] = ""  # one of `plugins.extras.EXTRAS`, which `sums` imports
 
     def size(self, classes: int) -> int:
         """How many sums there are where a model has so many outputs."""
@@ -184,6 +186,7 @@ class EntityF1(Metric):
 
     name: ClassVar[str] = "entity_f1"
     scale: ClassVar[Scale] = Scale("entity F1", is_share=True)
+    library: ClassVar[str] = "seqeval"
 
     tags: tuple[str, ...] = ()
 
@@ -201,12 +204,8 @@ class EntityF1(Metric):
 
     def sums(self, outputs: Tensor, labels: Tensor) -> list[float]:
         """Right entities, answered ones, those of the labels; tokens without a label are left out."""
-        try:
+        with needed(self.library, "the metric entity_f1"):
             from seqeval.metrics.sequence_labeling import get_entities
-        except ImportError as error:
-            raise ValueError(
-                "entity F1 needs the package seqeval: pip install '.[text]' in the project's folder"
-            ) from error
         correct = answered = wanted = 0
         for answers, right in zip(outputs.argmax(1).tolist(), labels.tolist(), strict=True):
             labeled = [(answer, label) for answer, label in zip(answers, right, strict=True) if label != NO_LABEL]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from plugins.extras import data_package_text
 from tasks.data import DataSet, find_file
 from tasks.hub import existing_folder
 from tasks.texts import held_out, lines_of
@@ -86,7 +87,7 @@ def _installed() -> Path:
         if (Path(place) / FILE).is_file():
             return Path(place)
     raise FileNotFoundError(
-        "no data for the task 'nero': pip install --no-deps NERO-nlp (6 MB; its dependencies are not needed), "
+        f"no data for the task 'nero': {data_package_text('NERO-nlp')}; "
         f"or set data-dir to a folder with its file {FILE}"
     )
 

@@ -1,7 +1,7 @@
 """Which device holds which training examples.
 
-`divide` deals out every example once, through flwr-datasets' partitioners, and keeps the result as an index file, so
-that of all processes only the first ever imports flwr-datasets. `strong_and_weak` deals out training and test
+`divide` deals out every example once, as flwr-datasets' partitioners do, and keeps the result as an index file, so that
+machines whose arithmetic differs in the last bit can share it. `strong_and_weak` deals out training and test
 examples at once. `draw` computes the examples of one device alone, from (seed, device): any number of devices costs
 nothing until they are asked for.
 """
@@ -9,18 +9,12 @@ nothing until they are asked for.
 from __future__ import annotations
 
 import hashlib
-import warnings
 import zipfile
 from dataclasses import dataclass
-from importlib import metadata
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tasks.data import cache_folder, digest, written_whole
-
-if TYPE_CHECKING:
-    from flwr_datasets.partitioner import Partitioner
 
 INDEX_VERSION = 1
 """Raised whenever partitions change, so that index files of an older release are not read."""
@@ -30,6 +24,9 @@ MAX_REQUIRED_EXAMPLES = 10
 
 MIN_SHARE = 4
 """... or a quarter of an equal share where that is less."""
+
+ATTEMPTS = 11
+"""Draws of a Dirichlet partition, as many as flwr-datasets makes."""
 
 TURN = 5
 """Training examples that a weak device takes before the next one does."""
@@ -187,22 +184,8 @@ def _digest(partition: str, column: np.ndarray, **settings: float) -> str:
 
 
 def _kept_index(key: str, partition: str, column: np.ndarray, alpha: float, devices: int, seed: int) -> Index:
-    """The index file of `key` and the installed version of flwr-datasets, made if there is none.
-
-    A device without flwr-datasets takes the file of whichever version made it, if there is one and no other.
-    """
-    folder = cache_folder("partitions")
-    try:
-        file = folder / f"{partition}-{key}-{metadata.version('flwr-datasets')}.npz"
-    except metadata.PackageNotFoundError as error:
-        found = sorted(folder.glob(f"{partition}-{key}-*.npz"))
-        if len(found) != 1:
-            raise FileNotFoundError(
-                f"{folder} has {len(found)} index files {partition}-{key}-*.npz and needs one: "
-                "copy it from the server's cache folder, or pip install '.[server]' in the project's folder to compute "
-                "it here"
-            ) from error
-        file = found[0]
+    """The index file of `key`, made if there is none."""
+    file = cache_folder("partitions") / f"{partition}-{key}.npz"
     if not file.exists():
         index = _compute(partition, column, alpha, devices, seed)
         with written_whole(file) as beside:
@@ -225,37 +208,40 @@ def _deals_all(index: Index, examples: int, devices: int) -> bool:
 
 
 def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, seed: int) -> Index:
-    try:
-        from datasets import Dataset
-        from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner, NaturalIdPartitioner
-    except ImportError as error:
-        raise ImportError(
-            "computing a partition needs flwr-datasets, which is not installed: pip install '.[server]' in the "
-            "project's folder"
-        ) from error
-    examples = np.arange(len(column))
-    partitioner: Partitioner
-    minimum = max(1, min(MAX_REQUIRED_EXAMPLES, len(column) // (MIN_SHARE * devices)))
+    """Deals out all examples by their labels or natural ids, as flwr-datasets' partitioners do, to the last bit."""
     if partition == "iid":
-        examples = np.random.default_rng([seed, devices]).permutation(examples)
-        partitioner = IidPartitioner(devices)
-    elif partition == "dirichlet":
-        partitioner = DirichletPartitioner(devices, "column", alpha, minimum, self_balancing=True, seed=seed)
-    else:
-        partitioner = NaturalIdPartitioner("column")
-    rows = {"example": examples, "column": column[examples]}
-    partitioner.dataset = Dataset.from_dict(rows)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The specified min_partition_size", UserWarning)  # one per attempt
-            # As arrow tables: a column that is read as Python or numpy values is read one value at a time.
-            tables = [partitioner.load_partition(device).with_format("arrow")[:] for device in range(devices)]
-    except ValueError as error:
-        if partition != "dirichlet" or "max number of attempts" not in str(error):
-            raise
-        raise ValueError(
-            f"no dirichlet partition of {len(column)} examples over {devices} devices with alpha = {alpha} was found "
-            f'that leaves every device at least {minimum}: take partition = "iid", raise alpha, use fewer devices, or '
-            "set examples-per-device and let devices share examples"
-        ) from error
-    return _indexed([table.column("example").to_numpy() for table in tables])
+        order = np.random.default_rng([seed, devices]).permutation(len(column))
+        return _indexed(np.array_split(order, devices))
+    if partition == "natural":
+        sizes = np.unique(column, return_counts=True)[1]
+        return Index(np.argsort(column, kind="stable"), np.cumsum([0, *sizes]))
+    return _indexed(_dirichlet(column, alpha, devices, np.random.default_rng(seed)))
+
+
+def _dirichlet(labels: np.ndarray, alpha: float, devices: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """The examples of every device; ValueError where some device is left almost empty in each of ATTEMPTS draws."""
+    minimum = max(1, min(MAX_REQUIRED_EXAMPLES, len(labels) // (MIN_SHARE * devices)))
+    classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    for _ in range(ATTEMPTS):
+        parts: list[list[np.ndarray]] = [[] for _ in range(devices)]
+        sizes = np.zeros(devices, dtype=int)
+        for examples in classes:
+            mix = rng.dirichlet(np.full(devices, alpha))
+            mix[sizes > len(labels) / devices] = 0.0
+            left = np.cumsum(mix)[-1]  # one by one: `sum` rounds otherwise, and would give other partitions
+            # Where the draw has only devices that are full, the last device takes the class.
+            shares = np.cumsum(mix / left) if left else np.zeros(devices)
+            cuts = (shares * len(examples)).astype(int)[:-1]
+            for device, part in enumerate(np.split(examples, cuts)):
+                parts[device].append(part)
+                sizes[device] += len(part)
+        if sizes.min() >= minimum:
+            dealt = [np.concatenate(part) for part in parts]
+            for part in dealt:
+                rng.shuffle(part)
+            return dealt
+    raise ValueError(
+        f"no dirichlet partition of {len(labels)} examples over {devices} devices with alpha = {alpha} was found "
+        f'that leaves every device at least {minimum}: take partition = "iid", raise alpha, use fewer devices, or '
+        "set examples-per-device and let devices share examples"
+    )

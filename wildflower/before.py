@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plugins.extras import check_installed
 from plugins.reference import is_reference
+from server_app.journal import check_writers
 from server_app.resuming import check_folder, check_resumable, check_same_plugins
 from server_app.run_folder import JournalError, is_held
-from server_app.trackers import check_installed
 from server_app.units import bytes_text
 from wildflower.settings import SettingsError
 from wildflower.starting import loading_modules
@@ -35,8 +36,12 @@ def check_start(config: RunConfig, run_dir: Path, deployment: Deployment | None)
     from server_app.config import digests_of
 
     check_folder(run_dir, config.resume)
-    if config.tracker and deployment is None:  # a ServerApp may run elsewhere
-        check_installed(config.tracker)
+    if deployment is None:  # a ServerApp may run elsewhere
+        check_writers()
+        if config.tracker:
+            check_installed(config.tracker, f"tracker = {config.tracker!r}")
+        if config.engine == "flower":
+            check_installed("ray", "engine = 'flower'")
     check_free(run_dir)
     if config.resume:
         check_resumable(run_dir, config.to_dict())

@@ -19,7 +19,6 @@ from rounds.engine import Engine
 from server_app.app import start, task_spec
 from server_app.config import RunConfig
 from server_app.run_folder import JournalError, read_rounds
-from server_app.trackers import TrackerError
 from server_app.units import counted
 from tasks.remarks import Remark
 from tasks.task import Task, TaskSpec, inspect_device, inspect_whole, load_task
@@ -60,7 +59,7 @@ class Page:
         """Note why a `with` block fails, and go on behind it."""
         try:
             yield
-        except (ValueError, OSError, JournalError, TrackerError) as error:
+        except (ValueError, OSError, JournalError) as error:
             if (why := str(error)) not in self.problems:
                 self.problems.append(why)
 

@@ -1,5 +1,6 @@
 """The command `wildflower`. Everything heavy is imported by the subcommand that needs it, so that --help is quick."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from plugins.extras import MissingExtraError
 from wildflower.ending import run_and_leave
 from wildflower.starting import loading_modules
 
@@ -31,7 +33,15 @@ Overrides = Annotated[
 
 def main() -> None:
     """Run the command."""
-    run_and_leave(app)
+    run_and_leave(_run_app)
+
+
+def _run_app() -> None:
+    try:
+        app()
+    except MissingExtraError as error:  # any subcommand may need a library that is not installed
+        _stop(str(error))
+        sys.exit(1)
 
 
 def _print_versions(wanted: bool) -> None:

@@ -21,11 +21,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from plugins.beside import files_of
+from plugins.extras import MissingExtraError
 from plugins.reference import is_reference
 from server_app.resuming import check_folder, check_same_data, check_same_fleet
 from server_app.run_folder import COMMAND_LOCK, JournalError, alone_in, is_held, read_rounds, read_summary
 from server_app.run_records import RoundRecord, Summary
-from server_app.trackers import TrackerError
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
 from wildflower.before import Deployment, check_buildable, check_disk, check_free, check_start
 from wildflower.bundle import make_bundle
@@ -71,7 +71,7 @@ def run_experiment(
     try:
         with stop_signals_interrupt(), beside(experiment) as modules, ExitStack() as held:
             return _run(experiment, overrides, app_dir, console, deployment, modules, held)
-    except (SettingsError, JournalError, TrackerError, FlowerError, OSError) as error:
+    except (SettingsError, MissingExtraError, JournalError, FlowerError, OSError) as error:
         console.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:

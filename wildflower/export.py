@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from devices.validation import one_line
 from models.architecture import Architecture
 from models.layers import MeanOfExits
+from plugins.extras import needed
 from plugins.reference import PluginError
 from server_app.models import ModelInfo, Which, load_model, modules_of, network_of
 from tasks.arguments import in_words
@@ -220,7 +221,7 @@ def _pt2(deployed: Deployed, facts: Facts) -> bytes:
 
 
 def _onnx(deployed: Deployed, facts: Facts) -> bytes:
-    with _needed("onnx", "onnxscript"):
+    with needed("onnxscript", "the format onnx"):
         import onnxscript  # noqa: F401  what torch.onnx translates with
     with _quietly():
         program = torch.onnx.export(
@@ -231,7 +232,7 @@ def _onnx(deployed: Deployed, facts: Facts) -> bytes:
 
 
 def _pte(deployed: Deployed, facts: Facts) -> bytes:
-    with _needed("pte", "executorch"):
+    with needed("executorch", "the format pte"):
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
     with _quietly():
@@ -309,14 +310,14 @@ def asked(module: nn.Module) -> Program:
 
 
 def _read_onnx(path: Path, facts: Facts) -> Program:
-    with _needed("onnx", "onnxruntime"):
+    with needed("onnxruntime", "the format onnx"):
         import onnxruntime
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda inputs: torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
 
 
 def _read_pte(path: Path, facts: Facts) -> Program:
-    with _needed("pte", "executorch"):
+    with needed("executorch", "the format pte"):
         from executorch.runtime import Runtime
     program = Runtime.get().load_program(path)
     method = program.load_method("forward")
@@ -350,19 +351,6 @@ def _compare(deployed: Deployed, path: Path, facts: Facts) -> None:
         raise ExportError(
             f"{path} says other things than the model: logits differ by {far:.3g}, at most {most:.3g} is right"
         )
-
-
-@contextmanager
-def _needed(extra: str, package: str) -> Iterator[None]:
-    """Name what must be installed where an import fails."""
-    try:
-        yield
-    except ImportError as error:
-        name = "export" if extra == "onnx" else "executorch"
-        raise ExportError(
-            f"the format {extra} needs {package}, which is not installed ({error}): pip install '.[{name}]' in the "
-            "project's folder"
-        ) from None
 
 
 @contextmanager

@@ -235,7 +235,7 @@ def check_commands(environment: Mapping[str, str], *commands: str) -> None:
     """Raise FlowerError unless Flower's commands can be found."""
     for command in commands:
         if shutil.which(command, path=environment["PATH"]) is None:
-            raise FlowerError(f"the command {command} was not found: install wildflower[server] into {sys.prefix}")
+            raise FlowerError(f"Flower's command {command} was not found: install Wildflower anew into {sys.prefix}")
 
 
 def _start(folder: Path, environment: dict[str, str], log: Path, started: list[subprocess.Popen[bytes]]) -> SuperLink:

@@ -15,6 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from plugins.extras import needed
 from server_app.compare import Comparison
 from server_app.compare import compare as compare_runs
 from server_app.resuming import check_folder, check_resumable
@@ -153,7 +154,8 @@ class Sweep:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One line per run: its row, its place in the grid, its seed, and its figures, shares between 0 and 1."""
-        import pandas as pd
+        with needed("pandas", "a table"):
+            import pandas as pd
 
         rows = [{"row": row} for row in self.rows] or [{} for _ in self.runs]
         own = [{key: run.config[key] for key in (*self.grid, "seed")} for run in self.runs]
@@ -429,7 +431,8 @@ def _rows(rows: Mapping[str, Mapping[str, Any]] | str | os.PathLike[str] | None)
 
 
 def _frame(records: Iterable[BaseModel], kind: type[BaseModel], whole: Sequence[str] = ()) -> pd.DataFrame:
-    import pandas as pd
+    with needed("pandas", "a table"):
+        import pandas as pd
 
     rows = [flat(record.model_dump(), whole) for record in records]
     frame = pd.DataFrame(rows, columns=None if rows else list(kind.model_fields))

@@ -20,6 +20,7 @@ from devices.budget import Budget
 from messages.packing import MessageError
 from messages.parcels import STATISTICS, Parcels, Weights, parameters_of
 from models.architecture import Architecture
+from plugins.extras import check_installed
 from strategies.method import (
     ClassCounts,
     Contribution,
@@ -108,6 +109,7 @@ class RecipFL(CandidateMethod):
     takes_initial_weights: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, params: RecipFLParams) -> None:
+        check_installed("torch_geometric", "the hypernetwork of strategy = 'recipfl'")
         super().__init__(setup, params)
         self.params = params
         self.first_question = ClassCounts() if params.class_counts == "registration" else None

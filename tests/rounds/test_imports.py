@@ -9,7 +9,7 @@ from strategies.statistics import TakeStatistics
 from tests.programs import run_python
 from tests.small_run import METHODS, small_config, started
 
-HEAVY = ["torchvision", "torch_geometric", "transformers", "ray", "pandas", "datasets", "flwr_datasets", "sklearn"]
+HEAVY = ["torchvision", "torch_geometric", "transformers", "ray", "pandas", "datasets", "sklearn"]
 HEAVY += ["matplotlib", "plotly", "tensorboard", "hypothesis"]
 SERVERS = ["rounds", "server_app", "flwr", "grpc"]  # a node's own process and its messenger have Flower
 

@@ -1,4 +1,5 @@
 import json
+from importlib.metadata import version
 
 import pytest
 from fake_runs import CONFIG, a_device, a_round, three_rounds
@@ -15,7 +16,7 @@ def test_config_holds_the_resolved_configuration_versions_and_seed(tmp_path):
     assert content["config"] == CONFIG
     assert content["seed"] == 7
     assert set(content["versions"]) == {"python", "torch", "flwr", "wildflower"}
-    assert content["versions"]["flwr"] == "1.41.0"
+    assert content["versions"]["flwr"] == version("flwr")
 
 
 def test_lines_have_exactly_the_keys_of_the_contract(tmp_path):

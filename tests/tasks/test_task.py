@@ -262,7 +262,6 @@ HEAVY = {
     "sklearn",
     "scipy",
     "datasets",
-    "flwr_datasets",
     "pandas",
     "pyarrow",
     "torchvision",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from text_files import CLS, PAD, SEP, UNK, VOCABULARY, ids, make_tokenizer, write_lines
 
+from plugins.extras import MissingExtraError
 from tasks import hub, texts
 from tasks.arguments import read_arguments
 from tasks.labels import NO_LABEL
@@ -175,7 +176,7 @@ def test_a_tokenizer_that_is_nowhere_is_named(tmp_path: Path) -> None:
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(FileNotFoundError, match=r"pip install '\.\[text\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'wildflower\[text\]'"):
         load_tokenizer("any", "")
 
 

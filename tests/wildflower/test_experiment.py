@@ -453,7 +453,9 @@ def test_a_tracker_that_is_not_installed_starts_nothing(world, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     code, text = world.run("finish", "tracker=mlflow")
     assert code == 1
-    assert text.startswith("Error: tracker = 'mlflow': its library is not installed; pip install")
+    assert text.startswith(
+        "Error: tracker = 'mlflow' needs mlflow, which is not installed: in a clone of the project, type"
+    )
     assert len(text.splitlines()) == 1
     assert not world.run_dir.exists()
 
