@@ -129,6 +129,7 @@ def test_a_worker_that_is_lost_between_two_rounds_costs_nothing(tmp_path):
 def test_without_the_process_that_forks_workers_a_run_ends_and_says_so(tmp_path, caplog):
     engine, scorer = started(small_config(tmp_path, **METHODS["heterofl"], workers=1))
     with local_grid(1) as grid:
+        grid.send_and_receive([unreadable()])  # its worker has begun, so that its link is silent until it ends
         os.kill(grid._nursery._process.pid, signal.SIGKILL)
         for one in grid._workers.values():  # a worker ends with the process that it was forked from
             assert select.select([one.link], [], [], 5.0)[0]
