@@ -774,7 +774,7 @@ def after_a_rounded_round(folder):
 
 def test_what_rounding_lost_and_cannot_be_read_begins_with_zero(tmp_path, caplog):
     order, state = after_a_rounded_round(tmp_path)
-    without = do(order, state=None, wire="int8", round_number=2)
+    without = do(order, state=DeviceState(str(tmp_path), "another run", 0), wire="int8", round_number=2)
     whole = do(order, state=state, wire="int8", round_number=2)
     assert whole.encoded != without.encoded
     for path in state.folder.iterdir():
@@ -801,11 +801,11 @@ def test_an_update_is_returned_where_what_rounding_lost_cannot_be_written(tmp_pa
     assert "No space left on device" in caplog.text
 
 
-def test_no_memory_to_encode_an_update_is_an_overrun(monkeypatch):
+def test_no_memory_to_encode_an_update_is_an_overrun(tmp_path, monkeypatch):
     def refused(*_):
         raise MemoryError("no more")
 
     monkeypatch.setattr("client_app.bench.encode_entry", refused)
     with pytest.raises(Refusal, match=r"out of memory.*no more") as refusal:
-        do(work_order(), wire="int8")
+        do(work_order(), state=DeviceState(str(tmp_path), "a run", 0), wire="int8")
     assert refusal.value.overrun
