@@ -107,11 +107,10 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
     ]
     files = [file for files, _ in found for file in files]
     if not files:
-        left_out = remarks.found()
+        but = f", but {in_words(left_out)}" if (left_out := remarks.found()) else ""
         raise FileNotFoundError(
-            f"{folder}: no images of the task 'images'; expected a folder per class, such as cat/1.jpg or "
+            f"{folder}: no images of the task 'images'{but}; expected a folder per class, such as cat/1.jpg or "
             "train/cat/1.jpg, or metadata.csv with the columns file_name and label"
-            + (f". There are {in_words(left_out)}" if left_out else "")
         )
     key = digest(
         decoded=[DECODED_VERSION, 3],  # the second is raised where this task reads images otherwise

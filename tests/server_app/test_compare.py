@@ -386,7 +386,8 @@ def test_of_unequal_conditions_none_is_recommended(key, one, other, second, tmp_
 
 def test_of_other_fleets_none_is_recommended(tmp_path):
     """The fleet files of such runs differ by their hash, whatever they are called."""
-    one, other = seeds_of(tmp_path, "heterofl", [0.7], fleet="demo") + seeds_of(tmp_path, "fedrolex", [0.6], fleet="demo")
+    [one] = seeds_of(tmp_path, "heterofl", [0.7], fleet="demo")
+    [other] = seeds_of(tmp_path, "fedrolex", [0.6], fleet="demo")
     of_another = read_config(other) | {"fleet-sha256": "1" * 64}
     (other / "config.json").write_text(json.dumps(of_another))
     assert compare([one, other]).advice == [differ("what the fleet's files hold")]

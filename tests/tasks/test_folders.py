@@ -144,6 +144,10 @@ def test_classes_called_like_splits(folder):
     put(folder, "test/1.png")
     with pytest.raises(ValueError, match=r"If 'test' is a class, .* classes = \['bus', 'car', 'test'\]"):
         own(str(folder), GRAY)
+    three = folder.parent / "three"
+    put(three, "bus/1.png", "train/1.png", "test/1.png")
+    with pytest.raises(ValueError, match=r"classes = \['bus', 'train', 'test'\]"):
+        own(str(three), GRAY)
     declared = ImageArguments(color="gray", classes=("bus", "car", "test", "train"))
     assert images_of(own(str(folder), declared)) == {"bus": 1, "car": 1, "test": 1, "train": 1}
 
@@ -191,7 +195,7 @@ def test_folders_that_nobody_can_tell_from_classes_are_refused(folder, names, wh
 def test_no_images_says_what_there_is(folder):
     put(folder, "photos.zip", "1.png")
     with pytest.raises(
-        FileNotFoundError, match=r"no images .* There are archives, .*: 1, .* no folder of a class, .*: 1"
+        FileNotFoundError, match=r"no images .*, but archives, .*: 1, .* no folder of a class, .*: 1"
     ):
         own(str(folder), GRAY)
 
