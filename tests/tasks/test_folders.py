@@ -3,6 +3,7 @@
 import logging
 import os
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -194,9 +195,7 @@ def test_folders_that_nobody_can_tell_from_classes_are_refused(folder, names, wh
 
 def test_no_images_says_what_there_is(folder):
     put(folder, "photos.zip", "1.png")
-    with pytest.raises(
-        FileNotFoundError, match=r"no images .*, but archives, .*: 1, .* no folder of a class, .*: 1"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no images .*, but archives, .*: 1, .* no folder of a class, .*: 1"):
         own(str(folder), GRAY)
 
 
@@ -301,3 +300,13 @@ def test_predictions_are_not_made_of_hidden_files(folder):
     facts = Facts.model_construct(input_shape=[1, 4, 4], input_dtype="uint8", task="images")
     with pytest.raises(PredictError, match="holds no images"):
         _predict(lambda inputs: inputs, facts, folder)
+
+
+def test_scans_of_12_bits_that_become_nearly_black_are_counted(folder):
+    """The upper 8 of 16 bits of values up to 4,095 are 0 to 15."""
+    for name, largest in (("weak/1.tif", 4095), ("weak/2.tif", 4096), ("full/1.tif", 65535)):
+        put(folder, name)
+        Image.fromarray(np.linspace(0, largest, 16).reshape(4, 4).astype(np.uint16)).save(folder / name)
+    [remark] = own(str(folder), GRAY).remarks
+    assert (remark.count, remark.example) == (1, "weak/1.tif")
+    assert "scans of 12 bits must be scaled to 16" in remark.what
