@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ONE_COLOR = "images are of one color all over, so that nothing can be seen in them"
 SUMS_ROUND = 1e-14
+MAX_NAMED = 3  # files in an error
 STORED_TO_NORMALIZE = (torch.uint8, torch.float32, torch.float64)
 
 DECODED_VERSION = 2
@@ -293,8 +294,12 @@ def describe_files(files: list[Path]) -> list[tuple[str, int, int]]:
 
 
 def no_file(folder: Path, name: str, task: str, expected: str) -> FileNotFoundError:
-    """The error that says which file a folder lacks."""
-    return FileNotFoundError(f"{folder}: no file {name} of the task '{task}'; expected {expected}")
+    """The error that says which file a folder lacks, and what it has."""
+    there = sorted(path.name for path in folder.iterdir())
+    holds = ", ".join(there[:MAX_NAMED]) + (", ..." if len(there) > MAX_NAMED else "")
+    return FileNotFoundError(
+        f"{folder}: no file {name} of the task '{task}'; expected {expected}; the folder holds {holds or 'nothing'}"
+    )
 
 
 def find_file(folder: Path, name: str, task: str, expected: str) -> Path:

@@ -310,3 +310,17 @@ def test_scans_of_12_bits_that_become_nearly_black_are_counted(folder):
     [remark] = own(str(folder), GRAY).remarks
     assert (remark.count, remark.example) == (1, "weak/1.tif")
     assert "scans of 12 bits must be scaled to 16" in remark.what
+
+
+def test_images_to_train_on_without_folders_of_classes(folder):
+    put(folder, "train/cat.1.png", "train/dog.1.png")
+    with pytest.raises(
+        ValueError, match=r"train: images lie in no folder of a class\. Put the images .* such as train/cat"
+    ):
+        own(str(folder), GRAY)
+
+
+def test_classes_to_test_on_that_are_spelled_otherwise(folder):
+    put(folder, "train/Cat/1.png", "train/Dog/1.png", "test/cat/1.png", "test/Dog/1.png")
+    with pytest.raises(ValueError, match=r"the label 'cat', which no training example has, .* write 'cat' as 'Cat' if"):
+        load_task(TaskSpec("images", 2, data_dir=str(folder), arguments=GRAY))

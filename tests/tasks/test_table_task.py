@@ -220,6 +220,10 @@ def test_what_is_wrong_is_told_with_file_and_line(tmp_path, text, why):
 
 def test_no_file(tmp_path):
     assert "no file train.csv of the task 'table'" in problem(tmp_path)
+    assert problem(tmp_path).endswith("; the folder holds nothing")
+    for name in ("Train.CSV", "a.xlsx", "b.xlsx", "c.xlsx"):
+        (tmp_path / name).touch()
+    assert problem(tmp_path).endswith("; the folder holds Train.CSV, a.xlsx, b.xlsx, ...")
     (tmp_path / "train.jsonl").write_text("[1, 2]\n")
     assert "train.jsonl:1: must be an object" in problem(
         tmp_path, ARGUMENTS.model_copy(update={"train": "train.jsonl"})
