@@ -180,7 +180,7 @@ def _count_classes(kind: LabelKind, labels: Tensor) -> int:
 
 
 def center_of(values: Tensor) -> float:
-    """What is taken from values of 64 bits before they are squared: their mean in 32 bits; 0 for all other values.
+    """Return what is taken from values of 64 bits before they are squared: their mean in 32 bits; 0 for all other values.
 
     The square of such a value has no room in 64 bits: of Unix seconds the deviation would be lost.
     """
@@ -256,7 +256,7 @@ def refuse_unread_test_file(folder: Path, formats: Sequence[str], train: Sequenc
 
 
 def one_color(images: Tensor) -> Tensor:
-    """Which of some images (images, channels, height, width) have several pixels, and all of one color: bool."""
+    """Return which of some images (images, channels, height, width) have several pixels, and all of one color: bool."""
     flat = images.flatten(2)
     return (flat == flat[:, :, :1]).flatten(1).all(dim=1) & (flat.shape[2] > 1)
 

@@ -270,7 +270,7 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
 
 
 def _decoded(file: Path | io.BytesIO, mode: str, size: Sequence[int]) -> tuple[Tensor, bool]:
-    """As of `read_image`, and whether there are several frames or pages."""
+    """Return what `read_image` does, and whether there are several frames or pages."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -235,7 +235,7 @@ def test_signals_that_float32_would_round_or_has_rounded_to_few_steps_are_told(t
     """Around 1.7e9 float32 has steps of 128: of the seconds of an hour 29 values are left, of those of a week 4,726."""
     spans = (0, 1), (1.7e9, 1.7e9 + 604_800), (1.7e9, 1.7e9 + 3600)
     signals = {
-        "inputs": np.stack([np.linspace(*span, 6 * 7).reshape(6, 7) for span in spans], axis=1),
+        "inputs": np.stack([np.linspace(start, end, 6 * 7).reshape(6, 7) for start, end in spans], axis=1),
         "labels": np.arange(6) % 2,
     }
     folder = write(tmp_path, signals, signals)
