@@ -180,7 +180,7 @@ def _count_classes(kind: LabelKind, labels: Tensor) -> int:
 
 
 def center_of(values: Tensor) -> float:
-    """Return what is taken from values of 64 bits before they are squared: their mean in 32 bits; 0 for all other values.
+    """Return what values of 64 bits are reduced by before they are squared: their mean in 32 bits; 0 for all others.
 
     The square of such a value has no room in 64 bits: of Unix seconds the deviation would be lost.
     """

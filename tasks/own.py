@@ -414,7 +414,7 @@ def normalization(moments: Sequence[Moments]) -> tuple[tuple[float, ...], tuple[
 
 
 def _mean_and_std(moments: Sequence[Moments], channel: int, values: int) -> tuple[float, float]:
-    """Return those of a channel, from sums about one center: the median of the devices' centers, or 0 where they have none."""
+    """Return those of a channel, from sums about one center: the median of the devices', or 0 where they have none."""
     centers = sorted(each.centers[channel] for each in moments if each.centers)
     center = centers[len(centers) // 2] if centers else 0.0
     sums, squares = [], []
