@@ -15,6 +15,7 @@ from plugins.extras import needed
 from plugins.reference import top_module
 from server_app.charts import Chart, Line, line_chart
 from server_app.config import READ_WITH, defaults, unread
+from server_app.keys import to_toml
 from server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
 from server_app.resuming import is_of_a_folder
 from server_app.run_folder import (
@@ -39,18 +40,20 @@ NOT_THE_EXPERIMENT = frozenset(
     | {"resume", "resume-from", "resume-copy", "keep-checkpoints", "tracker"}
 )
 DATA_HASH = "data-sha256"  # of what identifies the data
+FLEET_HASH = "fleet-sha256"
 # Conditions: methods are recommended among runs that have them in common. What is learned from which data, by devices
 # that may spend how much for how long, with what privacy, and how that is scored. The seed and the budgets of the tiers
 # come on top. How one trains is no condition, but what is compared.
 CONDITIONS = (
     *("task", "task-arguments", "data-dir", DATA_HASH, "partition", "alpha", "test-fraction", "examples-per-device"),
     *("max-examples", "strong-devices", "strong-share", "strong-test"),
-    *("fleet-sha256", "devices", "devices-per-round", "over-selection", "memory-fraction", "transfer-seconds"),
+    *(FLEET_HASH, "devices", "devices-per-round", "over-selection", "memory-fraction", "transfer-seconds"),
     *("deadline-seconds", "round-seconds", "rounds"),
     *("dp-epsilon", "dp-noise-multiplier", "dp-delta", "secure-aggregation", "secure-minimum"),
     *("evaluate-every", "deliver", "statistics-devices", "statistics-examples"),
 )
 MAX_VALUE_LETTERS = 24  # of a setting in the name of a row
+MAX_VALUES = 3  # of a condition in which runs differ
 CONFIDENCE = 0.95
 
 
@@ -248,10 +251,10 @@ def compare(run_dirs: Sequence[Path], target: float | None = None, rows: Sequenc
 def _load(run_dir: Path, row: str) -> Run:
     content = read_config(run_dir)
     # The contents of files are part of the experiment, whatever the files are called.
-    hashes = {"fleet-sha256": content["fleet-sha256"], INITIAL: content.get(INITIAL, "")}
+    hashes = {FLEET_HASH: content[FLEET_HASH], INITIAL: content.get(INITIAL, "")}
     hashes |= {DATA_HASH: content.get(DATA, {}).get("sha256", "")}
     hashes |= {f"module {name}-sha256": digest for name, digest in content.get(PLUGINS, {}).items()}
-    held = {name: digest[:12] for name, digest in hashes.items() if digest or name == "fleet-sha256"}
+    held = {name: digest[:12] for name, digest in hashes.items() if digest or name == FLEET_HASH}
     config = content["config"] | held | {"seed": content["seed"]}
     written = read_summary(run_dir)
     summary = summarize(run_dir, written.status if written else "unfinished", None)
@@ -374,12 +377,33 @@ def _unequal_conditions(groups: Sequence[Group]) -> str:
     of_tasks = [f"module {top_module(str(experiment.get('task')))}-sha256" for experiment in experiments]
     keys = dict.fromkeys([*CONDITIONS, *of_tasks])
     conditions = [{key: experiment[key] for key in keys if key in experiment} for experiment in experiments]
-    other = _differing(conditions)
+    other = [_condition_in_words(key, experiments) for key in _differing(conditions)]
     # Of real devices no file says what there are: their kinds are the tiers.
     real = [group for group in groups if not group.runs[0].config.get("fleet")]
     if len({frozenset(run.summary.delivered_score_by_tier or {}) for group in real for run in group.runs}) > 1:
-        other.append("kinds of devices")
-    return f"The runs differ in {', '.join(other)}, so that none of the methods is recommended." if other else ""
+        other.append("the kinds of devices")
+    if not other:
+        return ""
+    return (
+        f"The runs differ in {', '.join(other)}, so that none of the methods is recommended: compare runs that have "
+        "this in common."
+    )
+
+
+def _condition_in_words(key: str, experiments: Sequence[dict[str, object]]) -> str:
+    """A condition in which runs differ, with the first values of it; hashes tell a person nothing."""
+    if key == DATA_HASH:
+        return "the data themselves"
+    if key.startswith("module "):
+        return f"the code of the {key.removesuffix('-sha256')}"
+    shown = "fleet" if key == FLEET_HASH else key
+    values = dict.fromkeys(to_toml(experiment[shown]) for experiment in experiments if shown in experiment)
+    texts = list(dict.fromkeys(map(_shortened, values)))
+    if key == FLEET_HASH and len(values) < 2:
+        return "what the fleet's files hold"
+    if len(texts) < max(2, len(values)):  # long ones, such as paths, that begin alike
+        return shown
+    return f"{shown} ({', '.join(texts[:MAX_VALUES])}{', ...' if len(texts) > MAX_VALUES else ''})"
 
 
 def _unequal_budgets(groups: Sequence[Group]) -> str:

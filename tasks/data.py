@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ONE_COLOR = "images are of one color all over, so that nothing can be seen in them"
 SUMS_ROUND = 1e-14
+MAX_NAMED = 3  # files in an error
 STORED_TO_NORMALIZE = (torch.uint8, torch.float32, torch.float64)
 
 DECODED_VERSION = 2
@@ -179,7 +180,7 @@ def _count_classes(kind: LabelKind, labels: Tensor) -> int:
 
 
 def center_of(values: Tensor) -> float:
-    """What is taken from values of 64 bits before they are squared: their mean in 32 bits; 0 for all other values.
+    """Return what values of 64 bits are reduced by before they are squared: their mean in 32 bits; 0 for all others.
 
     The square of such a value has no room in 64 bits: of Unix seconds the deviation would be lost.
     """
@@ -255,7 +256,7 @@ def refuse_unread_test_file(folder: Path, formats: Sequence[str], train: Sequenc
 
 
 def one_color(images: Tensor) -> Tensor:
-    """Which of some images (images, channels, height, width) have several pixels, and all of one color: bool."""
+    """Return which of some images (images, channels, height, width) have several pixels, and all of one color: bool."""
     flat = images.flatten(2)
     return (flat == flat[:, :, :1]).flatten(1).all(dim=1) & (flat.shape[2] > 1)
 
@@ -293,8 +294,12 @@ def describe_files(files: list[Path]) -> list[tuple[str, int, int]]:
 
 
 def no_file(folder: Path, name: str, task: str, expected: str) -> FileNotFoundError:
-    """The error that says which file a folder lacks."""
-    return FileNotFoundError(f"{folder}: no file {name} of the task '{task}'; expected {expected}")
+    """The error that says which file a folder lacks, and what it has."""
+    there = sorted(path.name for path in folder.iterdir())
+    holds = ", ".join(there[:MAX_NAMED]) + (", ..." if len(there) > MAX_NAMED else "")
+    return FileNotFoundError(
+        f"{folder}: no file {name} of the task '{task}'; expected {expected}; the folder holds {holds or 'nothing'}"
+    )
 
 
 def find_file(folder: Path, name: str, task: str, expected: str) -> Path:

@@ -112,14 +112,20 @@ def _check_flat(folder: Path, inside: list[Path], kinds: dict[Path, str]) -> Non
         unclear = [path for path in unclear if kinds[path] != "train"]
     if unclear:
         name = unclear[0].name
+        names = [path.name for path in full if path != unclear[0] and not is_of_devices(path)]
         listed = next(
             (f"; {folder.name} has {each}: put one into each split" for each in METADATA if (folder / each).is_file()),
             "",
         )
+        declared = (
+            f"If {name!r} is a class, name all classes in task-arguments, such as classes = {[*names[:2], name]}; else "
+            "put"
+            if names
+            else "Put"
+        )
         raise ValueError(
-            f"{unclear[0]}: images lie in no folder of a class{listed}. If {name!r} is a class, "
-            f"name all classes in task-arguments, such as classes = {[*(p.name for p in others[:2]), name]}; else put "
-            "the images into a folder for each class, or move them away"
+            f"{unclear[0]}: images lie in no folder of a class{listed}. {declared} the images into a folder for each "
+            f"class, such as {name}/cat, or move them away"
         )
 
 

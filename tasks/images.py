@@ -35,6 +35,7 @@ from tasks.texts import as_name, check_columns, csv_rows, files_behind, json_row
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+DARK = "images have no value above 15 of 255: scans of 12 bits must be scaled to 16 before they are saved"
 SEVERAL = "images have several frames or pages, of which the first alone is read"
 MAX_IMAGES, MAX_BYTES = 1_000_000, 2**33
 MAX_PIXELS = 2**26  # of one image, before it is decoded
@@ -107,14 +108,13 @@ def own(data_dir: str, arguments: ImageArguments) -> DataSet:
     ]
     files = [file for files, _ in found for file in files]
     if not files:
-        left_out = remarks.found()
+        but = f", but {in_words(left_out)}" if (left_out := remarks.found()) else ""
         raise FileNotFoundError(
-            f"{folder}: no images of the task 'images'; expected a folder per class, such as cat/1.jpg or "
+            f"{folder}: no images of the task 'images'{but}; expected a folder per class, such as cat/1.jpg or "
             "train/cat/1.jpg, or metadata.csv with the columns file_name and label"
-            + (f". There are {in_words(left_out)}" if left_out else "")
         )
     key = digest(
-        decoded=[DECODED_VERSION, 3],  # the second is raised where this task reads images otherwise
+        decoded=[DECODED_VERSION, 4],  # the second is raised where this task reads images otherwise
         files=describe_files(files),
         labels=[[file.relative_to(folder).parts for file in of_part] for of_part, _ in found],
         size=arguments.size,
@@ -232,6 +232,8 @@ def _decode(parts: list[list[Listed]], arguments: ImageArguments) -> DataSet:
                 remarks.add(SEVERAL, listed.short)
             if bool(one_color(image[None])):
                 remarks.add(ONE_COLOR, listed.short)
+            elif int(image.max()) < 16:
+                remarks.add(DARK, listed.short)
             inputs = torch.empty((len(part), *first), dtype=torch.uint8) if inputs is None else inputs
             inputs[place] = image
         found.append((inputs, [listed.label for listed in part]))
@@ -268,7 +270,7 @@ def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> 
 
 
 def _decoded(file: Path | io.BytesIO, mode: str, size: Sequence[int]) -> tuple[Tensor, bool]:
-    """As of `read_image`, and whether there are several frames or pages."""
+    """Return what `read_image` does, and whether there are several frames or pages."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -38,6 +38,9 @@ SHAPES = (
 )
 MOST_LAST = 4
 """Channels of images: no more values than that on a last side are taken for channels."""
+FEWEST_STEPS = 256
+"""Between the least and the largest number of a channel, as bytes have."""
+FAR = "channels so far from zero that float32 rounds them to few steps: subtract a number before they are saved"
 _DAMAGED = (OSError, EOFError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile)
 
 
@@ -87,7 +90,7 @@ def own(data_dir: str, arguments: NpzArguments | None = None) -> DataSet:
         kinds = {inputs.dtype for inputs, _ in parts.values()}
         if len(shapes) > 1 or len(kinds) > 1:
             raise ValueError(f"{folder}: train.npz and test.npz hold inputs of different shapes or types")
-        return replace(made(list(parts.values())), remarks=_constant([inputs for inputs, _ in parts.values()]))
+        return replace(made(list(parts.values())), remarks=_seldom_meant([inputs for inputs, _ in parts.values()]))
 
     key = digest(decoded=DECODED_VERSION, files=describe_files(files), channels=channels)
     data = decoded_once("npz-own", key, decode)
@@ -136,7 +139,7 @@ def _decode(train: Path, test: Path, channels: str) -> DataSet:
         )
     try:
         found = make_data_set(*data, natural_ids=ids)
-        return replace(found, remarks=_constant([part.inputs for part in data]))
+        return replace(found, remarks=_seldom_meant([part.inputs for part in data]))
     except ValueError as error:
         raise ValueError(f"{train.parent}: {error}") from None
 
@@ -174,24 +177,40 @@ def _read(file: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _constant(parts: Sequence[Tensor]) -> tuple[Remark, ...]:
-    """Count the images (bytes) that are of one color all over."""
+def _seldom_meant(parts: Sequence[Tensor]) -> tuple[Remark, ...]:
+    """Count images (bytes) that are of one color all over, and channels of signals that float32 has rounded away."""
     remarks = Remarks()
     for inputs in parts:
-        for start, chunk in enumerate(inputs.split(LOOKED_AT_TOGETHER) if inputs.dtype == torch.uint8 else ()):
+        if inputs.dtype != torch.uint8:
+            for channel in _far_from_zero(inputs.numpy()):
+                remarks.add(FAR, f"channel {channel}, counted from 0")
+            continue
+        for start, chunk in enumerate(inputs.split(LOOKED_AT_TOGETHER)):
             numbers = one_color(chunk).nonzero().flatten().tolist()
             first = f"input {start * LOOKED_AT_TOGETHER + numbers[0]}" if numbers else ""
             remarks.add(ONE_COLOR, first, len(numbers))
     return remarks.found()
 
 
+def _far_from_zero(inputs: np.ndarray) -> list[int]:
+    """Return the channels, on axis 1, whose numbers are so far from zero that 32 bits have few steps between them."""
+    if inputs.ndim < 2 or not inputs.size:
+        return []
+    others = tuple(axis for axis in range(inputs.ndim) if axis != 1)
+    low, high = (np.asarray(end, np.float64) for end in (inputs.min(axis=others), inputs.max(axis=others)))
+    steps = np.spacing(np.maximum(abs(low), abs(high)).astype(np.float32)).astype(np.float64)
+    return np.flatnonzero((low < high) & (high - low < FEWEST_STEPS * steps)).tolist()
+
+
 def _inputs(file: Path, arrays: dict[str, np.ndarray], channels: str) -> Tensor:
     inputs = arrays["inputs"]
     images, signals = inputs.dtype == np.uint8, inputs.dtype.kind == "f" and inputs.dtype.itemsize == 4
     if not images and not signals:
+        far = inputs.dtype.kind in "fiu" and bool(_far_from_zero(inputs))
+        first = "; first subtract a number from each channel, because float32 has few steps so far from zero"
         raise ValueError(
             f"{file}: inputs are {inputs.dtype}, they must be uint8 (pixels from 0 to 255) or float32: convert them, "
-            "as in inputs.astype(numpy.float32)"
+            f"as in inputs.astype(numpy.float32){first * far}"
         )
     if inputs.ndim not in (3, 4) or 0 in inputs.shape:
         raise ValueError(f"{file}: inputs have shape {inputs.shape}; {SHAPES}")

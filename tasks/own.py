@@ -30,7 +30,7 @@ MAX_NAMES = 1000
 MAX_NAME_LETTERS, MAX_CHANNELS, MAX_INPUT_VALUES = 100, 256, 2**26
 MAX_PROBLEM_LETTERS = 300
 MAX_LOST = 0.01
-"""Of the deviation of labels: by how much 32 bits may round them."""
+"""The part of the deviation of labels by which 32 bits may round them."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -414,7 +414,7 @@ def normalization(moments: Sequence[Moments]) -> tuple[tuple[float, ...], tuple[
 
 
 def _mean_and_std(moments: Sequence[Moments], channel: int, values: int) -> tuple[float, float]:
-    """Those of a channel, from sums about one center: the median of the devices' centers, or 0 where they have none."""
+    """Return those of a channel, from sums about one center: the median of the devices', or 0 where they have none."""
     centers = sorted(each.centers[channel] for each in moments if each.centers)
     center = centers[len(centers) // 2] if centers else 0.0
     sums, squares = [], []

@@ -4,6 +4,9 @@
 machines whose arithmetic differs in the last bit can share it. `strong_and_weak` deals out training and test
 examples at once. `draw` computes the examples of one device alone, from (seed, device): any number of devices costs
 nothing until they are asked for.
+
+flwr-datasets deals out data sets of `datasets`, which it needs with pandas and pyarrow. A device that only wants its
+numbers of examples has none of them, and these are a few lines of NumPy.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def divide(
     seed: int,
     in_order: bool = False,
 ) -> Index:
-    """Deals out all examples, each to one device.
+    """Deal out all examples, each to one device.
 
     `iid`: equal shares of a shuffled order. `dirichlet`: shares of every class drawn from Dir(`alpha`) over devices; a
     device that has more than an equal share gets none of the classes after (Yurochkin et al. 2019, arXiv:1905.12022,
@@ -93,7 +96,7 @@ def divide(
 def strong_and_weak(
     labels: np.ndarray, test_labels: np.ndarray, *, strong: int, share: float, alpha: float, devices: int, seed: int
 ) -> tuple[Index, Index]:
-    """Deals out the training and the test examples as RecipFL's experiments do: (training, test).
+    """Deal out the training and the test examples as RecipFL's experiments do: (training, test).
 
     Devices 0 to `strong` - 1 share `share` of every class equally; the rest goes to the weak ones, as many examples to
     each, by a mix of classes that each draws from Dir(`alpha`); where a class is used up, others take its place. They
@@ -208,7 +211,7 @@ def _deals_all(index: Index, examples: int, devices: int) -> bool:
 
 
 def _compute(partition: str, column: np.ndarray, alpha: float, devices: int, seed: int) -> Index:
-    """Deals out all examples by their labels or natural ids, as flwr-datasets' partitioners do, to the last bit."""
+    """Deal out all examples by their labels or natural ids, as flwr-datasets' partitioners do, to the last bit."""
     if partition == "iid":
         order = np.random.default_rng([seed, devices]).permutation(len(column))
         return _indexed(np.array_split(order, devices))

@@ -1,4 +1,4 @@
-"""What a reader says of files beside their examples: what it left out and why, and what is seldom meant."""
+"""Remarks of a reader on files, beside their examples: what it left out and why, and what is seldom meant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEVICES_NAMED = 10
 
 
 class Remark(BaseModel):
-    """So many things of one kind, of which a person should know before round 1.
+    """A count of things of one kind, of which a person should know before round 1.
 
     Attributes:
         what: the things, in the plural, with the reason: "files that end in .heic, which is not read".

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache, partial
@@ -38,7 +38,7 @@ from tasks import (
 )
 from tasks.arguments import TaskArguments, read_arguments
 from tasks.data import Data, DataSet, Vocabulary
-from tasks.labels import NO_LABEL, LabelKind
+from tasks.labels import NO_LABEL, LabelKind, alike
 from tasks.losses import TaskLoss, usual_loss
 from tasks.metrics import METRICS, Metric, usual_metric
 from tasks.own import (
@@ -645,12 +645,19 @@ def _check_classes(spec: TaskSpec, data: DataSet) -> None:
         raise ValueError(
             f"{where}: test examples have {'the label' if len(foreign) == 1 else 'labels'} {told}"
             f"{f' and {len(foreign) - 5} more' if len(foreign) > 5 else ''}, which no training example has, so that "
-            "nothing can be learned of them: add training examples, or take these test examples out"
+            f"nothing can be learned of them: {_meant(names[foreign[0]], [names[n] for n in trained.tolist()])}"
+            "add training examples, or take these test examples out"
         )
     if len(trained) == 1:
         raise ValueError(
             f"{where}: all training examples have the label {names[int(trained)]!r}: at least two classes are needed"
         )
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    """Which label is rather meant, in words before an advice; "" where none looks like it."""
+    meant = [group for group in alike([name, *names]) if name in group and len(group) > 1]
+    return f"write {name!r} as {next(each for each in meant[0] if each != name)!r} if that is meant, " if meant else ""
 
 
 def own_data(spec: TaskSpec, folder: str) -> DataSet:

@@ -486,9 +486,10 @@ def lines_of(file: Path, encoding: str = "utf-8-sig") -> Iterator[tuple[int, str
             try:
                 text = line.decode(encoding)
             except UnicodeDecodeError as error:
+                name = encoding.removesuffix("-sig").upper()
                 raise ValueError(
-                    f"{file}:{number}: not a text in {encoding.removesuffix('-sig')} (byte {error.start + 1} of the "
-                    "line): save the file in that encoding"
+                    f"{file}:{number}: not a text in {name} (byte {error.start + 1} of the line): save the file in "
+                    f"that encoding{' (Excel: CSV UTF-8)' * (name == 'UTF-8')}"
                 ) from None
             yield number, text.rstrip("\r\n")
 
@@ -533,6 +534,8 @@ def _separated(file: Path, dialect: dict[str, Any]) -> Rows:
         header = next(reader, None)
         if not header:
             raise ValueError(f"{file}: has no header with the columns' names")
+        if header[0].lower().startswith("sep="):
+            raise ValueError(f"{file}:1: {dialect['delimiter'].join(header)!r} is a line for Excel alone: leave it out")
         header = [label_text(column) for column in header]
         if twice := [column for column in header if header.count(column) > 1]:
             raise ValueError(f"{file}: the header names the column {twice[0]!r} twice, each column needs its own name")
@@ -542,10 +545,13 @@ def _separated(file: Path, dialect: dict[str, Any]) -> Rows:
             if not row:
                 continue
             if len(row) != len(header):
-                raise ValueError(f"{file}:{first}: {len(row)} values, the header has {len(header)} columns")
+                values = f"{len(row)} value{'s' if len(row) != 1 else ''}"
+                raise ValueError(f"{file}:{first}: {values}, the header has {len(header)} columns")
             yield first, dict(zip(header, row, strict=True))
     except csv.Error as error:
-        raise ValueError(f"{file}:{reader.line_num}: {error}") from None
+        # What is said of them tells how to open the file in Python.
+        old = "lines end as on Macs of old, in a carriage return: save it with other ends of lines (Excel: CSV UTF-8)"
+        raise ValueError(f"{file}:{reader.line_num}: {old if 'new-line' in str(error) else error}") from None
 
 
 def conll_rows(file: Path) -> Rows:

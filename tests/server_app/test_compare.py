@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 import re
 from pathlib import Path
 
@@ -183,9 +184,8 @@ def test_keys_that_another_key_rules_out_name_no_row_and_are_no_difference(tmp_p
     assert [row["method"] for row in rows_of(compare([sgd[0], adam]), ACCURACY)] == names
     iid = a_run(tmp_path / "iid", [0.4], partition="iid", alpha=0.1)
     skewed = a_run(tmp_path / "skewed", [0.4], partition="dirichlet", alpha=0.1)
-    assert compare([iid, skewed]).advice == [
-        "The runs differ in partition, so that none of the methods is recommended."
-    ]
+    [told] = compare([iid, skewed]).advice
+    assert told.startswith('The runs differ in partition ("iid", "dirichlet"), so that none of the methods is')
 
 
 def test_a_key_of_a_method_keeps_its_name_where_the_run_has_one_that_is_called_alike(tmp_path):
@@ -299,6 +299,12 @@ def test_only_seeds_in_common_count(tmp_path):
 # Unequal conditions -----------------------------------------------------------------------------------------------
 
 
+def differ(what: str) -> str:
+    """What is said of runs that differ in a condition."""
+    why = "so that none of the methods is recommended: compare runs that have this in common."
+    return f"The runs differ in {what}, {why}"
+
+
 def with_budgets(folder: Path, strategy: str, **budgets: tuple[int, int | None]) -> list[Path]:
     told = {tier: dict(zip(("memory_bytes", "payload_bytes"), of, strict=True)) for tier, of in budgets.items()}
     return seeds_of(folder, strategy, [0.5, 0.6], fleet="five.toml", budgets=told)
@@ -375,14 +381,32 @@ def test_methods_that_had_the_same_are_recommended(tmp_path):
 def test_of_unequal_conditions_none_is_recommended(key, one, other, second, tmp_path):
     runs = seeds_of(tmp_path / "one", "heterofl", [0.7, 0.7], **{key: one})
     runs += seeds_of(tmp_path / "other", second, [0.6, 0.6], **{key: other})
-    assert compare(runs).advice == [f"The runs differ in {key}, so that none of the methods is recommended."]
+    assert compare(runs).advice == [differ(f"{key} ({json.dumps(one)}, {json.dumps(other)})")]
+
+
+def test_of_other_fleets_none_is_recommended(tmp_path):
+    """The fleet files of such runs differ by their hash, whatever they are called."""
+    [one] = seeds_of(tmp_path, "heterofl", [0.7], fleet="demo")
+    [other] = seeds_of(tmp_path, "fedrolex", [0.6], fleet="demo")
+    of_another = read_config(other) | {"fleet-sha256": "1" * 64}
+    (other / "config.json").write_text(json.dumps(of_another))
+    assert compare([one, other]).advice == [differ("what the fleet's files hold")]
+    of_another["config"]["fleet"] = "boards.toml"
+    (other / "config.json").write_text(json.dumps(of_another))
+    assert compare([one, other]).advice == [differ('fleet ("demo", "boards.toml")')]
+
+
+def test_values_that_look_alike_where_they_are_cut_are_not_shown(tmp_path):
+    runs = seeds_of(tmp_path, "heterofl", [0.7, 0.7], **{"task-arguments": f"tokenizer = '{'m' * 90}', max_tokens = 8"})
+    runs += seeds_of(tmp_path, "fedrolex", [0.6, 0.6], **{"task-arguments": f"tokenizer = '{'m' * 90}'"})
+    assert compare(runs).advice == [differ("task-arguments")]
 
 
 @pytest.mark.parametrize("other", [{"data": {"sha256": "1" * 64}}, {}])
 def test_of_other_data_none_is_recommended(other, tmp_path):
     runs = seeds_of(tmp_path, "heterofl", [0.7, 0.7], data={"sha256": "0" * 64})
     runs += seeds_of(tmp_path, "fedrolex", [0.6, 0.6], **other)
-    assert compare(runs).advice == ["The runs differ in data-sha256, so that none of the methods is recommended."]
+    assert compare(runs).advice == [differ("the data themselves")]
 
 
 def test_of_another_version_of_a_task_of_ones_own_none_is_recommended(tmp_path):
@@ -390,9 +414,7 @@ def test_of_another_version_of_a_task_of_ones_own_none_is_recommended(tmp_path):
     for strategy, digit in (("heterofl", "0"), ("fedrolex", "1")):
         plugins = {"mine": digit * 64, "another": "2" * 64}
         runs += seeds_of(tmp_path, strategy, [0.7, 0.7], task="mine.data:Birds", plugins=plugins)
-    assert compare(runs).advice == [
-        "The runs differ in module mine-sha256, so that none of the methods is recommended."
-    ]
+    assert compare(runs).advice == [differ("the code of the module mine")]
 
 
 def test_of_other_kinds_of_real_devices_none_is_recommended(tmp_path):
@@ -402,7 +424,7 @@ def test_of_other_kinds_of_real_devices_none_is_recommended(tmp_path):
         journal.write_round(a_round(1, delivered_score_by_tier=tiers), [])
         journal.finish("finished")
         runs.append(tmp_path / strategy)
-    assert compare(runs).advice == ["The runs differ in kinds of devices, so that none of the methods is recommended."]
+    assert compare(runs).advice == [differ("the kinds of devices")]
 
 
 def test_how_often_one_evaluates_is_no_part_of_the_bytes_to_a_target(tmp_path):
@@ -478,7 +500,7 @@ def test_a_broken_run_is_named_and_left_out(file, text, why, tmp_path):
 
 def test_of_different_questions_there_is_no_answer(tmp_path):
     runs = seeds_of(tmp_path, "heterofl", [0.7], alpha=0.1) + seeds_of(tmp_path, "fedrolex", [0.6], alpha=0.5)
-    assert compare(runs).advice == ["The runs differ in alpha, so that none of the methods is recommended."]
+    assert compare(runs).advice == [differ("alpha (0.1, 0.5)")]
 
 
 def test_runs_without_delivery_are_compared_by_their_whole_models(tmp_path):

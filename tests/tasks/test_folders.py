@@ -3,6 +3,7 @@
 import logging
 import os
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -144,6 +145,10 @@ def test_classes_called_like_splits(folder):
     put(folder, "test/1.png")
     with pytest.raises(ValueError, match=r"If 'test' is a class, .* classes = \['bus', 'car', 'test'\]"):
         own(str(folder), GRAY)
+    three = folder.parent / "three"
+    put(three, "bus/1.png", "train/1.png", "test/1.png")
+    with pytest.raises(ValueError, match=r"classes = \['bus', 'train', 'test'\]"):
+        own(str(three), GRAY)
     declared = ImageArguments(color="gray", classes=("bus", "car", "test", "train"))
     assert images_of(own(str(folder), declared)) == {"bus": 1, "car": 1, "test": 1, "train": 1}
 
@@ -190,9 +195,7 @@ def test_folders_that_nobody_can_tell_from_classes_are_refused(folder, names, wh
 
 def test_no_images_says_what_there_is(folder):
     put(folder, "photos.zip", "1.png")
-    with pytest.raises(
-        FileNotFoundError, match=r"no images .* There are archives, .*: 1, .* no folder of a class, .*: 1"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no images .*, but archives, .*: 1, .* no folder of a class, .*: 1"):
         own(str(folder), GRAY)
 
 
@@ -297,3 +300,27 @@ def test_predictions_are_not_made_of_hidden_files(folder):
     facts = Facts.model_construct(input_shape=[1, 4, 4], input_dtype="uint8", task="images")
     with pytest.raises(PredictError, match="holds no images"):
         _predict(lambda inputs: inputs, facts, folder)
+
+
+def test_scans_of_12_bits_that_become_nearly_black_are_counted(folder):
+    """The upper 8 of 16 bits of values up to 4,095 are 0 to 15."""
+    for name, largest in (("weak/1.tif", 4095), ("weak/2.tif", 4096), ("full/1.tif", 65535)):
+        put(folder, name)
+        Image.fromarray(np.linspace(0, largest, 16).reshape(4, 4).astype(np.uint16)).save(folder / name)
+    [remark] = own(str(folder), GRAY).remarks
+    assert (remark.count, remark.example) == (1, "weak/1.tif")
+    assert "scans of 12 bits must be scaled to 16" in remark.what
+
+
+def test_images_to_train_on_without_folders_of_classes(folder):
+    put(folder, "train/cat.1.png", "train/dog.1.png")
+    with pytest.raises(
+        ValueError, match=r"train: images lie in no folder of a class\. Put the images .* such as train/cat"
+    ):
+        own(str(folder), GRAY)
+
+
+def test_classes_to_test_on_that_are_spelled_otherwise(folder):
+    put(folder, "train/Cat/1.png", "train/Dog/1.png", "test/cat/1.png", "test/Dog/1.png")
+    with pytest.raises(ValueError, match=r"the label 'cat', which no training example has, .* write 'cat' as 'Cat' if"):
+        load_task(TaskSpec("images", 2, data_dir=str(folder), arguments=GRAY))

@@ -229,3 +229,19 @@ def test_images_of_one_color_and_files_that_are_not_read_are_counted(tmp_path: P
     np.savez(tmp_path / "valid.npz", **arrays)
     for read in (npz.load, npz.own):
         assert [(remark.count, remark.example) for remark in read(folder).remarks] == [(4, "input 1"), (1, "valid.npz")]
+
+
+def test_signals_that_float32_would_round_or_has_rounded_to_few_steps_are_told(tmp_path: Path) -> None:
+    """Around 1.7e9 float32 has steps of 128: of the seconds of an hour 29 values are left, of those of a week 4,726."""
+    spans = (0, 1), (1.7e9, 1.7e9 + 604_800), (1.7e9, 1.7e9 + 3600)
+    signals = {
+        "inputs": np.stack([np.linspace(start, end, 6 * 7).reshape(6, 7) for start, end in spans], axis=1),
+        "labels": np.arange(6) % 2,
+    }
+    folder = write(tmp_path, signals, signals)
+    with pytest.raises(ValueError, match=r"inputs are float64.*first subtract a number from each channel"):
+        npz.load(folder)
+    rounded = signals | {"inputs": signals["inputs"].astype(np.float32)}
+    [remark] = npz.load(write(tmp_path, rounded, rounded)).remarks
+    assert (remark.count, remark.example) == (2, "channel 2, counted from 0")  # of both files
+    assert "float32 rounds them to few steps" in remark.what

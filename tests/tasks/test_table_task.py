@@ -207,16 +207,23 @@ def test_labels_may_be_numbers(tmp_path):
         (CSV + "1_000,cat,,1\n", "train.csv:5: weight is '1_000', it must be a finite number"),
         ("x,x,label\n1,2,cat\n", "train.csv: the header names the column 'x' twice"),
         (CSV + "1,cat\n", "train.csv:5: 2 values, the header has 4 columns"),
+        (CSV + ";;;\n", "train.csv:5: 1 value, the header has 4 columns"),
+        ("sep=;\r\nweight;kind\r\n2;cat\r\n", "train.csv:1: 'sep=;' is a line for Excel alone: leave it out"),
+        ("weight,kind\r2,cat\r", "train.csv:1: lines end as on Macs of old, in a carriage return"),
         ('weight,kind\n"2,cat\n', "train.csv:2: unexpected end of data"),
     ],
 )
 def test_what_is_wrong_is_told_with_file_and_line(tmp_path, text, why):
-    (tmp_path / "train.csv").write_text(text)
+    (tmp_path / "train.csv").write_text(text, newline="")
     assert why in problem(tmp_path)
 
 
 def test_no_file(tmp_path):
     assert "no file train.csv of the task 'table'" in problem(tmp_path)
+    assert problem(tmp_path).endswith("; the folder holds nothing")
+    for name in ("Train.CSV", "a.xlsx", "b.xlsx", "c.xlsx"):
+        (tmp_path / name).touch()
+    assert problem(tmp_path).endswith("; the folder holds Train.CSV, a.xlsx, b.xlsx, ...")
     (tmp_path / "train.jsonl").write_text("[1, 2]\n")
     assert "train.jsonl:1: must be an object" in problem(
         tmp_path, ARGUMENTS.model_copy(update={"train": "train.jsonl"})

@@ -468,7 +468,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_place(
         ("train.csv", b'text,label\n"good\n', r"train\.csv:2: "),
         ("train.csv", b"", r"train\.csv: has no header"),
         ("train.csv", b"text,label,text\na,b,c\n", r"train\.csv: the header names the column 'text' twice"),
-        ("train.tsv", b"text\tlabel\n\xff\ta\n", r"train\.tsv:2: not a text in utf-8"),
+        ("train.tsv", b"text\tlabel\n\xff\ta\n", r"train\.tsv:2: not a text in UTF-8 .* \(Excel: CSV UTF-8\)"),
         ("train.jsonl", b"\n\n", r"train\.jsonl: holds no texts"),
         ("train.conll", b"John O\nlives\n", r"train\.conll:2: 'lives' has one value"),
         ("train.conll", b"John B-PER\nlives per\n\n" * 9, "the tag 'per' is neither O nor such as B-per and I-per"),
