@@ -18,12 +18,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from devices.node import own_secure_minimum
+from devices.private import private_folder, private_open
 from devices.state import node_state_dir
 from messages.error import MessageError
 from messages.masks import digest_of
 from messages.orders import Hex64
 
-MAX_REMEMBERED = 4096  # sums; then the oldest are forgotten
+MAX_REMEMBERED = 4096  # sums, and updates; then the oldest are forgotten
 
 
 class _Entry(BaseModel):
@@ -36,24 +37,60 @@ class _Entry(BaseModel):
     block: list[int]
 
 
+class _Update(BaseModel):
+    """What a device has trained for a sum: from which weights, with which seed, and what it was asked beside."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    weights: Hex64
+    seed: int
+    asked: Hex64
+
+
 class _Entries(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     sums: list[_Entry] = []
+    updates: list[_Update] = []
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The sums that a device has confirmed, so that they could be unmasked, in all runs, in a file."""
+    """The sums that a device has confirmed, so that they could be unmasked, and its updates, in all runs, in a file."""
 
     path: Path
+
+    def seed(self, weights: str, asked: str, seed: int) -> int:
+        """The seed with which the device trains from some weights: that of the first time, on the disk from then on.
+
+        Args:
+            asked: the digest of all else that the update depends on (`messages.masks.digest_of_update`).
+            seed: of the order.
+
+        Raises:
+            MessageError: from these weights the device was asked something else before.
+        """
+        with alone(self.path.parent):
+            entries = self._read()
+            before = next((update for update in entries.updates if update.weights == weights), None)
+            if before is None:
+                updates = [*entries.updates, _Update(weights=weights, seed=seed, asked=asked)]
+                self._write(entries.sums, updates)
+                return seed
+        if before.asked != asked:
+            raise MessageError(
+                "from these very weights this device has trained for a sum with other settings: the difference of both "
+                "sums could show its update. Go on with the settings of before, or from other weights (seed, "
+                "initial-weights)"
+            )
+        return before.seed
 
     def block(self, run: str, round_number: int, weights: str) -> list[int]:
         """The only block that the device is in, in sums of these weights; [] where it may be in any.
 
         Raises MessageError where it has been in a sum of this round already, which was of other weights.
         """
-        entries, this = self._read(), digest_of(run, round_number)
+        entries, this = self._read().sums, digest_of(run, round_number)
         found = next((entry.block for entry in entries if entry.weights == weights), [])
         if not found and any(entry.round == this for entry in entries):
             raise MessageError(
@@ -68,14 +105,18 @@ class Ledger:
             check_same(self.block(run, round_number, weights), block)
             entry = _Entry(round=digest_of(run, round_number), weights=weights, block=sorted(block))
             entries = self._read()
-            if entry not in entries:
-                write_whole(self.path, _Entries(sums=[*entries, entry][-MAX_REMEMBERED:]).model_dump_json())
+            if entry not in entries.sums:
+                self._write([*entries.sums, entry], entries.updates)
 
-    def _read(self) -> list[_Entry]:
+    def _write(self, sums: list[_Entry], updates: list[_Update]) -> None:
+        kept = _Entries(sums=sums[-MAX_REMEMBERED:], updates=updates[-MAX_REMEMBERED:])
+        write_whole(self.path, kept.model_dump_json())
+
+    def _read(self) -> _Entries:
         try:
-            return _Entries.model_validate_json(self.path.read_bytes()).sums
+            return _Entries.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
-            return []
+            return _Entries()
         except (OSError, ValidationError):
             raise MessageError(
                 f"{self.path}, which says in which sums this device has been, cannot be read: while it is so, the "
@@ -133,18 +174,22 @@ def policy_of(config: Mapping[str, object], device: int, *, simulated: bool) -> 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Nobody else is in here for the same folder: a server may send a device two messages at the same moment."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    for path in (folder.parent, folder):
+        private_folder(path)
+    with private_open(folder / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a file that only its owner can read: the whole of it or nothing, and if durable on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file that only its owner can read: the whole of it or nothing, and if durable on the disk.
+
+    To be called by who is `alone` in the file's folder.
+    """
+    for half in path.parent.glob(f"{path.stem}.*.part"):
+        half.unlink()  # of a process that was killed here, and it may hold keys
     beside = path.with_suffix(f".{os.getpid()}.part")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with private_open(beside, "w") as file:
         file.write(text)
         file.flush()
         if durable:

@@ -31,7 +31,7 @@ from devices.state import node_state_dir
 from devices.validation import one_line
 from messages.bound import bounded, bounded_change
 from messages.error import MessageError
-from messages.masks import digests_of
+from messages.masks import digest_of_update, digests_of
 from messages.orders import (
     Batch,
     DataAnswer,
@@ -116,7 +116,7 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
             if this_device is not None and order.device != this_device:
                 raise MessageError(f"this node carries device {this_device}, not {order.device}")
             state = DeviceState(_state_dir(batch, config), batch.run, order.device)
-            masks = _masks(batch, order, arrays, state.folder, config)
+            order, masks = _masks(batch, order, arrays, state.folder, config)
             bench = DeviceBench(
                 order,
                 local_half(order.local),
@@ -264,8 +264,8 @@ def _answer(
 
 def _masks(
     batch: Batch, order: WorkOrder, arrays: list[bytes], folder: Path, config: NodeConfig
-) -> Callable[[Tensor], bytes] | None:
-    """What masks the update of an order; None where the server is to see it.
+) -> tuple[WorkOrder, Callable[[Tensor], bytes] | None]:
+    """An order as the device does it, and what masks its update; None where the server is to see it.
 
     Raises MessageError, before anything is trained, where the device may not mask it, or may not do without.
     """
@@ -274,11 +274,14 @@ def _masks(
         policy.check_unmasked(
             "an order whose result the server would see by itself: the run needs secure-aggregation = true"
         )
-        return None
+        return order, None
     device = SecureDevice(order.device, batch.run, batch.round, folder, policy)
     weights, work = digests_of(batch, order, arrays)
     device.check_work(order.masked_with, weights)
-    return lambda values: device.masked(values, order.masked_with, weights, work)
+    if policy.ledger is not None:
+        seed = policy.ledger.seed(weights, digest_of_update(batch, order, arrays), order.seed)
+        order = order.model_copy(update={"seed": seed})
+    return order, lambda values: device.masked(values, order.masked_with, weights, work)
 
 
 def _check_maskable(bench: DeviceBench) -> None:

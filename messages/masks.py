@@ -180,8 +180,18 @@ def digests_of(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> tuple
     contents = {name: hashlib.sha256(data).hexdigest() for name, data in parcels.items()}
     training, half = batch.training.model_dump(mode="json"), order.local.model_dump(mode="json")
     model = batch.family, order.architecture, order.digest, order.frozen
-    work = digest_of(contents, training, half, batch.task, *model, batch.norm_bound, batch.clip)
+    work = digest_of(contents, training, half, batch.task, *model, batch.norm_bound, batch.clip, batch.wire)
     return digest_of_weights(parcels, order.frozen), work
+
+
+def digest_of_update(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> str:
+    """What an update from some weights depends on that a server may choose, but the seed and the learning rate.
+
+    The learning rate falls from round to round. It changes the updates of all, so that no single one can be told.
+    """
+    training = batch.training.model_copy(update={"learning_rate": 0.0})
+    _, work = digests_of(batch.model_copy(update={"training": training}), order, arrays)
+    return work
 
 
 def digest_of_asked(members: str, masked_with: Iterable[int], weights: str, work: str) -> str:

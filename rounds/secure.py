@@ -27,7 +27,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from devices.validation import one_line
+from devices.validation import one_line, shown
 from messages.bound import check_sum
 from messages.error import MessageError
 from messages.masks import (
@@ -189,6 +189,8 @@ class SecureRound:
                 self._blame(a, f"it made keys for device {answer.member.device}, not {device}")
             elif why := wrong_keys(answer.member):
                 self._blame(a, f"nothing can be agreed with its keys: {why}")
+            elif answer.only_with and device not in answer.only_with:
+                self._blame(a, f"it says that it is bound to a block of others, {shown(answer.only_with)}")
             else:
                 members[device] = answer.member
         for device in with_keys_of_others(members.values()):

@@ -116,6 +116,7 @@ KEYS: dict[str, tuple[str, Lie]] = {
     "a channel key of zeros": ("member", lambda a: a["member"].update(channel_key="00" * 32)),
     "a mask key of low order": ("member", lambda a: a["member"].update(mask_key="01" + "00" * 31)),
     "one key for both": ("member", lambda a: a["member"].update(mask_key=a["member"]["channel_key"])),
+    "a block of another alone": ("member", lambda a: a.update(only_with=[5])),
     "another's number": ("member", lambda a: a["member"].update(device=5)),
     "too few sealed": ("sealed", lambda a: a.update(sealed=a["sealed"][:-1])),
     "gaps among the sealed": ("sealed", lambda a: a.update(sealed=["", *a["sealed"][1:]])),
