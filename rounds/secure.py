@@ -443,7 +443,8 @@ class SecureRound:
         try:
             reply, _ = from_records(KeyReply, message.content, key_limits(len(batch), self.largest))
             if (reply.run, reply.round) != (self.settings.run, self.work.round):
-                raise MessageError(f"the reply is for round {reply.round}, not for round {self.work.round}")
+                of = f"the reply is for round {reply.round} of run {shown(reply.run)}"
+                raise MessageError(f"{of}, not for round {self.work.round} of {shown(self.settings.run)}")
             found = {answer.device: answer for answer in reply.answers}
             if set(found) - {order.device for order in batch} or len(found) != len(reply.answers):
                 raise MessageError(f"devices {sorted(found)[:5]} answer, which were not all asked, or answer twice")
