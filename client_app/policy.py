@@ -4,13 +4,17 @@ One sum shows nothing of one device, and two may: the updates of ten devices fro
 them from the same weights, are the update of the tenth. So the devices of every sum are parted into blocks, and before
 a device confirms a sum, it notes its block. From the same weights it then takes part only in sums that its whole
 block is in, as a block: whatever is taken from what, the update of one device does not remain.
+
+That holds if a device adds the same update each time. So it trains from the same weights as it did the first time, with
+the same seed. With another seed for one device alone, the difference of two sums of the same block would be the
+difference of two updates of that device.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +25,8 @@ from devices.node import own_secure_minimum
 from devices.private import private_folder, private_open
 from devices.state import node_state_dir
 from messages.error import MessageError
-from messages.masks import digest_of
-from messages.orders import Hex64
+from messages.masks import digest_of, digests_of
+from messages.orders import Batch, Hex64, LocalHalf, LocalTraining, WorkOrder
 
 MAX_REMEMBERED = 4096  # sums, and updates; then the oldest are forgotten
 
@@ -38,7 +42,7 @@ class _Entry(BaseModel):
 
 
 class _Update(BaseModel):
-    """What a device has trained for a sum: from which weights, with which seed, and what it was asked beside."""
+    """What a device has trained for a sum: from which weights, with which seed, and the digest of all else asked."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -47,11 +51,23 @@ class _Update(BaseModel):
     asked: Hex64
 
 
+class _Newest(BaseModel):
+    """How a device has trained for the newest of its updates, and in which run."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    weights: Hex64
+    run: Hex64
+    training: LocalTraining
+    local: LocalHalf
+
+
 class _Entries(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     sums: list[_Entry] = []
     updates: list[_Update] = []
+    newest: _Newest | None = None
 
 
 @dataclass(frozen=True)
@@ -60,30 +76,38 @@ class Ledger:
 
     path: Path
 
-    def seed(self, weights: str, asked: str, seed: int) -> int:
-        """The seed with which the device trains from some weights: that of the first time, on the disk from then on.
+    def as_first(
+        self, batch: Batch, order: WorkOrder, arrays: Sequence[bytes], weights: str
+    ) -> tuple[LocalTraining, WorkOrder]:
+        """Return how the device trains for an order under masks: as the first time from these weights, seed included.
 
-        Args:
-            asked: the digest of all else that the update depends on (`messages.masks.digest_of_update`).
-            seed: of the order.
+        If a sum is lost, the next round begins from the same weights, and its learning rate may be another one. So in
+        the run that it trained for last the device trains as the first time, whatever that round says.
 
         Raises:
             MessageError: from these weights the device was asked something else before.
         """
+        asked, run = digests_of(batch, order, arrays)[1], digest_of(batch.run)
         with alone(self.path.parent):
             entries = self._read()
             before = next((update for update in entries.updates if update.weights == weights), None)
             if before is None:
-                updates = [*entries.updates, _Update(weights=weights, seed=seed, asked=asked)]
-                self._write(entries.sums, updates)
-                return seed
+                update = _Update(weights=weights, seed=order.seed, asked=asked)
+                newest = _Newest(weights=weights, run=run, training=batch.training, local=order.local)
+                self._write(_Entries(sums=entries.sums, updates=[*entries.updates, update], newest=newest))
+                return batch.training, order
+        last = entries.newest
+        if before.asked != asked and last is not None and (last.weights, last.run) == (weights, run):
+            batch = batch.model_copy(update={"training": last.training})
+            order = order.model_copy(update={"local": last.local})
+            asked = digests_of(batch, order, arrays)[1]
         if before.asked != asked:
             raise MessageError(
                 "from these very weights this device has trained for a sum with other settings: the difference of both "
                 "sums could show its update. Go on with the settings of before, or from other weights (seed, "
                 "initial-weights)"
             )
-        return before.seed
+        return batch.training, order.model_copy(update={"seed": before.seed})
 
     def block(self, run: str, round_number: int, weights: str) -> list[int]:
         """The only block that the device is in, in sums of these weights; [] where it may be in any.
@@ -106,11 +130,11 @@ class Ledger:
             entry = _Entry(round=digest_of(run, round_number), weights=weights, block=sorted(block))
             entries = self._read()
             if entry not in entries.sums:
-                self._write([*entries.sums, entry], entries.updates)
+                self._write(_Entries(sums=[*entries.sums, entry], updates=entries.updates, newest=entries.newest))
 
-    def _write(self, sums: list[_Entry], updates: list[_Update]) -> None:
-        kept = _Entries(sums=sums[-MAX_REMEMBERED:], updates=updates[-MAX_REMEMBERED:])
-        write_whole(self.path, kept.model_dump_json())
+    def _write(self, entries: _Entries) -> None:
+        kept = {"sums": entries.sums[-MAX_REMEMBERED:], "updates": entries.updates[-MAX_REMEMBERED:]}
+        write_whole(self.path, entries.model_copy(update=kept).model_dump_json())
 
     def _read(self) -> _Entries:
         try:
@@ -173,7 +197,7 @@ def policy_of(config: Mapping[str, object], device: int, *, simulated: bool) -> 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else is in here for the same folder: a server may send a device two messages at the same moment."""
+    """Hold the lock of a folder, because a server may send a device two messages at the same moment."""
     for path in (folder.parent, folder):
         private_folder(path)
     with private_open(folder / "lock", "w") as file:

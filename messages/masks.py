@@ -184,16 +184,6 @@ def digests_of(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> tuple
     return digest_of_weights(parcels, order.frozen), work
 
 
-def digest_of_update(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> str:
-    """What an update from some weights depends on that a server may choose, but the seed and the learning rate.
-
-    The learning rate falls from round to round. It changes the updates of all, so that no single one can be told.
-    """
-    training = batch.training.model_copy(update={"learning_rate": 0.0})
-    _, work = digests_of(batch.model_copy(update={"training": training}), order, arrays)
-    return work
-
-
 def digest_of_asked(members: str, masked_with: Iterable[int], weights: str, work: str) -> str:
     """What a device has been told before it masks its update; the masks that two devices have in common follow from it.
 

@@ -303,12 +303,8 @@ class SecureRound:
                 self._lose(found, str(error), IMPLAUSIBLE)
 
     def _blocks(self, devices: list[int]) -> list[list[int]]:
-        """Part the devices of a sum into blocks, of which some can go on where one is broken: three at most.
-
-        In each some may be lost before they have confirmed it, which takes four devices.
-        """
-        size = max(self.settings.secure_minimum, 4, len(devices) // 3)
-        return [devices[part.start : part.stop] for part in _even_parts(len(devices), max(1, len(devices) // size))]
+        parts = _even_parts(len(devices), block_count(len(devices), self.settings.secure_minimum))
+        return [devices[part.start : part.stop] for part in parts]
 
     def _lose(self, found: Sum, why: str, outcome: str = LOST) -> None:
         log(WARNING, "Round %s: the sum over devices %s is lost: %s", self.work.round, sorted(found.orders), why)
@@ -474,6 +470,14 @@ def _first(answers: Mapping[int, KeyAnswer], devices: Sequence[int]) -> str:
 def parts_of(count: int, minimum: int) -> list[range]:
     """How many devices are parted into sums of about equal size: of at most MAX_MEMBERS, where that leaves enough."""
     return _even_parts(count, max(1, min(-(-count // MAX_MEMBERS), count // minimum)))
+
+
+def block_count(devices: int, minimum: int) -> int:
+    """The number of blocks of a sum, of which some can go on if one is broken: three at most.
+
+    In each some may be lost before they have confirmed it, which takes four devices.
+    """
+    return max(1, devices // max(minimum, 4, devices // 3))
 
 
 def _even_parts(count: int, parts: int) -> list[range]:
