@@ -185,6 +185,20 @@ def test_whose_own_shares_are_wrong_costs_the_sum_until_it_is_quarantined(name, 
     check_named(ran, caplog)
 
 
+def test_good_rounds_in_between_do_not_make_up_for_lies(tmp_path, caplog):
+    """Else a device that lies in two rounds of three would spoil the sums of these rounds for ever."""
+    rounds = iter(range(1, 100))
+
+    def lie(answer: dict[str, Any]) -> None:
+        if next(rounds) % 3:
+            answer.update(shares=answer["shares"][1:])
+
+    ran = run(tmp_path, lying(connected_grid(10, tmp_path), "shares", lie), 5)
+    assert [LIAR in ran.outcomes(number) for number in range(1, 6)] == [True] * 4 + [False]
+    assert ran.quarantined == {LIAR}
+    assert named(caplog) == {LIAR + 1}
+
+
 def test_wrong_confirmations_stop_nobody(tmp_path):
     """Only who is told them knows that they are wrong: the liar is not named, and does no harm."""
     lie: Lie = lambda a: a.update(confirmed=hex_of(len(a["confirmed"]), 64))  # noqa: E731
