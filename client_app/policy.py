@@ -4,13 +4,17 @@ One sum shows nothing of one device, and two may: the updates of ten devices fro
 them from the same weights, are the update of the tenth. So the devices of every sum are parted into blocks, and before
 a device confirms a sum, it notes its block. From the same weights it then takes part only in sums that its whole
 block is in, as a block: whatever is taken from what, the update of one device does not remain.
+
+That holds if a device adds the same update each time. So it trains from the same weights as it did the first time, with
+the same seed. With another seed for one device alone, the difference of two sums of the same block would be the
+difference of two updates of that device.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +22,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from devices.node import own_secure_minimum
+from devices.private import private_folder, private_open
 from devices.state import node_state_dir
 from messages.error import MessageError
-from messages.masks import digest_of
-from messages.orders import Hex64
+from messages.masks import digest_of, digests_of
+from messages.orders import Batch, Hex64, LocalHalf, LocalTraining, WorkOrder
 
-MAX_REMEMBERED = 4096  # sums; then the oldest are forgotten
+MAX_REMEMBERED = 4096  # sums, and updates; then the oldest are forgotten
 
 
 class _Entry(BaseModel):
@@ -36,24 +41,80 @@ class _Entry(BaseModel):
     block: list[int]
 
 
+class _Update(BaseModel):
+    """What a device has trained for a sum: from which weights, with which seed, and the digest of all else asked."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    weights: Hex64
+    seed: int
+    asked: Hex64
+
+
+class _Newest(BaseModel):
+    """How a device has trained for the newest of its updates, and in which run."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    weights: Hex64
+    run: Hex64
+    training: LocalTraining
+    local: LocalHalf
+
+
 class _Entries(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     sums: list[_Entry] = []
+    updates: list[_Update] = []
+    newest: _Newest | None = None
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The sums that a device has confirmed, so that they could be unmasked, in all runs, in a file."""
+    """The sums that a device has confirmed, so that they could be unmasked, and its updates, in all runs, in a file."""
 
     path: Path
+
+    def as_first(
+        self, batch: Batch, order: WorkOrder, arrays: Sequence[bytes], weights: str
+    ) -> tuple[LocalTraining, WorkOrder]:
+        """Return how the device trains for an order under masks: as the first time from these weights, seed included.
+
+        If a sum is lost, the next round begins from the same weights, and its learning rate may be another one. So in
+        the run that it trained for last the device trains as the first time, whatever that round says.
+
+        Raises:
+            MessageError: from these weights the device was asked something else before.
+        """
+        asked, run = digests_of(batch, order, arrays)[1], digest_of(batch.run)
+        with alone(self.path.parent):
+            entries = self._read()
+            before = next((update for update in entries.updates if update.weights == weights), None)
+            if before is None:
+                update = _Update(weights=weights, seed=order.seed, asked=asked)
+                newest = _Newest(weights=weights, run=run, training=batch.training, local=order.local)
+                self._write(_Entries(sums=entries.sums, updates=[*entries.updates, update], newest=newest))
+                return batch.training, order
+        last = entries.newest
+        if before.asked != asked and last is not None and (last.weights, last.run) == (weights, run):
+            batch = batch.model_copy(update={"training": last.training})
+            order = order.model_copy(update={"local": last.local})
+            asked = digests_of(batch, order, arrays)[1]
+        if before.asked != asked:
+            raise MessageError(
+                "from these very weights this device has trained for a sum with other settings: the difference of both "
+                "sums could show its update. Go on with the settings of before, or from other weights (seed, "
+                "initial-weights)"
+            )
+        return batch.training, order.model_copy(update={"seed": before.seed})
 
     def block(self, run: str, round_number: int, weights: str) -> list[int]:
         """The only block that the device is in, in sums of these weights; [] where it may be in any.
 
         Raises MessageError where it has been in a sum of this round already, which was of other weights.
         """
-        entries, this = self._read(), digest_of(run, round_number)
+        entries, this = self._read().sums, digest_of(run, round_number)
         found = next((entry.block for entry in entries if entry.weights == weights), [])
         if not found and any(entry.round == this for entry in entries):
             raise MessageError(
@@ -68,14 +129,18 @@ class Ledger:
             check_same(self.block(run, round_number, weights), block)
             entry = _Entry(round=digest_of(run, round_number), weights=weights, block=sorted(block))
             entries = self._read()
-            if entry not in entries:
-                write_whole(self.path, _Entries(sums=[*entries, entry][-MAX_REMEMBERED:]).model_dump_json())
+            if entry not in entries.sums:
+                self._write(_Entries(sums=[*entries.sums, entry], updates=entries.updates, newest=entries.newest))
 
-    def _read(self) -> list[_Entry]:
+    def _write(self, entries: _Entries) -> None:
+        kept = {"sums": entries.sums[-MAX_REMEMBERED:], "updates": entries.updates[-MAX_REMEMBERED:]}
+        write_whole(self.path, entries.model_copy(update=kept).model_dump_json())
+
+    def _read(self) -> _Entries:
         try:
-            return _Entries.model_validate_json(self.path.read_bytes()).sums
+            return _Entries.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
-            return []
+            return _Entries()
         except (OSError, ValidationError):
             raise MessageError(
                 f"{self.path}, which says in which sums this device has been, cannot be read: while it is so, the "
@@ -132,19 +197,23 @@ def policy_of(config: Mapping[str, object], device: int, *, simulated: bool) -> 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else is in here for the same folder: a server may send a device two messages at the same moment."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    """Hold the lock of a folder, because a server may send a device two messages at the same moment."""
+    for path in (folder.parent, folder):
+        private_folder(path)
+    with private_open(folder / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write a file that only its owner can read: the whole of it or nothing, and if durable on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a file that only its owner can read: the whole of it or nothing, and if durable on the disk.
+
+    To be called by who is `alone` in the file's folder.
+    """
+    for half in path.parent.glob(f"{path.stem}.*.part"):
+        half.unlink()  # of a process that was killed here, and it may hold keys
     beside = path.with_suffix(f".{os.getpid()}.part")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with private_open(beside, "w") as file:
         file.write(text)
         file.flush()
         if durable:

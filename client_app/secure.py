@@ -20,6 +20,7 @@ from torch import Tensor
 from client_app.policy import Policy, alone, check_same, write_whole
 from client_app.undo import will_write
 from devices.node import MIN_MEMBERS
+from devices.private import private_folder
 from messages.error import MessageError
 from messages.masks import (
     ROOT_BYTES,
@@ -101,6 +102,7 @@ class SecureDevice:
 
     def do_step(self, order: KeyOrder) -> KeyAnswer:
         """Do one step. Raises MessageError where the device may not."""
+        private_folder(self.folder.parent.parent)  # of all runs
         with alone(self.folder):
             if order.sealed:
                 return self._reveal(order)

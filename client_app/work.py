@@ -42,6 +42,7 @@ from messages.orders import (
     KeyAnswer,
     KeyBatch,
     KeyReply,
+    LocalTraining,
     NodeReport,
     Reply,
     Score,
@@ -116,12 +117,12 @@ def _train(batch: Batch, arrays: list[bytes], config: NodeConfig) -> tuple[str, 
             if this_device is not None and order.device != this_device:
                 raise MessageError(f"this node carries device {this_device}, not {order.device}")
             state = DeviceState(_state_dir(batch, config), batch.run, order.device)
-            masks = _masks(batch, order, arrays, state.folder, config)
+            training, order, masks = _masks(batch, order, arrays, state.folder, config)
             bench = DeviceBench(
                 order,
                 local_half(order.local),
                 batch.round,
-                batch.training,
+                training,
                 family,
                 task,
                 arrays,
@@ -264,8 +265,8 @@ def _answer(
 
 def _masks(
     batch: Batch, order: WorkOrder, arrays: list[bytes], folder: Path, config: NodeConfig
-) -> Callable[[Tensor], bytes] | None:
-    """What masks the update of an order; None where the server is to see it.
+) -> tuple[LocalTraining, WorkOrder, Callable[[Tensor], bytes] | None]:
+    """How a device trains for an order, the order as it does it, and what masks its update; None: nothing does.
 
     Raises MessageError, before anything is trained, where the device may not mask it, or may not do without.
     """
@@ -274,11 +275,15 @@ def _masks(
         policy.check_unmasked(
             "an order whose result the server would see by itself: the run needs secure-aggregation = true"
         )
-        return None
+        return batch.training, order, None
     device = SecureDevice(order.device, batch.run, batch.round, folder, policy)
     weights, work = digests_of(batch, order, arrays)
     device.check_work(order.masked_with, weights)
-    return lambda values: device.masked(values, order.masked_with, weights, work)
+    training = batch.training
+    if policy.ledger is not None:
+        here = batch.model_copy(update={"task": _task(batch, config).to_json()})  # a node may hold its data elsewhere
+        training, order = policy.ledger.as_first(here, order, arrays, weights)
+    return training, order, lambda values: device.masked(values, order.masked_with, weights, work)
 
 
 def _check_maskable(bench: DeviceBench) -> None:

@@ -180,7 +180,7 @@ def digests_of(batch: Batch, order: WorkOrder, arrays: Sequence[bytes]) -> tuple
     contents = {name: hashlib.sha256(data).hexdigest() for name, data in parcels.items()}
     training, half = batch.training.model_dump(mode="json"), order.local.model_dump(mode="json")
     model = batch.family, order.architecture, order.digest, order.frozen
-    work = digest_of(contents, training, half, batch.task, *model, batch.norm_bound, batch.clip)
+    work = digest_of(contents, training, half, batch.task, *model, batch.norm_bound, batch.clip, batch.wire)
     return digest_of_weights(parcels, order.frozen), work
 
 

@@ -544,7 +544,7 @@ class Engine:
             self.population.accepted(node)
         # Where all are refused it is rather the run's fault, such as a model that has diverged.
         for node, why in sorted(((work.refused if trained else {}) | work.broke).items()):
-            self.population.refused(node, why)
+            self.population.refused(node, why, lied=node in work.broke)
         overran = by_device(a for a in work.assignments if a.update is not None and a.update.overrun)
         for device, orders in overran.items():  # lowered once: a child that is killed loses all orders of its device
             largest_bytes = max(a.task.cost.peak_training_memory_bytes for a in orders)

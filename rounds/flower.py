@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from logging import INFO
+from logging import INFO, WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.common import log
@@ -62,6 +62,11 @@ class FlowerStrategy(Strategy):
             raise ValueError(
                 f"{rounds_done} rounds were done before, and the account of differential privacy has "
                 f"{len(privacy.account.releases)} releases: let it go on by server_app.ledger.keep (docs/flower.md)"
+            )
+        if privacy is not None and privacy.account.record is None:
+            log(
+                WARNING,
+                "Noised models are written to no ledger: call server_app.ledger.begin and keep (docs/flower.md)",
             )
         self.engine, self.scorer, self.rounds_done = engine, scorer, rounds_done
         self.results: list[RoundResult] = []

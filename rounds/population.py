@@ -134,7 +134,7 @@ class Population(ABC):
         """Raise MessageError where the report of an update cannot be of the node that carries the device."""
 
     @abstractmethod
-    def refused(self, node: int, why: str) -> None:
+    def refused(self, node: int, why: str, *, lied: bool = False) -> None:
         """The server has refused a reply of a node."""
 
     @abstractmethod
@@ -293,7 +293,7 @@ class SimulatedDevices(Population):
     def check_report(self, device: int, report: DeviceReport) -> None:
         """The workers are our own."""
 
-    def refused(self, node: int, why: str) -> None:
+    def refused(self, node: int, why: str, *, lied: bool = False) -> None:
         """The workers are our own."""
 
     def accepted(self, node: int) -> None:
@@ -495,9 +495,9 @@ class ConnectedDevices(Population):
         """MessageError where a second board with the node's key sent it."""
         self._instances.check(self._known[device].node, report)
 
-    def refused(self, node: int, why: str) -> None:
+    def refused(self, node: int, why: str, *, lied: bool = False) -> None:
         """Count it: a node whose replies are refused again and again is quarantined."""
-        self._quarantine.refused(node, why)
+        self._quarantine.refused(node, why, lied=lied)
 
     def accepted(self, node: int) -> None:
         """It has not been refused again."""

@@ -27,7 +27,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from devices.validation import one_line
+from devices.validation import one_line, shown
 from messages.bound import check_sum
 from messages.error import MessageError
 from messages.masks import (
@@ -189,6 +189,8 @@ class SecureRound:
                 self._blame(a, f"it made keys for device {answer.member.device}, not {device}")
             elif why := wrong_keys(answer.member):
                 self._blame(a, f"nothing can be agreed with its keys: {why}")
+            elif answer.only_with and device not in answer.only_with:
+                self._blame(a, f"it says that it is bound to a block of others, {shown(answer.only_with)}")
             else:
                 members[device] = answer.member
         for device in with_keys_of_others(members.values()):
@@ -301,12 +303,8 @@ class SecureRound:
                 self._lose(found, str(error), IMPLAUSIBLE)
 
     def _blocks(self, devices: list[int]) -> list[list[int]]:
-        """Part the devices of a sum into blocks, of which some can go on where one is broken: three at most.
-
-        In each some may be lost before they have confirmed it, which takes four devices.
-        """
-        size = max(self.settings.secure_minimum, 4, len(devices) // 3)
-        return [devices[part.start : part.stop] for part in _even_parts(len(devices), max(1, len(devices) // size))]
+        parts = _even_parts(len(devices), block_count(len(devices), self.settings.secure_minimum))
+        return [devices[part.start : part.stop] for part in parts]
 
     def _lose(self, found: Sum, why: str, outcome: str = LOST) -> None:
         log(WARNING, "Round %s: the sum over devices %s is lost: %s", self.work.round, sorted(found.orders), why)
@@ -441,7 +439,8 @@ class SecureRound:
         try:
             reply, _ = from_records(KeyReply, message.content, key_limits(len(batch), self.largest))
             if (reply.run, reply.round) != (self.settings.run, self.work.round):
-                raise MessageError(f"the reply is for round {reply.round}, not for round {self.work.round}")
+                of = f"the reply is for round {reply.round} of run {shown(reply.run)}"
+                raise MessageError(f"{of}, not for round {self.work.round} of {shown(self.settings.run)}")
             found = {answer.device: answer for answer in reply.answers}
             if set(found) - {order.device for order in batch} or len(found) != len(reply.answers):
                 raise MessageError(f"devices {sorted(found)[:5]} answer, which were not all asked, or answer twice")
@@ -471,6 +470,14 @@ def _first(answers: Mapping[int, KeyAnswer], devices: Sequence[int]) -> str:
 def parts_of(count: int, minimum: int) -> list[range]:
     """How many devices are parted into sums of about equal size: of at most MAX_MEMBERS, where that leaves enough."""
     return _even_parts(count, max(1, min(-(-count // MAX_MEMBERS), count // minimum)))
+
+
+def block_count(devices: int, minimum: int) -> int:
+    """The number of blocks of a sum, of which some can go on if one is broken: three at most.
+
+    In each some may be lost before they have confirmed it, which takes four devices.
+    """
+    return max(1, devices // max(minimum, 4, devices // 3))
 
 
 def _even_parts(count: int, parts: int) -> list[range]:

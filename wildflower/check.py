@@ -16,6 +16,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING
 
 from rounds.engine import Engine
+from rounds.secure import block_count
 from server_app.app import start, task_spec
 from server_app.config import RunConfig
 from server_app.run_folder import JournalError, read_rounds
@@ -227,6 +228,12 @@ def _devices(page: Page, engine: Engine, config: RunConfig) -> None:
             "Devices",
             "are asked when they connect; after a run of one round `wildflower plan --run` shows what each gets",
         )
+        if config.secure_aggregation and block_count(config.devices_per_round, config.secure_minimum) == 1:
+            page.warnings.append(
+                f"secure-minimum = {config.secure_minimum} with devices-per-round = {config.devices_per_round}: the "
+                "devices of a round are a single block. If a sum is lost and then one of its devices leaves, the "
+                "others train no more from these weights: ask for more devices (docs/privacy.md)"
+            )
         return
     plan = plan_of(engine, config)
     page.add("Devices", *plan_tables(plan, by_node=False))

@@ -1,6 +1,7 @@
 """The device's side of secure aggregation, against servers that lie."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -118,6 +119,25 @@ def test_a_device_masks_once_confirms_one_list_and_reveals_once(tmp_path):
         device.do_step(asked)
     with pytest.raises(MessageError, match="keys are of round 1, not of round 2"):
         replace(device, round=2).do_step(asked)
+
+
+def test_only_its_user_sees_what_a_device_keeps(tmp_path):
+    """Whatever the umask; a process that was killed while it wrote keys leaves none of them behind."""
+    home, before = tmp_path / "state", os.umask(0o022)
+    try:
+        [device] = devices_in(home, 1)
+        make_keys([device])
+        left = device.folder / "secure.99999.part"
+        left.write_text("keys")
+        make_keys([device])
+        assert device.policy.ledger is not None
+        seed_of(device.policy.ledger, 1, 1)
+    finally:
+        os.umask(before)
+    assert not left.exists()
+    found = [path for path in home.rglob("*") if path.parent != home]  # `home` is a node's, in it is the device's
+    assert {path.name for path in found} >= {"secure.json", "lock", ".sums", "device.json"}
+    assert [path for path in found if path.stat().st_mode & 0o077] == []
 
 
 def test_a_device_shares_with_enough_others_only(tmp_path):
@@ -259,6 +279,12 @@ def test_from_the_same_weights_one_device_cannot_be_had(tmp_path):
     assert len(willing) < second.threshold
 
 
+def seed_of(ledger: Ledger, weights: int, seed: int) -> int:
+    """The seed with which a device trains from some weights, where the server wants another one."""
+    order = work_order(masked_with=[0, 1, 2], seed=seed)
+    return ledger.as_first(batch(order), order, [payload()], f"{weights}" * 64)[1].seed
+
+
 def test_what_was_unmasked_is_remembered_in_bounds_and_no_damage_frees_a_device(tmp_path, monkeypatch):
     monkeypatch.setattr(policy, "MAX_REMEMBERED", 3)
     ledger = Ledger(tmp_path / "sums" / "device.json")
@@ -274,6 +300,8 @@ def test_what_was_unmasked_is_remembered_in_bounds_and_no_damage_frees_a_device(
     ]
     with pytest.raises(MessageError, match="difference"):
         ledger.add("b", 9, "4" * 64, [0, 1, 2])
+    assert [seed_of(ledger, number, number) for number in range(5)] == [0, 1, 2, 3, 4]
+    assert [seed_of(ledger, number, 9) for number in (4, 3, 0)] == [4, 3, 9]  # the oldest is forgotten
     for damage in ("", "[]", ledger.path.read_text()[:-1], '{"sums": [{"round": "x"}]}'):
         ledger.path.write_text(damage)
         with pytest.raises(MessageError, match="cannot be read: while it is so, the device is in no other"):
@@ -428,6 +456,7 @@ def test_what_all_are_asked_is_told_apart_from_the_weights():
     for other_batch, other in (
         (batch(order, training=LocalTraining(learning_rate=0.0)), order),
         (batch(order, norm_bound=1.0), order),
+        (batch(order, wire="int8"), order),
         (content, work_order(local=Training(weighting="uniform"))),
         (content, work_order(local=ProximalTraining(mu=0.1))),
     ):

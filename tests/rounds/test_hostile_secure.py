@@ -116,6 +116,7 @@ KEYS: dict[str, tuple[str, Lie]] = {
     "a channel key of zeros": ("member", lambda a: a["member"].update(channel_key="00" * 32)),
     "a mask key of low order": ("member", lambda a: a["member"].update(mask_key="01" + "00" * 31)),
     "one key for both": ("member", lambda a: a["member"].update(mask_key=a["member"]["channel_key"])),
+    "a block of another alone": ("member", lambda a: a.update(only_with=[5])),
     "another's number": ("member", lambda a: a["member"].update(device=5)),
     "too few sealed": ("sealed", lambda a: a.update(sealed=a["sealed"][:-1])),
     "gaps among the sealed": ("sealed", lambda a: a.update(sealed=["", *a["sealed"][1:]])),
@@ -182,6 +183,20 @@ def test_whose_own_shares_are_wrong_costs_the_sum_until_it_is_quarantined(name, 
     }
     assert same_bits(ran.models[0], ran.models[1])
     check_named(ran, caplog)
+
+
+def test_good_rounds_in_between_do_not_make_up_for_lies(tmp_path, caplog):
+    """Else a device that lies in two rounds of three would spoil the sums of these rounds for ever."""
+    rounds = iter(range(1, 100))
+
+    def lie(answer: dict[str, Any]) -> None:
+        if next(rounds) % 3:
+            answer.update(shares=answer["shares"][1:])
+
+    ran = run(tmp_path, lying(connected_grid(10, tmp_path), "shares", lie), 5)
+    assert [LIAR in ran.outcomes(number) for number in range(1, 6)] == [True] * 4 + [False]
+    assert ran.quarantined == {LIAR}
+    assert named(caplog) == {LIAR + 1}
 
 
 def test_wrong_confirmations_stop_nobody(tmp_path):

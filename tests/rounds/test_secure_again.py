@@ -1,6 +1,8 @@
 """Rounds under secure aggregation that a server does again, because it has crashed or because it lies."""
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from flwr.app import Context, Message
@@ -123,6 +125,65 @@ def test_a_server_that_lets_some_train_in_another_way_unmasks_nothing(asked_othe
     # Five of ten are too few to reveal anything. Nine do, but the masks that they share with the tenth do not cancel.
     told = "can be of no honest updates" if asked_otherwise != 5 else "were told the same as this device"
     assert all(told in text for text in ran.outcomes(1).values())
+
+
+def asking(grid: InProcessGrid, devices: Sequence[int], training: dict[str, Any], **order: Any) -> InProcessGrid:
+    """A server that lies about how some devices are to train, and in their orders."""
+
+    def app(message: Message, context: Context) -> Message:
+        if kind_of(message) == "train" and message.metadata.dst_node_id - 1 in devices:
+            batch, arrays = from_records(Batch, message.content)
+            orders = [batch.orders[0].model_copy(update=order)]
+            how = batch.training.model_copy(update=training)
+            message.content = to_records(batch.model_copy(update={"orders": orders, "training": how}), arrays)
+        return client(message, context)
+
+    grid.app = app
+    return grid
+
+
+@pytest.mark.parametrize("crash", ["", "confirm"])
+def test_no_device_trains_with_another_seed_from_the_same_weights(crash, tmp_path):
+    """Of one batch per device, the difference of the two sums would be that of two gradients of device 7."""
+    first = connected_grid(10, tmp_path)
+    if crash:  # the others confirm and reveal, so that device 7 is in the sum and has not noted it
+        first = without(first, (7, crash))
+    before = run(tmp_path / "a", first, 1, local_steps=1, batch_size=1)
+    hostile = asking(connected_grid(10, tmp_path), [7], {}, seed=12345)
+    again = run(tmp_path / "b", hostile, 1, local_steps=1, batch_size=1)
+    assert before.trained(1) == again.trained(1) == ALL
+    assert same_bits(before.models[1], again.models[1])
+
+
+@pytest.mark.parametrize("name", ["small", "another-run"])
+def test_from_the_same_weights_a_device_trains_as_before(name, tmp_path):
+    """Most devices have 12 examples: with batches of 11 in place of 12 nothing changes for those that have fewer."""
+    before = run(tmp_path / "a", connected_grid(10, tmp_path), 1)
+    hostile = asking(connected_grid(10, tmp_path), ALL, {"batch_size": 11})
+    again = run(tmp_path / "b", hostile, 1, run_name=name)
+    assert again.engine.population.state_dict()["refusals"] == {}
+    if name == "small":  # in the same run it does again what it did
+        assert same_bits(before.models[1], again.models[1])
+    else:
+        told = "from these very weights this device has trained for a sum with other settings"
+        assert all(told in outcome for outcome in again.outcomes(1).values())
+        assert same_bits(before.models[0], again.models[1])
+
+
+def test_a_lost_round_is_done_again_as_it_was_though_the_learning_rate_has_fallen(tmp_path):
+    """The next round begins from the same weights, with which devices have trained at the earlier rate."""
+    whole = run(tmp_path / "a", connected_grid(10, tmp_path / "elsewhere"), 1, schedule="cosine")
+    grid = connected_grid(10, tmp_path)
+
+    def lost_once(message: Message, context: Context) -> Message:
+        if kind_of(message) == "reveal" and '"round":1,' in str(message.content["wildflower"]["json"]):
+            raise RuntimeError("this node is lost")
+        return client(message, context)
+
+    grid.app = lost_once
+    ran = run(tmp_path / "b", grid, 3, schedule="cosine")
+    assert [ran.trained(number) for number in (1, 2, 3)] == [[], ALL, ALL]
+    assert same_bits(ran.models[2], whole.models[1])
 
 
 def test_an_order_under_masks_returns_nothing_by_itself(tmp_path):

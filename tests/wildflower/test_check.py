@@ -134,6 +134,15 @@ def test_groups_too_small_for_a_secure_sum_are_told(typed):
     assert "secure-minimum = 3: only 2 devices can get the model of 94,410 parameters" in page
 
 
+def test_sums_of_a_single_block_are_warned_of_where_devices_are_real(typed):
+    secure = ("secure-aggregation=true", "strategy=fedavg", "family=mlp", "devices=20", "secure-minimum=5")
+    code, page = typed(*secure, "fleet=", "devices-per-round=9")
+    assert code == 0
+    assert "secure-minimum = 5 with devices-per-round = 9: the devices of a round are a single block." in page
+    _, page = typed(*secure, "fleet=", "devices-per-round=10")
+    assert "a single block" not in page
+
+
 def test_devices_without_a_model_are_warned_of(typed, tmp_path):
     (tmp_path / "four.toml").write_text(FLEET.replace("1.2 MB", "0.1 MB"))
     code, page = typed()
