@@ -65,12 +65,6 @@ def test_all_that_is_wrong_is_listed_at_once(typed, tmp_path):
     assert "The run cannot begin: 2 errors." in page
 
 
-def test_counts_that_are_the_same_of_all_devices_are_one_number(typed):
-    _, page = typed("partition=iid", "devices-per-round=2")
-    assert "devices hold 359 to 360 examples to train on" in page
-    assert ", of 10 of the 10 classes" in page
-
-
 def test_a_setting_that_cannot_be_is_one_line(typed):
     code, page = typed("learning-rate=-1")
     assert code == 1
@@ -119,6 +113,12 @@ def test_devices_without_a_model_are_warned_of(typed, tmp_path):
     assert code == 0
     assert "Warning: " in page
     assert "small" in page.partition("Warning: ")[2]
+
+
+def test_counts_that_are_the_same_of_all_devices_are_one_number(typed):
+    _, page = typed("partition=iid", "devices-per-round=2")
+    assert "devices hold 359 to 360 examples to train on" in page
+    assert ", of 10 of the 10 classes" in page
 
 
 def test_real_devices_are_left_to_be_asked(typed):
