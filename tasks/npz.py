@@ -221,8 +221,8 @@ def _inputs(file: Path, arrays: dict[str, np.ndarray], channels: str) -> Tensor:
     elif not channels and (why := _seems_last(inputs)):
         how = "inputs.transpose(0, 3, 1, 2)" if inputs.ndim == 4 else "inputs.transpose(0, 2, 1)"
         raise ValueError(
-            f"{file}: inputs have shape {inputs.shape}, {why}; {SHAPES}: use {how}, or channels = 'last' in "
-            "task-arguments; channels = 'first' if they are right as they are"
+            f"{file}: inputs have shape {inputs.shape}, {why}: use {how}, or channels = 'last' in task-arguments; "
+            f"channels = 'first' if they are right as they are; {SHAPES}"
         )
     if signals:
         bad = np.flatnonzero(~np.isfinite(inputs).reshape(len(inputs), -1).all(axis=1))

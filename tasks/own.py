@@ -28,7 +28,7 @@ MAX_NAMES = 1000
 """Different labels of a run that are not declared; `classes` of task-arguments may declare more."""
 
 MAX_NAME_LETTERS, MAX_CHANNELS, MAX_INPUT_VALUES = 100, 256, 2**26
-MAX_PROBLEM_LETTERS = 300
+MAX_PROBLEM_LETTERS = 500
 MAX_LOST = 0.01
 """The part of the deviation of labels by which 32 bits may round them."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)

@@ -716,7 +716,9 @@ def describe(spec: TaskSpec, device: int, *, moments: bool) -> Summary:
         needed = moments and spec.agreed is None and form.stored != "int32" and len(data.train) <= spec.max_examples
         sums = moments_of(data.train.inputs[train]) if needed else None
     except UnfitError as error:
-        return Summary(device=device, problem=" ".join(str(error).split())[:MAX_PROBLEM_LETTERS])
+        why = " ".join(str(error).split())
+        cut = why if len(why) <= MAX_PROBLEM_LETTERS else f"{why[: MAX_PROBLEM_LETTERS - 3]}..."
+        return Summary(device=device, problem=cut)
     return Summary(
         device=device,
         examples=len(train),

@@ -7,7 +7,7 @@ on with what does not depend on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
@@ -21,7 +21,7 @@ from server_app.app import start, task_spec
 from server_app.config import RunConfig
 from server_app.run_folder import JournalError, read_rounds
 from server_app.units import counted
-from tasks.remarks import Remark, by_kind
+from tasks.remarks import Remark
 from tasks.task import Task, TaskSpec, inspect_device, inspect_whole, load_task
 from wildflower.before import Deployment, check_buildable, check_disk, check_start
 from wildflower.local import told_later
@@ -130,7 +130,7 @@ def _experiment(page: Page, config: RunConfig, run_dir: Path) -> None:
 
 
 def _data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> None:
-    """What there is to train and to test on, by class and by device. What was left out is said as the run is built."""
+    """What there is to train and to test on: by class, by device, and what was left out."""
     if config.partition == "own":
         _own_data(page, config, engine, width)
         return
@@ -144,6 +144,7 @@ def _data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> N
     lines: list[str | Table] = [
         f"{len(task.train):,} examples to train on, {len(task.test):,} to test on, inputs {shape}",
         *_by_device(task, config.devices),
+        *_left_out({"": found.remarks}),
         *_classes(found.counts, width),
     ]
     page.add("Data", *lines)
@@ -160,23 +161,22 @@ def _own_data(page: Page, config: RunConfig, engine: Engine | None, width: int) 
     counts: Counter[str] = Counter()
     tests: Counter[str] = Counter()
     rows: list[list[str]] = []
-    remarks: dict[int, tuple[Remark, ...]] = {}
+    left_out: dict[str, tuple[Remark, ...]] = {}
     for device in spread(range(config.devices), MAX_DEVICES):
         found = inspect_device(spec, device)
         for name, (train, test) in found.counts.items():
             counts[name] += train
             tests[name] += test
-        remarks[device] = found.remarks
+        left_out[f"device {device}: "] = found.remarks
         by_class = ", ".join(f"{name} {train}" for name, (train, _) in found.counts.items() if train)
-        # Why is among what the built run says.
-        problem = "does not take part" if found.problem and engine is not None else found.problem
-        rows.append([str(device), problem or by_class or "numbers as labels"])
-    lines = [] if engine is not None else by_kind(remarks)  # which else are among what the built run says
-    if config.test_fraction:
-        lines.append(f"devices without examples to test on keep test-fraction = {config.test_fraction:g} of these")
+        rows.append([str(device), found.problem or by_class or "numbers as labels"])
     both = {name: (counts[name], tests[name]) for name in sorted(counts)}
     tables = tables_of("", ["device", "examples to train on"], rows, width)
-    page.add("Data", *lines, *_classes(both, width), *tables)
+    page.add("Data", *_left_out(left_out), *_classes(both, width), *tables)
+
+
+def _left_out(remarks: Mapping[str, tuple[Remark, ...]]) -> list[str]:
+    return [f"{whose}{remark}" for whose, found in remarks.items() for remark in found]
 
 
 def _classes(counts: Mapping[str, tuple[int, int]], width: int) -> list[Table]:
@@ -193,9 +193,7 @@ def _by_device(task: Task, devices: int) -> Iterator[str]:
     """How many examples devices hold, and of how many classes, of at most so many devices."""
     looked_at = spread(range(devices), MAX_DEVICES)
     holds = [task.training_examples(device) for device in looked_at]
-    of = f"devices hold {_span(holds)} examples to train on"
-    if min(holds) < max(holds):
-        of += f" (median {median_low(holds):,})"
+    of = f"devices hold {_span(holds)} examples to train on (median {median_low(holds):,})"
     if task.label_kind == "classes":
         kinds = [len(task.train.labels[task.shard(device).train].unique()) for device in looked_at]
         of += f", of {_span(kinds)} of the {task.classes} classes"
@@ -204,7 +202,7 @@ def _by_device(task: Task, devices: int) -> Iterator[str]:
         yield f"{counted(empty, 'device')} of them {'have' if empty > 1 else 'has'} nothing to train on"
 
 
-def _span(counts: Sequence[int]) -> str:
+def _span(counts: list[int]) -> str:
     """The smallest and the largest count, or the one that all are."""
     return " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 

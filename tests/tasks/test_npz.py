@@ -115,7 +115,7 @@ GAP[[2, 4], 1, 3] = np.nan
         (SIGNAL | {"inputs": SIGNAL["inputs"][:, :, :0]}, r"inputs have shape \(6, 2, 0\)"),
         (
             GOOD | {"inputs": np.zeros((6, 32, 32, 3), np.uint8)},
-            r"shape \(6, 32, 32, 3\), with channels last; .* use inputs.transpose\(0, 3, 1, 2\)",
+            r"shape \(6, 32, 32, 3\), with channels last: use inputs.transpose\(0, 3, 1, 2\)",
         ),
         (
             made(6, 128, 9, dtype=np.float32),

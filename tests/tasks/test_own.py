@@ -18,6 +18,7 @@ from tasks.images import read_image
 from tasks.npz import NpzArguments
 from tasks.own import (
     MAX_NAMES,
+    MAX_PROBLEM_LETTERS,
     Agreed,
     Declared,
     Form,
@@ -262,8 +263,14 @@ def gray(size=()):
 def wrong(folder, task="npz", arguments=None):
     found = describe(spec_of(folder, task, arguments=arguments), 0, moments=True)
     assert (found.examples, found.form, found.moments) == (0, None, None)
-    assert len(found.problem) <= 300
+    assert len(found.problem) <= MAX_PROBLEM_LETTERS
     return found.problem
+
+
+def test_a_long_reason_is_cut_visibly(tmp_path):
+    problem = wrong(tmp_path / ("a" * 200) / ("b" * 200) / ("c" * 200))
+    assert len(problem) == MAX_PROBLEM_LETTERS
+    assert problem.endswith("...")
 
 
 def test_folders_that_cannot_be_read(tmp_path):
