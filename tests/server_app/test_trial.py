@@ -44,6 +44,11 @@ def tried(name, task, examples=(24, 24, 21), batch_size=20, micro=0, module="own
         ("Even", "fails on a batch of 3 in evaluation mode: RuntimeError: an even batch"),
         ("OnlyTraining", "fails on a batch of 2 in evaluation mode: RuntimeError: not in evaluation mode"),
         ("NoNumbers", r"a batch of 1 in evaluation mode with values that are no numbers \(NaN\)"),
+        ("ChangingInEvaluation", r"^ChangingInEvaluation changes its input in place"),
+        ("KeepingABatch", "answers an input in evaluation mode by what it was given before"),
+        ("CountingPasses", "answers an input in evaluation mode by what it was given before"),
+        ("NumbersWithoutASeed", "each time that it is made with the same weights: .* without a seed"),
+        ("FlagsFromZeros", "training changes the buffer used, which has no values but 0 and 1"),
         ("Detached", "has nothing to train: in training mode its answer does not depend on any parameter"),
     ],
 )
@@ -115,6 +120,8 @@ def test_batch_norm_and_a_single_example(digits, module):
         found([1, 1])
     with pytest.raises(ValueError, match=r"^batch-size = 1: its network does not train on a single .*Expected more"):
         found([24, 24], batch_size=1)
+    assert warning.count("a single example") == 1
+    assert "(ValueError: Expected more than 1 value per channel" in warning
     with pytest.raises(ValueError, match=r"^micro-batch-size = 1: "):
         found([24, 24], micro=1)
 
@@ -122,6 +129,15 @@ def test_batch_norm_and_a_single_example(digits, module):
 def test_a_module_without_batch_norm_trains_on_single_examples(digits):
     assert tried("Even", digits, examples=[1, 4], batch_size=2) == []
     assert tried("Plain", digits, examples=[1, 1], batch_size=1, module="own_constants") == []
+
+
+def test_the_log_says_what_was_tried(digits, caplog):
+    caplog.set_level("INFO", logger="flwr")
+    tried("Plain", digits, examples=[24, 27], module="own_constants")
+    assert caplog.messages == [
+        "Tried 1 network of the family: in evaluation mode on batches of 1, 2, 4, 7, in training mode on batches of 2, "
+        "4, 7"
+    ]
 
 
 def test_last_batches():
