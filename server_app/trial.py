@@ -29,6 +29,7 @@ from tasks.task import Task, laid_out_for
 Mode = Literal["evaluation", "training"]
 MOST_NETWORKS = 8  # that are tried, of as many levels as there may be
 MOST_EXAMPLES = 64  # in one batch
+MOST_NAMES = 3  # in one warning
 UNIT = 1e-3  # by which a length may differ from 1
 
 
@@ -162,7 +163,7 @@ class _Trial:
             self._train(network, size)
             moved |= {name for name, buffer in network.named_buffers() if not torch.equal(buffer, before[name])}
         self._check_kept(network, {name: before[name] for name in moved})
-        return warnings
+        return warnings + self._check_next_round(network)
 
     def network(self) -> Network:
         """A fresh network with its part of the first weights."""
@@ -354,6 +355,25 @@ class _Trial:
                 "training data in a buffer (register_buffer) while self.training"
             )
 
+    def _check_next_round(self, used: Network) -> list[str]:
+        """Return a warning where training changes what a pass reads and what does not travel."""
+        next_one = self.network()
+        next_one.load_state_dict(used.state_dict())
+        for network in (used, next_one):
+            network.settle()
+        changed = _changed(self._module(used), self._module(next_one))  # before a pass changes the other one too
+        inputs = self._examples(4)[0][2:]
+        for training in (False, True):
+            one, other = (self._said(network.train(training), inputs) for network in (used, next_one))
+            if not _close(one, other):
+                names = f", such as {', '.join(changed[:MOST_NAMES])}," if changed else ""
+                return [
+                    f"Training changes something of {self.where}{names} that does not travel: it begins anew in every "
+                    "round, and before the model is scored. A count or a flag lasts as a buffer in floating point "
+                    "(register_buffer)"
+                ]
+        return []
+
     def _said(self, network: Network, inputs: Tensor) -> Tensor:
         """What a network answers, of which chance has no part."""
         with torch.no_grad(), same_draws():
@@ -404,6 +424,17 @@ class _Trial:
                     "form in `forward`, or leave it out of the state with register_buffer(..., persistent=False), so "
                     "that each round begins with what the constructor makes"
                 )
+
+
+def _changed(used: torch.nn.Module, fresh: torch.nn.Module) -> list[str]:
+    """Names of numbers and buffers that differ between two modules of one architecture."""
+    buffers = dict(fresh.named_buffers())
+    found = [name for name, value in used.named_buffers() if name in buffers and not torch.equal(value, buffers[name])]
+    for (path, part), other in zip(used.named_modules(), fresh.modules(), strict=True):
+        for name, value in vars(part).items():
+            if isinstance(value, int | float) and name != "training" and value != vars(other).get(name):
+                found.append(f"{path}.{name}" if path else name)
+    return found
 
 
 def _close(first: Tensor, second: Tensor) -> bool:

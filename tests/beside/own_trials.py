@@ -174,3 +174,36 @@ class FlagsFromZeros(Plain):
         if self.training:
             self.used = torch.maximum(self.used, (x.detach() > 0).any(0).float())
         return x * self.used
+
+
+class FirstBatchSetsWeights(Plain):
+    """As in Glow: what the first batch of training sets is learned from then on."""
+
+    def make(self) -> None:
+        self.shift = nn.Parameter(torch.zeros(16))
+        self.ready = False
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.training and not self.ready:
+            self.shift.data = -x.detach().mean(0)
+            self.ready = True
+        return x + self.shift
+
+
+class WarmUp(Plain):
+    def make(self) -> None:
+        self.register_buffer("steps", torch.tensor(0))
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return x * (self.steps / 1000 + 0.1)
+
+
+class HarmlessCount(Plain):
+    def make(self) -> None:
+        self.passes = 0
+
+    def between(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x

@@ -97,6 +97,13 @@ def test_answers_that_depend_on_chance_or_on_the_batch_are_warned_of(digits, nam
     assert words.split(".*")[0].strip() in warning
 
 
+@pytest.mark.parametrize(("name", "what"), [("FirstBatchSetsWeights", "ready"), ("WarmUp", "steps")])
+def test_what_training_changes_and_does_not_travel_is_warned_of(digits, name, what):
+    [warning] = tried(name, digits)
+    assert f"Training changes something of its network, such as {what}, that does not travel" in warning
+    assert tried("HarmlessCount", digits) == []
+
+
 def test_every_level_is_tried(digits):
     with pytest.raises(ValueError, match=r"its network {'widths': \[1\]} answers a batch of 2 in evaluation mode"):
         tried("OfALevel", digits, levels=[{"wrong": True}, {}])
