@@ -104,6 +104,7 @@ def check(config: RunConfig, run_dir: Path, width: int) -> Page:
     if config.partition == "own" and not config.fleet:
         page.add("Data", "on the devices: what is left out there is told when they are asked, before round 1")
         page.add("Model", "its inputs and classes follow from what devices agree on, when they are asked")
+        _resumed(page, config, run_dir, None)
         return page
     engine = None
     with told_later() as said, page.noting():
@@ -119,9 +120,7 @@ def check(config: RunConfig, run_dir: Path, width: int) -> Page:
         _devices(page, engine, config)
         with page.noting():
             page.warnings += check_disk(engine, config, run_dir)
-        if config.resume and is_run(run_dir):
-            with page.noting():
-                check_same_files(run_dir, config, engine)
+        _resumed(page, config, run_dir, engine)
     told = [record.getMessage() for record in said if INFO <= record.levelno < WARNING]
     page.add("Told as the run is built", *dict.fromkeys(told))  # a method from outside is begun twice
     page.warnings += [record.getMessage() for record in said if record.levelno >= WARNING]
@@ -136,6 +135,13 @@ def _experiment(page: Page, config: RunConfig, run_dir: Path) -> None:
     before = len(read_rounds(run_dir)) if config.resume and run_dir.is_dir() else 0
     lines.append(f"folder {run_dir}" + (f", which goes on after {counted(before, 'round')}" if before else ""))
     page.add("Run", *lines)
+
+
+def _resumed(page: Page, config: RunConfig, run_dir: Path, engine: Engine | None) -> None:
+    """Note what of a run to be resumed is not as it was when it began."""
+    if config.resume and is_run(run_dir):
+        with page.noting():
+            check_same_files(run_dir, config, engine)
 
 
 def _apart_from_the_model(page: Page, config: RunConfig) -> None:
@@ -190,7 +196,7 @@ def _own_data(page: Page, config: RunConfig, engine: Engine | None, width: int) 
         if not found.problem:  # which tells what was left out
             left_out[device] = found.remarks
         by_class = ", ".join(f"{name} {train}" for name, (train, _) in found.counts.items() if train)
-        rows.append([str(device), found.problem or by_class or "numbers as labels"])
+        rows.append([str(device), found.problem or by_class or ("none" if found.counts else "numbers as labels")])
     both = {name: (counts[name], tests[name]) for name in sorted(counts)}
     tables = tables_of("", ["device", "examples to train on"], rows, width)
     page.add("Data", *_classes(both, width), *tables)
