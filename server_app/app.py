@@ -619,11 +619,13 @@ def _family(
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):
             raise
-        why = error if isinstance(error, ValueError) else one_sentence(error)
+        why = str(error) if isinstance(error, ValueError) else one_sentence(error)
+        given = f" with family-arguments = {config.family_arguments!r}" if config.family_arguments else ""
+        if is_reference(name):  # it may not go with any inputs
+            raise ConfigError(f"family = {name!r}{given}: {why.removeprefix(f'{name}: ')}") from None
         shape = "x".join(map(str, task.input_shape))
         raise ConfigError(
-            f"family = {name!r} with family-arguments = {config.family_arguments!r} does not go with the "
-            f"{shape} inputs of {config.task!r}: {why}"
+            f"family = {name!r}{given} does not go with the {shape} inputs of {config.task!r}: {why}"
         ) from None
     return family
 

@@ -166,7 +166,7 @@ def test_devices_alone_have_the_examples(digits):
 
 
 def test_a_run_does_not_start(tmp_path):
-    with pytest.raises(ConfigError, match=r"family = 'own_trials:TupleInEvaluation' .* with a tuple of 2"):
+    with pytest.raises(ConfigError, match=r"family = 'own_trials:TupleInEvaluation': its network answers .* with a tuple of 2"):
         build(small_config(tmp_path, family="own_trials:TupleInEvaluation"))
     with pytest.raises(ConfigError, match=r"batch-size = 1: its network does not train on a single example"):
         build(small_config(tmp_path, family="own_trials:Normed", **{"batch-size": 1}))
