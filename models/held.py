@@ -174,6 +174,11 @@ def check_held(where: str, module: nn.Module, *, alone: bool) -> None:
                 f"{where}: {name} is a module ({type(part).__name__}) that is held in a plain list, dict or the like, "
                 "so that its weights would be neither trained nor sent: put it into an nn.ModuleList or nn.ModuleDict"
             )
+    if (shared := next(_learned_in_classes(module), None)) is not None:
+        raise ValueError(
+            f"{where}: {shared} has weights and is an attribute of a class, so that they would be neither trained nor "
+            "sent: make it in __init__, as self.NAME = ..."
+        )
     tables = _registered(module)
     for name, tensor in held_tensors(module).items():
         if id(tensor) in tables:
@@ -195,6 +200,16 @@ def check_held(where: str, module: nn.Module, *, alone: bool) -> None:
                 f"{where}: {name} has requires_grad = True and is no parameter, so that it would be neither trained "
                 "nor sent: make it an nn.Parameter; with register_buffer where it is constant"
             )
+
+
+def _learned_in_classes(module: nn.Module) -> Iterator[str]:
+    """Return the dotted names of parameters, and modules with some, that are attributes of the classes of a module."""
+    for path, part in module.named_modules():
+        for kind in type(part).__mro__:
+            for name, value in vars(kind).items():
+                learned = next(value.parameters(), None) if isinstance(value, nn.Module) else value
+                if isinstance(learned, Tensor) and learned.requires_grad and getattr(part, name, None) is value:
+                    yield f"{path}.{name}" if path else name
 
 
 def sharing(module: nn.Module) -> dict[str, str]:

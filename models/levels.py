@@ -131,6 +131,7 @@ class Levels(ModuleFamily):
     def network(self, arch: Architecture) -> Network:
         """Return what the function makes."""
         text = self._text(arch)
+        where = self.function if text == "{}" else f"{self.function} at level {text}"
         values = {**json.loads(self.arguments), **json.loads(text)}
         function = named(self.function, nn.Module)
         parameters = _parameters(function)
@@ -139,16 +140,16 @@ class Levels(ModuleFamily):
         try:
             module = function(**values)
         except Exception as error:  # of any kind: it is the user's code
-            raise PluginError(f"{self.function} at level {text} fails: {one_sentence(error)}{_hint(error)}") from error
+            raise PluginError(f"{where} fails: {one_sentence(error)}{_hint(error)}") from error
         tensors = chain(module.parameters(), module.buffers()) if isinstance(module, nn.Module) else ()
         if (lazy := next(filter(is_lazy, tensors), None)) is not None:
             raise PluginError(
-                f"{self.function} at level {text} has a lazy layer ({type(lazy).__name__}), which has no shape before "
+                f"{where} has a lazy layer ({type(lazy).__name__}), which has no shape before "
                 "its first batch: say its sizes, as nn.Linear does"
             )
         if not isinstance(module, nn.Module):
-            raise PluginError(f"{self.function} at level {text} returns {type(module).__name__}, not an nn.Module")
-        check_parts(f"{self.function} at level {text}", module)
+            raise PluginError(f"{where} returns {type(module).__name__}, not an nn.Module")
+        check_parts(where, module)
         if self.norm == "static":
             make_static(module)
         return module if isinstance(module, Network) else AnyNetwork(module)
@@ -163,7 +164,7 @@ class Levels(ModuleFamily):
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """See `Family.price`; ValueError also where running statistics would never move."""
-        where = f"{self.function}: level {arch.widths[0]} ({self._text(arch)})"
+        where = self._where(arch.widths[0])
         _check_norms(where, self.without_memory(arch).train())
         try:
             return super().price(arch, batch_size, optimizer)
@@ -175,6 +176,12 @@ class Levels(ModuleFamily):
                 "its batch norms are None in training)"
             ) from error
 
+    def _where(self, number: int) -> str:
+        """What a message on a level begins with: its number and arguments, unless there is one level alone."""
+        return (
+            self.function if self.levels == ("{}",) else f"{self.function}: level {number} ({self.levels[number - 1]})"
+        )
+
     def _text(self, arch: Architecture) -> str:
         return self.levels[arch.widths[0] - 1]
 
@@ -184,7 +191,7 @@ class Levels(ModuleFamily):
         for number in range(len(self.levels), 0, -1):
             network = self.without_memory(Architecture((number,))).train()
             state = network.state_dict()
-            where = f"{self.function}: level {number} ({self.levels[number - 1]})"
+            where = self._where(number)
             if not state:
                 raise ValueError(f"{where} has no tensors to train")
             if whole := [name for name, tensor in state.items() if not tensor.is_floating_point()]:

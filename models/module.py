@@ -18,8 +18,9 @@ from models.cost import OPTIMIZERS, Convolution, Cost
 from models.held import fill_held, from_first_weights, held_tensors, lacks_values, move_held
 from models.layers import Network, TensorSpec
 from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
-from models.skeleton import parameters_without_memory, same_draws
+from models.skeleton import parameters_without_memory
 from models.spectral import find_vectors, leave_vectors_out
+from plugins.draws import same_draws
 from plugins.reference import PluginError
 
 if TYPE_CHECKING:

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from models.spectral import not_iterated
-
-
-@contextmanager
-def same_draws(seed: int = 0) -> Iterator[None]:
-    """Let a `with` block draw the same numbers each time, on the CPU, and no others be drawn after it for that.
-
-    A GPU's generator is left alone: the device's own draws go on from it.
-    """
-    own, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.default_generator.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(own)
-        np.random.set_state(numpy)
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
 from models.layers import Network
 from models.module import changed_input
-from models.skeleton import parameters_without_memory, same_draws
+from models.skeleton import parameters_without_memory
+from plugins.draws import same_draws
 from plugins.reference import PluginError
 
 aten = torch.ops.aten

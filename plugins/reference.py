@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from plugins import beside
+from plugins.draws import same_draws
 
 MAX_NAMES = 12  # of what a module has, in an error
 
@@ -122,8 +123,11 @@ def _module(name: str) -> ModuleType:
         beside.look_for(name)
     except ValueError as error:
         raise PluginError(str(error)) from None
+    if name in sys.modules:
+        return sys.modules[name]
     try:
-        return importlib.import_module(name)
+        with same_draws():  # a constant of the file that is drawn at random is the same in every process
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise PluginError(f"there is no module {error.name!r} {_looked(error.name)}") from None

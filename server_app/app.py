@@ -123,7 +123,7 @@ def _run(grid: Grid, config: RunConfig, run_dir: Path, engine: Engine, scorer: S
         config.resume,
         engine.population.fleet_digest,
         digests_of(config),
-        _initial_digest(config),
+        initial_digest(config),
         data_of(engine),
         engine.population.most_bytes,
     )
@@ -227,7 +227,7 @@ def check_files(config: RunConfig, known: Known) -> None:
     """
     _fleet_digest(config, known)
     task_spec(config)
-    _once(known, "initial", config.initial_weights, lambda: _initial_digest(config))
+    _once(known, "initial", config.initial_weights, lambda: initial_digest(config))
 
 
 def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
@@ -242,7 +242,7 @@ def check_same_inputs(run_dir: Path, config: RunConfig, known: Known) -> None:
         known: what was read for other runs before; what is read now is added to it.
     """
     check_same_fleet(run_dir, config.to_dict(), _fleet_digest(config, known))
-    check_same_initial(run_dir, _once(known, "initial", config.initial_weights, lambda: _initial_digest(config)))
+    check_same_initial(run_dir, _once(known, "initial", config.initial_weights, lambda: initial_digest(config)))
     if is_of_a_folder(config.task) and config.partition != "own":
         # Seed, devices and partition make no difference. `load_task` may know the data of an earlier moment.
         of_run = task_spec(config)
@@ -415,7 +415,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
         personal_from=config.personal_from,
         state_dir=_state_dir(config),
         norm_bound=config.norm_bound,
-        privacy=_privacy(config),
+        privacy=privacy_of(config),
         secure_minimum=config.secure_minimum if config.secure_aggregation else 0,
         aggregation=Aggregation(config.aggregation, config.aggregation_trim),
         wire=config.wire,
@@ -463,7 +463,7 @@ def build(config: RunConfig, own: OwnData | None = None) -> tuple[Engine, Scorer
     return Engine(method, _population(config, method, task, own), own), scores
 
 
-def _privacy(config: RunConfig) -> Privacy | None:
+def privacy_of(config: RunConfig) -> Privacy | None:
     """How the run protects its devices; ConfigError where no noise is enough, or the accountant is not installed."""
     if not config.is_private:
         return None
@@ -548,7 +548,7 @@ def _initial(config: RunConfig, family: Family, task: Task) -> tuple[Mapping[str
     return found.whole(family, lambda: initial_weights(family, config.seed)), file
 
 
-def _initial_digest(config: RunConfig) -> str:
+def initial_digest(config: RunConfig) -> str:
     """SHA-256 of the file that a run's first weights come from; "" where they are drawn."""
     return digest_of(weights_file(config.initial_weights)) if config.initial_weights else ""
 
@@ -619,11 +619,13 @@ def _family(
     except Exception as error:
         if not isinstance(error, ValueError) and not is_reference(name):
             raise
-        why = error if isinstance(error, ValueError) else one_sentence(error)
+        why = str(error) if isinstance(error, ValueError) else one_sentence(error)
+        given = f" with family-arguments = {config.family_arguments!r}" if config.family_arguments else ""
+        if is_reference(name):  # it may not go with any inputs
+            raise ConfigError(f"family = {name!r}{given}: {why.removeprefix(f'{name}: ')}") from None
         shape = "x".join(map(str, task.input_shape))
         raise ConfigError(
-            f"family = {name!r} with family-arguments = {config.family_arguments!r} does not go with the "
-            f"{shape} inputs of {config.task!r}: {why}"
+            f"family = {name!r}{given} does not go with the {shape} inputs of {config.task!r}: {why}"
         ) from None
     return family
 

@@ -9,23 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from logging import INFO
 from typing import Literal
 
 import torch
+from flwr.common import log
 from torch import Tensor
 
 from models.architecture import Architecture
 from models.base import Family, with_weights
 from models.held import held_tensors, sharing, unsteady
 from models.layers import Network
-from models.module import AnyNetwork, ModuleFamily
-from models.skeleton import same_draws
-from plugins.reference import is_reference, one_sentence
+from models.module import AnyNetwork, ModuleFamily, changed_input
+from plugins.draws import same_draws
+from plugins.reference import PluginError, is_reference, one_sentence
+from server_app.units import counted
 from tasks.task import Task, laid_out_for
 
 Mode = Literal["evaluation", "training"]
 MOST_NETWORKS = 8  # that are tried, of as many levels as there may be
 MOST_EXAMPLES = 64  # in one batch
+MOST_NAMES = 3  # in one warning
 UNIT = 1e-3  # by which a length may differ from 1
 
 
@@ -88,7 +92,22 @@ def try_networks(family: Family, task: Task, batches: Batches) -> list[str]:
             if number == 0:  # the others say the same
                 warnings += found
                 warnings += _single(trial, batches) if alone else []
+    if of_ones_own:
+        sizes = sorted(_sizes(batches.rests))
+        log(
+            INFO,
+            "Tried %s of the family: in evaluation mode on batches of %s, in training mode on batches of %s",
+            counted(len(architectures), "network"),
+            ", ".join(map(str, sizes)),
+            ", ".join(map(str, sizes[1:])),  # all but 1
+        )
     return warnings
+
+
+def _sizes(rests: Sequence[int]) -> list[int]:
+    """Return the sizes of batches to try: two, one and smaller last ones."""
+    # The second smallest too, which may be odd where the first is even.
+    return list(dict.fromkeys([2, 1, *(min(rest, MOST_EXAMPLES) for rest in rests[:2])]))
 
 
 def _single(trial: _Trial, batches: Batches) -> list[str]:
@@ -131,11 +150,11 @@ class _Trial:
     def run(self, rests: Sequence[int]) -> list[str]:
         """Try everything; returns warnings."""
         self._check_constants()
-        # The second smallest too, which may be odd where the first is even.
-        sizes = list(dict.fromkeys([2, 1, *(min(rest, MOST_EXAMPLES) for rest in rests[:2])]))
+        sizes = _sizes(rests)
         network = self.scored().eval()
         for size in sizes:
             self._evaluate(network, size)
+        self._check_repeatable()
         warnings = self._check_independent(network)
         network = self.network().train()
         before = {name: buffer.clone() for name, buffer in network.named_buffers()}
@@ -144,7 +163,7 @@ class _Trial:
             self._train(network, size)
             moved |= {name for name, buffer in network.named_buffers() if not torch.equal(buffer, before[name])}
         self._check_kept(network, {name: before[name] for name in moved})
-        return warnings
+        return warnings + self._check_next_round(network)
 
     def network(self) -> Network:
         """A fresh network with its part of the first weights."""
@@ -155,14 +174,15 @@ class _Trial:
         family = self.family.with_statistics
         if family is self.family:
             return self.network()
-        return with_weights(family, self.architecture, family.place(self.architecture).gather(family.initial()))
+        with same_draws():
+            return with_weights(family, self.architecture, family.place(self.architecture).gather(family.initial()))
 
     def failure_alone(self) -> str | None:
         """Why the network does not train on a single example; None where it does."""
         try:
             self._loss(self.network().train(), 1, "training").backward()
         except Exception as error:  # of any kind: a model is any Python
-            return one_sentence(error)
+            return one_sentence(error.__cause__ or error)
         return None
 
     def _evaluate(self, network: Network, size: int) -> None:
@@ -213,10 +233,16 @@ class _Trial:
         """What the network answers to some examples, and their labels; ValueError unless it is of the right shape."""
         inputs, labels = self._examples(size)
         what = f"a batch of {size} in {mode} mode"
+        given = laid_out_for(network, inputs)
+        before = given.clone()
         try:
-            outputs = network(laid_out_for(network, inputs))
+            outputs = network(given)
+        except PluginError:  # says in words what is wrong
+            raise
         except Exception as error:
             raise ValueError(f"{self.where} fails on {what}: {one_sentence(error)}") from error
+        if not torch.equal(given, before):  # by way of `.data` or NumPy, which PyTorch does not count
+            raise PluginError(changed_input(network))
         right = (len(inputs), self.family.classes, *self._positions(inputs))
         meant = f"(batch, {', '.join(map(str, right[1:]))}), here {right}"
         if not isinstance(outputs, Tensor):
@@ -308,6 +334,51 @@ class _Trial:
                 return True
         return False
 
+    def _check_repeatable(self) -> None:
+        """Raise ValueError where networks of equal weights answer the same input differently in evaluation mode."""
+        earlier, inputs = self._examples(4)[0].split(2)
+        used = self.scored().eval()
+        self._said(used, earlier)
+        once, again, later = (
+            self._said(network, inputs) for network in (self.scored().eval(), self.scored().eval(), used)
+        )
+        if not _close(once, again):
+            raise ValueError(
+                f"{self.where} answers the same input differently each time that it is made with the same weights: its "
+                "constructor draws numbers by a generator without a seed, so that every device would have its own: "
+                "draw them with torch, or with a seed"
+            )
+        if not _close(once, later):
+            raise ValueError(
+                f"{self.where} answers an input in evaluation mode by what it was given before: its forward keeps "
+                "something of a batch, which neither travels nor is exported: compute it from each input, or from the "
+                "training data in a buffer (register_buffer) while self.training"
+            )
+
+    def _check_next_round(self, used: Network) -> list[str]:
+        """Return a warning where training changes what a pass reads and what does not travel."""
+        next_one = self.network()
+        next_one.load_state_dict(used.state_dict())
+        for network in (used, next_one):
+            network.settle()
+        changed = _changed(self._module(used), self._module(next_one))  # before a pass changes the other one too
+        inputs = self._examples(4)[0][2:]
+        for training in (False, True):
+            one, other = (self._said(network.train(training), inputs) for network in (used, next_one))
+            if not _close(one, other):
+                names = f", such as {', '.join(changed[:MOST_NAMES])}," if changed else ""
+                return [
+                    f"Training changes something of {self.where}{names} that does not travel: it begins anew in every "
+                    "round, and before the model is scored. A count or a flag lasts as a buffer in floating point "
+                    "(register_buffer)"
+                ]
+        return []
+
+    def _said(self, network: Network, inputs: Tensor) -> Tensor:
+        """What a network answers, of which chance has no part."""
+        with torch.no_grad(), same_draws():
+            return network(laid_out_for(network, inputs.clone()))
+
     @staticmethod
     def _module(network: Network) -> torch.nn.Module:
         return network.module if isinstance(network, AnyNetwork) else network
@@ -317,13 +388,13 @@ class _Trial:
         inputs, _ = self._examples(2)
         with torch.no_grad():
             first, again = (network(laid_out_for(network, inputs)) for _ in range(2))
-            if not torch.allclose(first, again, rtol=1e-3, atol=1e-4):
+            if not _close(first, again):
                 return [
                     f"In evaluation mode {self.where} answers the same input differently each time: F.dropout needs "
                     "training=self.training"
                 ]
             alone = torch.cat([network(laid_out_for(network, inputs[number : number + 1])) for number in (0, 1)])
-        if torch.allclose(first, alone, rtol=1e-3, atol=1e-4):
+        if _close(first, alone):
             return []
         return [
             f"In evaluation mode the answer of {self.where} to an input depends on the other inputs of its batch: "
@@ -355,6 +426,21 @@ class _Trial:
                 )
 
 
+def _changed(used: torch.nn.Module, fresh: torch.nn.Module) -> list[str]:
+    """Names of numbers and buffers that differ between two modules of one architecture."""
+    buffers = dict(fresh.named_buffers())
+    found = [name for name, value in used.named_buffers() if name in buffers and not torch.equal(value, buffers[name])]
+    for (path, part), other in zip(used.named_modules(), fresh.modules(), strict=True):
+        for name, value in vars(part).items():
+            if isinstance(value, int | float) and name != "training" and value != vars(other).get(name):
+                found.append(f"{path}.{name}" if path else name)
+    return found
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first, second, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
 def _kept(values: Tensor) -> list[str]:
     """What is true of values and would not be of a mean of such values."""
     found = []
@@ -364,7 +450,7 @@ def _kept(values: Tensor) -> list[str]:
             found.append(f"length 1 along dimension {dimension}")
     if exact.dim() > 1 and abs(float(exact.norm()) - 1) < UNIT:
         found.append("length 1 as a whole")
-    if bool(((exact == 0) | (exact.abs() == 1)).all()) and len(exact.unique()) > 1:
+    if bool(((exact == 0) | (exact.abs() == 1)).all()):
         found.append("no values but 0 and 1")
     return found
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plugins.extras import check_installed
 from plugins.reference import is_reference
 from server_app.journal import check_writers
-from server_app.resuming import check_folder, check_resumable, check_same_plugins
+from server_app.resuming import (
+    check_folder,
+    check_resumable,
+    check_same_data,
+    check_same_fleet,
+    check_same_initial,
+    check_same_plugins,
+)
 from server_app.run_folder import JournalError, is_held
 from server_app.units import bytes_text
 from wildflower.settings import SettingsError
@@ -33,20 +41,44 @@ class Deployment:
 
 def check_start(config: RunConfig, run_dir: Path, deployment: Deployment | None) -> None:
     """Raise unless a run may begin or go on in its folder, as far as nothing need be built to know it."""
+    for step in steps_of_start(config, run_dir, deployment):
+        step()
+
+
+def steps_of_start(config: RunConfig, run_dir: Path, deployment: Deployment | None) -> list[Callable[[], None]]:
+    """Return the steps of `check_start`. None needs another, so that a page can show all that fail."""
+    steps: list[Callable[[], None]] = [partial(_check_folder, config, run_dir), partial(check_free, run_dir)]
+    if deployment is None:  # a ServerApp may run elsewhere
+        steps.append(check_writers)
+        if config.tracker:
+            steps.append(partial(check_installed, config.tracker, f"tracker = {config.tracker!r}"))
+        if config.engine == "flower":
+            steps.append(partial(check_installed, "ray", "engine = 'flower'"))
+    return [*steps, partial(check_population, config, deployment)]
+
+
+def _check_folder(config: RunConfig, run_dir: Path) -> None:
+    """Raise JournalError unless a run may begin or go on in its folder with this configuration."""
     from server_app.config import digests_of
 
     check_folder(run_dir, config.resume)
-    if deployment is None:  # a ServerApp may run elsewhere
-        check_writers()
-        if config.tracker:
-            check_installed(config.tracker, f"tracker = {config.tracker!r}")
-        if config.engine == "flower":
-            check_installed("ray", "engine = 'flower'")
-    check_free(run_dir)
     if config.resume:
         check_resumable(run_dir, config.to_dict())
         check_same_plugins(run_dir, digests_of(config))
-    check_population(config, deployment)
+
+
+def check_same_files(run_dir: Path, config: RunConfig, engine: Engine | None) -> None:
+    """Raise JournalError unless fleet, first weights and data are those that a run to be resumed began with.
+
+    Args:
+        engine: as built here; None where the devices are real.
+    """
+    from server_app.app import data_of, initial_digest
+
+    check_same_fleet(run_dir, config.to_dict(), engine.population.fleet_digest if engine else "")
+    check_same_initial(run_dir, initial_digest(config))
+    if engine is not None:
+        check_same_data(run_dir, data_of(engine))
 
 
 def check_free(run_dir: Path) -> None:

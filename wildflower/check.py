@@ -7,7 +7,7 @@ on with what does not depend on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
@@ -15,15 +15,18 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING
 
+from models.base import Family
+from models.levels import Levels
 from rounds.engine import Engine
 from rounds.secure import block_count
-from server_app.app import start, task_spec
+from server_app.app import check_files, privacy_of, start, task_spec
 from server_app.config import RunConfig
-from server_app.run_folder import JournalError, read_rounds
+from server_app.run_folder import JournalError, is_run, read_rounds
 from server_app.units import counted
-from tasks.remarks import Remark
+from strategies.method import Method
+from tasks.remarks import Remark, by_kind
 from tasks.task import Task, TaskSpec, inspect_device, inspect_whole, load_task
-from wildflower.before import Deployment, check_buildable, check_disk, check_start
+from wildflower.before import Deployment, check_buildable, check_disk, check_same_files, steps_of_start
 from wildflower.local import told_later
 from wildflower.plan import plan_of, plan_tables, spread
 from wildflower.tables import tables_of
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MAX_CLASSES, MAX_DEVICES = 20, 50
+MAX_CLASSES, MAX_DEVICES, MAX_NAMES = 20, 50, 6
 SOMEWHERE = Deployment("the SuperLink", None)
 
 
@@ -94,19 +97,23 @@ def check(config: RunConfig, run_dir: Path, width: int) -> Page:
     page = Page()
     real = not config.fleet or config.engine == "nodes"
     _experiment(page, config, run_dir)
-    with page.noting():
-        check_start(config, run_dir, SOMEWHERE if real else None)
+    for step in steps_of_start(config, run_dir, SOMEWHERE if real else None):
+        with page.noting():
+            step()
     if ignored := config.ignored_text():
         page.warnings.append(ignored)
     if config.partition == "own" and not config.fleet:
         page.add("Data", "on the devices: what is left out there is told when they are asked, before round 1")
         page.add("Model", "its inputs and classes follow from what devices agree on, when they are asked")
+        _resumed(page, config, run_dir, None)
         return page
     engine = None
     with told_later() as said, page.noting():
         engine, _ = check_buildable(config)
     _data(page, config, engine, width)
-    if engine is not None:
+    if engine is None:
+        _apart_from_the_model(page, config)
+    else:
         with told_later() as later, page.noting():
             start(engine, config)
         said += later
@@ -114,7 +121,9 @@ def check(config: RunConfig, run_dir: Path, width: int) -> Page:
         _devices(page, engine, config)
         with page.noting():
             page.warnings += check_disk(engine, config, run_dir)
-    page.add("Told as the run is built", *(r.getMessage() for r in said if INFO <= r.levelno < WARNING))
+        _resumed(page, config, run_dir, engine)
+    told = [record.getMessage() for record in said if INFO <= record.levelno < WARNING]
+    page.add("Told as the run is built", *dict.fromkeys(told))  # a method from outside is begun twice
     page.warnings += [record.getMessage() for record in said if record.levelno >= WARNING]
     return page
 
@@ -127,6 +136,22 @@ def _experiment(page: Page, config: RunConfig, run_dir: Path) -> None:
     before = len(read_rounds(run_dir)) if config.resume and run_dir.is_dir() else 0
     lines.append(f"folder {run_dir}" + (f", which goes on after {counted(before, 'round')}" if before else ""))
     page.add("Run", *lines)
+
+
+def _resumed(page: Page, config: RunConfig, run_dir: Path, engine: Engine | None) -> None:
+    """Note what of a run to be resumed is not as it was when it began."""
+    if config.resume and is_run(run_dir):
+        with page.noting():
+            check_same_files(run_dir, config, engine)
+
+
+def _apart_from_the_model(page: Page, config: RunConfig) -> None:
+    """Note what is wrong beside that for which a run could not be built, such as with its fleet."""
+    with told_later():
+        with page.noting():
+            check_files(config, {})
+        with page.noting():
+            privacy_of(config)
 
 
 def _data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> None:
@@ -144,7 +169,6 @@ def _data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> N
     lines: list[str | Table] = [
         f"{len(task.train):,} examples to train on, {len(task.test):,} to test on, inputs {shape}",
         *_by_device(task, config.devices),
-        *_left_out({"": found.remarks}),
         *_classes(found.counts, width),
     ]
     page.add("Data", *lines)
@@ -154,29 +178,31 @@ def _data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> N
 
 
 def _own_data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> None:
-    """The same of simulated devices that have folders of their own."""
+    """The same of simulated devices that have folders of their own.
+
+    What is left out there is among the warnings, unless devices agree on nothing.
+    """
     spec = task_spec(config)
     if engine is not None:
         spec = TaskSpec.from_json(engine.settings.task)
     counts: Counter[str] = Counter()
     tests: Counter[str] = Counter()
     rows: list[list[str]] = []
-    left_out: dict[str, tuple[Remark, ...]] = {}
+    left_out: dict[int, tuple[Remark, ...]] = {}
     for device in spread(range(config.devices), MAX_DEVICES):
         found = inspect_device(spec, device)
         for name, (train, test) in found.counts.items():
             counts[name] += train
             tests[name] += test
-        left_out[f"device {device}: "] = found.remarks
+        if not found.problem:  # which tells what was left out
+            left_out[device] = found.remarks
         by_class = ", ".join(f"{name} {train}" for name, (train, _) in found.counts.items() if train)
-        rows.append([str(device), found.problem or by_class or "numbers as labels"])
+        rows.append([str(device), found.problem or by_class or ("none" if found.counts else "numbers as labels")])
     both = {name: (counts[name], tests[name]) for name in sorted(counts)}
     tables = tables_of("", ["device", "examples to train on"], rows, width)
-    page.add("Data", *_left_out(left_out), *_classes(both, width), *tables)
-
-
-def _left_out(remarks: Mapping[str, tuple[Remark, ...]]) -> list[str]:
-    return [f"{whose}{remark}" for whose, found in remarks.items() for remark in found]
+    page.add("Data", *_classes(both, width), *tables)
+    if engine is None:
+        page.warnings += [f"Data of {line}" for line in by_kind(left_out)]
 
 
 def _classes(counts: Mapping[str, tuple[int, int]], width: int) -> list[Table]:
@@ -213,10 +239,37 @@ def _model(page: Page, engine: Engine) -> None:
     smallest = method.cost(method.smallest_architecture)
     page.add(
         "Model",
-        f"{method.family.name}, {whole:,} parameters as a whole",
+        f"{method.family.spec()['name']}, {whole:,} parameters as a whole",
         f"the smallest that {method.name()} gives has {smallest.parameters:,} parameters and takes "
         f"{smallest.peak_training_memory_bytes / 1e6:.3g} MB of memory in training",
+        *_levels(method),
+        *_buffers(method.family),
     )
+
+
+def _levels(method: Method) -> Iterator[str]:
+    """How many levels a user's function has, where there are several."""
+    family = method.family
+    if isinstance(family, Levels) and len(family.levels) > 1:
+        small, large = (method.cost(level).parameters for level in (family.smallest(), family.full()))
+        yield f"{len(family.levels)} levels, each a part of the next, of {small:,} to {large:,} parameters"
+
+
+def _buffers(family: Family) -> Iterator[str]:
+    """Which buffers of the largest model are averaged, and which are as the constructor makes them."""
+    network = family.without_memory(family.full()).train()
+    state = network.state_dict().keys()
+    travel = state - dict(network.named_parameters()).keys()
+    buffers = [name for name, _ in network.named_buffers()]
+    if averaged := [name for name in buffers if name in travel]:
+        yield f"buffers that travel and are averaged: {_some(averaged)}"
+    if stay := [name for name in buffers if name not in state]:
+        yield f"buffers that do not travel and are made anew in every round: {_some(stay)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
 def _devices(page: Page, engine: Engine, config: RunConfig) -> None:

@@ -23,11 +23,18 @@ from rich.table import Table
 from plugins.beside import files_of
 from plugins.extras import MissingExtraError
 from plugins.reference import is_reference
-from server_app.resuming import check_folder, check_same_data, check_same_fleet
+from server_app.resuming import check_folder
 from server_app.run_folder import COMMAND_LOCK, JournalError, alone_in, is_held, read_rounds, read_summary
 from server_app.run_records import RoundRecord, Summary
 from server_app.units import bytes_text, counted, plain, score_format, seconds_text
-from wildflower.before import Deployment, check_buildable, check_disk, check_free, check_start
+from wildflower.before import (
+    Deployment,
+    check_buildable,
+    check_disk,
+    check_free,
+    check_same_files,
+    check_start,
+)
 from wildflower.bundle import make_bundle
 from wildflower.flower import FlowerError, SuperLink, connected, last_lines, stop_signals_interrupt, superlink
 from wildflower.local import local_server, prepare_to_fork, told_later
@@ -102,11 +109,7 @@ def _run(
         said = stack.enter_context(told_later())
         built = check_buildable(config) if config.fleet else None
     if config.resume:
-        check_same_fleet(run_dir, config.to_dict(), built[0].population.fleet_digest if built else "")
-        if built is not None:
-            from server_app.app import data_of
-
-            check_same_data(run_dir, data_of(built[0]))
+        check_same_files(run_dir, config, built[0] if built else None)
     already = list(check_disk(built[0], config, run_dir)) if built else []
     # Another command may have begun the same run, or even ended it, while this one was built.
     held.enter_context(alone_in(run_dir, COMMAND_LOCK))

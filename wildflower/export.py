@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from devices.validation import one_line
 from models.architecture import Architecture
 from models.layers import MeanOfExits
-from plugins.extras import needed
-from plugins.reference import PluginError
+from plugins.extras import MissingExtraError, needed
+from plugins.reference import PluginError, is_reference, one_sentence
 from server_app.models import ModelInfo, Which, load_model, modules_of, network_of
 from tasks.arguments import in_words
 
@@ -138,11 +138,7 @@ def export(
         with torch.no_grad():
             check_numbers(deployed(examples(facts, CHECKED)), str(run_dir))
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = (
-            safetensors.torch.save(_tensors(model))
-            if file_format == "safetensors"
-            else _WRITERS[file_format](deployed, facts)
-        )
+        data = safetensors.torch.save(_tensors(model)) if file_format == "safetensors" else _written(deployed, facts)
         for target, contents in ((path, data), (facts_path(path), facts.model_dump_json(indent=2).encode())):
             beside = target.with_name(f".{target.name}.{os.getpid()}.part")
             beside.write_bytes(contents)
@@ -212,6 +208,22 @@ def _exported(deployed: Deployed, facts: Facts, *, one: bool = False) -> torch.e
     batch = {} if one else {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}
     with torch.no_grad():
         return torch.export.export(deployed, (examples(facts, 1 if one else 2),), dynamic_shapes=(batch,))
+
+
+def _written(deployed: Deployed, facts: Facts) -> bytes:
+    """The program of a model; ExportError where PyTorch cannot make one of a user's module."""
+    try:
+        return _WRITERS[facts.format](deployed, facts)
+    except (ExportError, MissingExtraError):
+        raise
+    except Exception as error:  # of any kind: a model is any Python
+        name = facts.family["name"]
+        if not is_reference(name):
+            raise
+        why = one_line(one_sentence(error))
+        raise ExportError(
+            f"{name} cannot be written as {facts.format}: {why}. Its weights can: --format safetensors"
+        ) from error
 
 
 def _pt2(deployed: Deployed, facts: Facts) -> bytes:

@@ -408,3 +408,17 @@ class ExtraState(Plain):
         return {"version": 1}
 
     def set_extra_state(self, state: object) -> None: ...
+
+
+class WithAParameterOfItsClass(Plain):
+    scale = nn.Parameter(torch.ones(16))
+
+    def between(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class WithAModuleOfItsClass(Plain):
+    layer = nn.Linear(16, 16)
+
+    def between(self, x: Tensor) -> Tensor:
+        return self.layer(x)

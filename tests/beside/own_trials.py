@@ -1,5 +1,8 @@
 """Modules of a user's own whose answers are wrong in one mode, or for some batches."""
 
+import random
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from own_constants import Plain
@@ -122,3 +125,85 @@ class Normed(Plain):
 
     def between(self, x: Tensor) -> Tensor:
         return self.norm(x) if torch.is_tensor(x) else x
+
+
+class ChangingInEvaluation(Plain):
+    """Where PyTorch does not count it."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.training:
+            images.data.sub_(0.5)
+        return super().forward(images)
+
+
+class KeepingABatch(Plain):
+    def make(self) -> None:
+        self.mean = None
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        return x - self.mean
+
+
+class CountingPasses(Plain):
+    def make(self) -> None:
+        self.passes = 0
+
+    def between(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x / self.passes
+
+
+class NumbersWithoutASeed(Plain):
+    """In no tensor."""
+
+    def make(self) -> None:
+        self.scale = np.random.default_rng().uniform(0.5, 2, size=16).astype("float32")
+        self.shift = random.SystemRandom().random()
+
+    def between(self, x: Tensor) -> Tensor:
+        return x * torch.from_numpy(self.scale) + self.shift
+
+
+class FlagsFromZeros(Plain):
+    def make(self) -> None:
+        self.register_buffer("used", torch.zeros(16))
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.used = torch.maximum(self.used, (x.detach() > 0).any(0).float())
+        return x * self.used
+
+
+class FirstBatchSetsWeights(Plain):
+    """As in Glow: what the first batch of training sets is learned from then on."""
+
+    def make(self) -> None:
+        self.shift = nn.Parameter(torch.zeros(16))
+        self.ready = False
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.training and not self.ready:
+            self.shift.data = -x.detach().mean(0)
+            self.ready = True
+        return x + self.shift
+
+
+class WarmUp(Plain):
+    def make(self) -> None:
+        self.register_buffer("steps", torch.tensor(0))
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return x * (self.steps / 1000 + 0.1)
+
+
+class HarmlessCount(Plain):
+    def make(self) -> None:
+        self.passes = 0
+
+    def between(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x

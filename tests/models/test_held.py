@@ -90,6 +90,8 @@ def test_what_is_held_moves_with_the_network():
         ("WithModules", r"blocks\[0\] is a module \(Linear\) .* nn\.ModuleList"),
         ("WithAModuleInAFunction", r"norm\.layer is a module \(BatchNorm1d\)"),
         ("WithALearnedTensor", r"scale has requires_grad = True and is no parameter"),
+        ("WithAParameterOfItsClass", r"scale has weights and is an attribute of a class.*__init__"),
+        ("WithAModuleOfItsClass", r"layer has weights and is an attribute of a class"),
         ("WithAGradientHook", r"stem\.weight has a hook of its gradient"),
         ("Orthogonal", r"parametrizations\.orthogonal reads the values of weights .*matrix_exp"),
         ("WideOrthogonal", r"layer\.parametrizations\.weight\.0: .*matrix_exp"),

@@ -2,8 +2,11 @@
 
 import logging
 import math
+import random
+import sys
 import textwrap
 
+import numpy as np
 import own_constants
 import own_models
 import pytest
@@ -15,6 +18,7 @@ from messages.records import read_records
 from models.initial import digest_of
 from models.mobilenet import MobileNetV2
 from plugins.beside import looked_for_beside
+from plugins.reference import named
 from server_app import checkpoint
 from server_app.app import build, run
 from server_app.config import ConfigError, RunConfig
@@ -100,6 +104,20 @@ def test_the_trained_model_says_what_the_users_own_module_says(tmp_path, name):
     assert torch.equal(model(images), own(images))
     assert not torch.equal(before, own.stem.weight)
     assert export(run_dir).exists()  # which compares what it has written
+
+
+def test_constants_that_a_file_draws_as_it_is_imported_are_the_same_in_every_process(tmp_path, monkeypatch):
+    (tmp_path / "own_draws.py").write_text(
+        "import random\nimport numpy as np\nimport torch\n"
+        "DRAWN = torch.tensor([*torch.randn(2), *np.random.randn(2), random.random()])\n"
+    )
+    drawn = []
+    with looked_for_beside(tmp_path):
+        for _ in range(2):
+            _ = torch.rand(3), np.random.rand(3), random.random()  # another process may have drawn other numbers
+            monkeypatch.delitem(sys.modules, "own_draws", raising=False)
+            drawn.append(named("own_draws:DRAWN", torch.Tensor))
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.filterwarnings("ignore:.*spectral_norm. is deprecated")

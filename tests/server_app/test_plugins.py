@@ -577,7 +577,7 @@ def test_a_family_and_a_task_that_fail_are_named(beside, tmp_path):
     NO_FAMILY = Kind(lambda data_dir: None, "{module}:Nobody")
     """
     name = beside.module(broken, tasks)
-    with pytest.raises(ConfigError, match=rf"family = '{name}:Narrow' .* AttributeError: .*channel.*{name}\.py, line"):
+    with pytest.raises(ConfigError, match=rf"family = '{name}:Narrow': AttributeError: .*channel.*{name}\.py, line"):
         build(small_config(tmp_path, family=f"{name}:Narrow"))
     with pytest.raises(PluginError, match=rf"the data of {name}:TYPO cannot be loaded: IndexError: .*{name}\.py, line"):
         build(small_config(tmp_path, task=f"{name}:TYPO"))

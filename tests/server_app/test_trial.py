@@ -44,6 +44,11 @@ def tried(name, task, examples=(24, 24, 21), batch_size=20, micro=0, module="own
         ("Even", "fails on a batch of 3 in evaluation mode: RuntimeError: an even batch"),
         ("OnlyTraining", "fails on a batch of 2 in evaluation mode: RuntimeError: not in evaluation mode"),
         ("NoNumbers", r"a batch of 1 in evaluation mode with values that are no numbers \(NaN\)"),
+        ("ChangingInEvaluation", r"^ChangingInEvaluation changes its input in place"),
+        ("KeepingABatch", "answers an input in evaluation mode by what it was given before"),
+        ("CountingPasses", "answers an input in evaluation mode by what it was given before"),
+        ("NumbersWithoutASeed", "each time that it is made with the same weights: .* without a seed"),
+        ("FlagsFromZeros", "training changes the buffer used, which has no values but 0 and 1"),
         ("Detached", "has nothing to train: in training mode its answer does not depend on any parameter"),
     ],
 )
@@ -92,6 +97,13 @@ def test_answers_that_depend_on_chance_or_on_the_batch_are_warned_of(digits, nam
     assert words.split(".*")[0].strip() in warning
 
 
+@pytest.mark.parametrize(("name", "what"), [("FirstBatchSetsWeights", "ready"), ("WarmUp", "steps")])
+def test_what_training_changes_and_does_not_travel_is_warned_of(digits, name, what):
+    [warning] = tried(name, digits)
+    assert f"Training changes something of its network, such as {what}, that does not travel" in warning
+    assert tried("HarmlessCount", digits) == []
+
+
 def test_every_level_is_tried(digits):
     with pytest.raises(ValueError, match=r"its network {'widths': \[1\]} answers a batch of 2 in evaluation mode"):
         tried("OfALevel", digits, levels=[{"wrong": True}, {}])
@@ -115,6 +127,8 @@ def test_batch_norm_and_a_single_example(digits, module):
         found([1, 1])
     with pytest.raises(ValueError, match=r"^batch-size = 1: its network does not train on a single .*Expected more"):
         found([24, 24], batch_size=1)
+    assert warning.count("a single example") == 1
+    assert "(ValueError: Expected more than 1 value per channel" in warning
     with pytest.raises(ValueError, match=r"^micro-batch-size = 1: "):
         found([24, 24], micro=1)
 
@@ -122,6 +136,15 @@ def test_batch_norm_and_a_single_example(digits, module):
 def test_a_module_without_batch_norm_trains_on_single_examples(digits):
     assert tried("Even", digits, examples=[1, 4], batch_size=2) == []
     assert tried("Plain", digits, examples=[1, 1], batch_size=1, module="own_constants") == []
+
+
+def test_the_log_says_what_was_tried(digits, caplog):
+    caplog.set_level("INFO", logger="flwr")
+    tried("Plain", digits, examples=[24, 27], module="own_constants")
+    assert caplog.messages == [
+        "Tried 1 network of the family: in evaluation mode on batches of 1, 2, 4, 7, in training mode on batches of 2, "
+        "4, 7"
+    ]
 
 
 def test_last_batches():
@@ -143,7 +166,9 @@ def test_devices_alone_have_the_examples(digits):
 
 
 def test_a_run_does_not_start(tmp_path):
-    with pytest.raises(ConfigError, match=r"family = 'own_trials:TupleInEvaluation' .* with a tuple of 2"):
+    with pytest.raises(
+        ConfigError, match=r"family = 'own_trials:TupleInEvaluation': its network answers .* with a tuple of 2"
+    ):
         build(small_config(tmp_path, family="own_trials:TupleInEvaluation"))
     with pytest.raises(ConfigError, match=r"batch-size = 1: its network does not train on a single example"):
         build(small_config(tmp_path, family="own_trials:Normed", **{"batch-size": 1}))

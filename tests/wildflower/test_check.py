@@ -2,12 +2,16 @@
 
 import shutil
 from collections import namedtuple
+from datetime import datetime
 
 import pytest
 from typer.testing import CliRunner
 
+from server_app.app import run
 from tests.own_folders import digits_of_devices, image_folder
+from tests.small_run import simulated_grid
 from wildflower.command import app
+from wildflower.settings import place, resolve
 
 FLEET = """
 [[group]]
@@ -19,6 +23,20 @@ memory = "1 GB"
 name = "small"
 count = 2
 training_memory = "1.2 MB"
+"""
+
+MODULE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, classes, width=4):
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Linear(64, width), nn.BatchNorm1d(width), nn.Linear(width, classes)
+
+    def forward(self, images):
+        return self.head(torch.relu(self.norm(self.stem(images.flatten(1)))))
 """
 
 
@@ -65,6 +83,50 @@ def test_all_that_is_wrong_is_listed_at_once(typed, tmp_path):
     assert "The run cannot begin: 2 errors." in page
 
 
+def test_what_does_not_depend_on_each_other_is_wrong_at_once(typed):
+    code, page = typed("run-name=a", "resume=true", "engine=nodes", "fleet=none.toml", "tracker=wandb")
+    assert code == 1
+    assert "Error: " in page
+    assert "holds no run to resume" in page
+    assert "none.toml: cannot read this fleet file" in page
+
+
+def test_a_run_is_not_resumed_with_another_fleet(typed, tmp_path):
+    run_dir = tmp_path / "runs" / "begun"
+    config, _ = place(resolve(tmp_path / "experiment.toml", ["run-name=begun"]).config, tmp_path, datetime.now())
+    run(simulated_grid(), config)
+    assert typed("run-name=begun", "resume=true")[0] == 0
+    (tmp_path / "four.toml").write_text(FLEET.replace("1.2 MB", "1.3 MB"))
+    code, page = typed("run-name=begun", "resume=true")
+    assert code == 1
+    assert f"the run in {run_dir} cannot be resumed: the fleet file" in page
+
+
+def test_a_module_of_ones_own_is_tried_and_its_levels_and_buffers_are_shown(typed, tmp_path):
+    (tmp_path / "own_checked.py").write_text(MODULE)
+    levels = "family-arguments=levels = [{width = 4}, {width = 8}]"
+    code, page = typed("family=own_checked:Net", levels, "strategy=fedavg", "batch-size=16")
+    assert code == 0, page
+    for part in (
+        "own_checked:Net, 626 parameters as a whole",
+        "2 levels, each a part of the next, of 318 to 626 parameters",
+        "buffers that travel and are averaged: norm.running_mean, norm.running_var",
+        "Tried 2 networks of the family: in evaluation mode on batches of 1, 2,",
+    ):
+        assert part in page
+    code, page = typed("family=own_checked:Net", levels, "strategy=wildflower")
+    assert "buffers" not in page
+
+
+def test_a_module_that_the_trial_refuses_is_one_error(typed, tmp_path):
+    (tmp_path / "own_refused.py").write_text(MODULE.replace("return self", "return [] if not self.training else self"))
+    code, page = typed("family=own_refused:Net")
+    assert code == 1
+    assert page.count("in evaluation mode with a list of 0") == 1
+    assert "1,438 examples to train on" in page
+    assert page.endswith("The run cannot begin: 1 error.")
+
+
 def test_a_setting_that_cannot_be_is_one_line(typed):
     code, page = typed("learning-rate=-1")
     assert code == 1
@@ -78,8 +140,10 @@ def test_what_is_left_out_of_folders_is_shown_by_device(typed, tmp_path):
     (tmp_path / "data" / "devices" / "0002" / "3" / "holiday.heic").write_bytes(b"photo")
     code, page = typed("task=images", "partition=own", "data-dir=data", "test-fraction=0.3")
     assert code == 0, page
-    assert "device 2: " in page
-    assert "holiday.heic" in page
+    assert page.count("Warning: Data of device 2: ") == page.count("holiday.heic") == 1
+    own = ("task=images", "partition=own", "data-dir=data", "test-fraction=0.3")
+    _, page = typed(*own, "family-arguments=kernel = 50")
+    assert page.count("holiday.heic") == 1
 
 
 def test_a_device_whose_folder_is_unfit_is_named_with_the_reason(typed, tmp_path):

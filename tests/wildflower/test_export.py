@@ -319,6 +319,21 @@ def test_a_module_that_lay_beside_the_experiment_is_exported_as_it_was(run_of_an
     assert "own_export" not in sys.modules
 
 
+def test_a_module_that_cannot_be_traced_is_told_in_one_line(run_of_an_own_module, tmp_path, monkeypatch):
+    run_dir, _ = run_of_an_own_module
+
+    def fails(*_, **__):
+        raise RuntimeError("We found a fake tensor\nin the program")
+
+    monkeypatch.setattr(torch.export, "export", fails)
+    words = (
+        "^own_export:Net cannot be written as pt2: RuntimeError: We found a fake tensor in the program.*safetensors$"
+    )
+    with pytest.raises(ExportError, match=words):
+        export(run_dir, out=tmp_path / "m.pt2")
+    assert export(run_dir, file_format="safetensors", out=tmp_path / "m.safetensors").exists()
+
+
 def test_a_module_that_changed_is_not_exported(run_of_an_own_module):
     run_dir, _ = run_of_an_own_module
     copy = run_dir / "modules" / "own_export_parts.py"

@@ -1,0 +1,28 @@
+"""Numbers drawn at random that are the same in every process: by PyTorch, NumPy and Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def same_draws(seed: int = 0) -> Iterator[None]:
+    """Let a `with` block draw the same numbers each time, on the CPU, and no others be drawn after it for that.
+
+    A GPU's generator is left alone: the device's own draws go on from it.
+    """
+    import numpy as np
+    import torch
+
+    own, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(numpy)
