@@ -178,7 +178,7 @@ def _data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> N
 
 
 def _own_data(page: Page, config: RunConfig, engine: Engine | None, width: int) -> None:
-    """The same of simulated devices that have folders of their own.
+    """Add the same of simulated devices that have folders of their own.
 
     What is left out there is among the warnings, unless devices agree on nothing.
     """
@@ -200,7 +200,8 @@ def _own_data(page: Page, config: RunConfig, engine: Engine | None, width: int) 
         rows.append([str(device), found.problem or by_class or ("none" if found.counts else "numbers as labels")])
     both = {name: (counts[name], tests[name]) for name in sorted(counts)}
     tables = tables_of("", ["device", "examples to train on"], rows, width)
-    page.add("Data", *_classes(both, width), *tables)
+    share = f"each device keeps {config.test_fraction:.0%} of them for its own test"
+    page.add("Data", *_classes(both, width), *tables, *([share] if config.test_fraction else []))
     if engine is None:
         page.warnings += [f"Data of {line}" for line in by_kind(left_out)]
 

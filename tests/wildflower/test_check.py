@@ -7,9 +7,10 @@ from datetime import datetime
 import pytest
 from typer.testing import CliRunner
 
-from server_app.app import run
+from server_app.app import run, run_folder
 from tests.own_folders import digits_of_devices, image_folder
-from tests.small_run import simulated_grid
+from tests.small_run import METHODS, by_method, simulated_grid, small_config
+from wildflower.check import check
 from wildflower.command import app
 from wildflower.settings import place, resolve
 
@@ -204,3 +205,11 @@ def test_what_a_private_run_costs_is_shown(typed):
     _, page = typed("strategy=fedavg", "dp-noise-multiplier=1.0", "family-arguments=norm = 'static'")
     assert "Privacy the run costs epsilon" in page
     assert "with delta 1e-05" in page
+
+
+@by_method()
+def test_every_method_has_a_page(method, tmp_path):
+    config = small_config(tmp_path, **METHODS[method])
+    page = check(config, run_folder(config), 100)
+    assert page.problems == []
+    assert [title for title, _ in page.sections][:4] == ["Run", "Data", "Model", "Devices"]
