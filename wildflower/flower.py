@@ -132,8 +132,8 @@ def _told(answer: Mapping[str, Any]) -> str:
     if "Internal server error" in told:
         told += (
             " The SuperLink's own log says why. Mostly the disk of its database is full: make room, and start the "
-            "SuperLink anew. If the log says `no such table`, there is a space in the path of Flower's Python, where it "
-            "makes no database: install it elsewhere"
+            "SuperLink anew. If the log says `no such table`, there is a space in the path of Flower's Python, where "
+            "it makes no database: install it elsewhere"
         )
     return told
 
