@@ -22,7 +22,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from devices.node import own_secure_minimum
-from devices.private import private_folder, private_open
+from devices.private import private_folder, private_open, sync
 from devices.state import node_state_dir
 from messages.error import MessageError
 from messages.masks import digest_of, digests_of
@@ -219,10 +219,5 @@ def write_whole(path: Path, text: str, *, durable: bool = True) -> None:
         if durable:
             os.fsync(file.fileno())
     os.replace(beside, path)
-    if not durable:
-        return
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if durable:
+        sync(path.parent)

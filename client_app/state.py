@@ -14,7 +14,7 @@ import safetensors.torch
 from torch import Tensor
 
 from client_app.undo import will_write
-from devices.private import close_to_others, private_folder
+from devices.private import close_to_others, private_folder, sync
 from messages.frozen import Part, name_of
 from messages.packing import Layout, unpack
 
@@ -85,10 +85,10 @@ class DeviceState:
             half.unlink()  # of a process that was killed here
         safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, beside)
         close_to_others(beside)
-        _sync(beside)
+        sync(beside)
         will_write(path)  # what another future of the run has left there is void
         os.replace(beside, path)
-        _sync(self.folder)
+        sync(self.folder)
         for number, old in self._versions(key):
             if number > round_number:
                 old.unlink()  # of a future that the resumed run is about to write anew
@@ -158,10 +158,10 @@ class DeviceState:
                 beside = path.with_suffix(f".{os.getpid()}.part")
                 beside.write_bytes(files[name])
                 close_to_others(beside)
-                _sync(beside)
+                sync(beside)
                 os.replace(beside, path)
             if lacking:
-                _sync(self._frozen_file(lacking[0]).parent)
+                sync(self._frozen_file(lacking[0]).parent)
 
     def _read_frozen(self, name: str) -> bytes | None:
         """What is kept under a name, which is the hash of it; None where it is not there, or is no more what it was."""
@@ -185,12 +185,3 @@ class DeviceState:
         """Key, round and path of every file; what has another name is none of ours."""
         found = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob("*.safetensors"))
         return [(match[1], int(match[2]), path) for match, path in found if match]
-
-
-def _sync(path: Path) -> None:
-    """A file's contents, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Files and folders that no other user of the machine can read, whatever the umask."""
+"""Files and folders that no other user of the machine can read, whatever the umask, and that are on the disk."""
 
 from __future__ import annotations
 
@@ -26,3 +26,12 @@ def close_to_others(path: Path) -> None:
     """Take the reading of a file from other users, which a library has made; where the file system has no modes: no."""
     with suppress(PermissionError):
         path.chmod(FILE_MODE)
+
+
+def sync(path: Path) -> None:
+    """Write a file's contents, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from flwr.common import log
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from devices.private import private_folder, private_open
+from devices.private import private_folder, private_open, sync
 from server_app.run_folder import JournalError, read_rounds
 from server_app.run_records import RoundRecord
 from tasks.arguments import in_words
@@ -106,7 +106,7 @@ def begin(run_dir: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.rename(path)  # which keeps the inode
-    _sync_folder(run_dir)
+    sync(run_dir)
 
 
 def check(run_dir: Path, *, seeded: bool, copied: bool = False) -> None:
@@ -247,11 +247,3 @@ def _damaged(path: Path, number: int, why: str) -> JournalError:
         f"{path}, line {number}: {why}. The ledger counts what the run has released, and is damaged: put it back from "
         "the same moment as the rest of the folder, or start another run"
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

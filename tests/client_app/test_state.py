@@ -197,7 +197,7 @@ def test_the_second_last_round_of_a_prefix_is_over_all_its_keys(tmp_path):
 
 def test_the_folder_of_what_is_frozen_is_synced_once_for_all_tensors_and_once_for_their_list(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(client_state, "_sync", lambda path: synced.append(path.name.split(".")[0]))
+    monkeypatch.setattr(client_state, "sync", lambda path: synced.append(path.name.split(".")[0]))
     contents = {name_of(data): memoryview(data) for data in (b"a" * 8, b"b" * 4, b"c" * 8)}
     part = Part(tuple(contents))
     state = DeviceState(str(tmp_path), "a run", 0)
