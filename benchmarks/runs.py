@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rounds.engine import Engine
-from server_app import checkpoint
-from server_app.app import build
-from server_app.config import RunConfig
-from strategies.submodel import SubModelMethod
-from tasks.task import TaskSpec, load_task
+from wildflower.rounds.engine import Engine
+from wildflower.server_app import checkpoint
+from wildflower.server_app.app import build
+from wildflower.server_app.config import RunConfig
+from wildflower.strategies.submodel import SubModelMethod
+from wildflower.tasks.task import TaskSpec, load_task
 
 # What figures called scores that were recorded while accuracy was the only metric.
 EARLIER_NAMES = {

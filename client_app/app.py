@@ -11,9 +11,9 @@ import json
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app import ending, worker
-from messages.error import MessageError
-from messages.records import make_records, read_records, release
+from wildflower.client_app import ending, worker
+from wildflower.messages.error import MessageError
+from wildflower.messages.flower_records import make_records, read_records, release
 
 app = ClientApp()
 
@@ -46,7 +46,7 @@ def _answer(kind: str, message: Message, context: Context) -> Message:
     # A query for a report has no content.
     text, arrays = read_records(message.content, f"the {kind} message") if len(message.content) else ("", [])
     if text and _is_simulated(text):
-        from client_app import work
+        from wildflower.client_app import work
 
         reply = work.do(kind, text, arrays, context.node_config)
     else:

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from client_app.board_link import BoardError, as_board_error, connection, take
-from client_app.worker import send
-from messages.orders import LocalTraining
-from models.layers import BatchNorm, HalvingMaxPool, Network
-from strategies.losses import Loss, Regularizer
+from wildflower.client_app.board_link import BoardError, as_board_error, connection, take
+from wildflower.client_app.worker import send
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.layers import BatchNorm, HalvingMaxPool, Network
+from wildflower.strategies.shared_losses import Loss, Regularizer
 
 PROTOCOL = 1
 TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
@@ -211,7 +211,7 @@ def fit(
         path: the trainer's socket.
         graph: of the model's loss.
         limit_bytes: what the training's tensors may take on the GPU; None: all there is.
-        new_statistics: as of `strategies.method.Bench.fit`.
+        new_statistics: as of `wildflower.strategies.method.Bench.fit`.
         regularizer: is added to the loss.
 
     Returns:

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from devices.node import own_secure_minimum
-from devices.private import private_folder, private_open, sync
-from devices.state import node_state_dir
-from messages.error import MessageError
-from messages.masks import digest_of, digests_of
-from messages.orders import Batch, Hex64, LocalHalf, LocalTraining, WorkOrder
+from wildflower.devices.node import own_secure_minimum
+from wildflower.devices.private import private_folder, private_open, sync
+from wildflower.devices.state_folder import node_state_dir
+from wildflower.messages.error import MessageError
+from wildflower.messages.masks import digest_of, digests_of
+from wildflower.messages.orders import Batch, Hex64, LocalHalf, LocalTraining, WorkOrder
 
 MAX_REMEMBERED = 4096  # sums, and updates; then the oldest are forgotten
 

@@ -4,7 +4,7 @@ A server that trains and writes files gets threads, and a process with threads m
 forked from the server before that, and keeps doing nothing but forking workers: the first ones, and one for each that
 was lost, of which it says how it ended. A worker says when it begins, then answers the messages of its link one after
 the other, and ends with its server. While it answers it says which files of devices it is about to write
-(`client_app.undo`). Messages are those of `client_app.worker`, without Flower.
+(`wildflower.client_app.undo`). Messages are those of `wildflower.client_app.worker`, without Flower.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from client_app import undo, work, worker
-from devices.validation import one_line
-from models.architecture import Architecture
-from models.base import with_weights
-from models.layers import lighten
-from tasks.scoring import TestPart, score_batches, score_exit_batches, test_part
-from tasks.task import TaskSpec, load_task
+from wildflower.client_app import undo, work, worker
+from wildflower.devices.validation import one_line
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import with_weights
+from wildflower.models.layers import lighten
+from wildflower.tasks.scoring import TestPart, score_batches, score_exit_batches, test_part
+from wildflower.tasks.task import TaskSpec, load_task
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 SCORE = "score"  # the kind of a message that no device knows: the server lets its workers score its models
@@ -63,7 +63,7 @@ class ToScore(BaseModel):
 
 
 class BatchScores(BaseModel):
-    """What every batch comes to, for each exit: the fields of `tasks.scoring.Scored`."""
+    """What every batch comes to, for each exit: the fields of `wildflower.tasks.scoring.Scored`."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")  # the loss of a model that has diverged
 

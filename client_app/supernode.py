@@ -11,7 +11,7 @@ full: Flower 1.42 would never say it again, and the server would take the node f
 It also ends when the process ends that starts its work (flower-superexec, killed for want of memory, say): Flower 1.42
 would go on to take messages that nobody works on. What has started the node, systemd or Docker, starts it again.
 
-It sends a request again where the server closes the connection, also under TLS (`messages.retries`).
+It sends a request again where the server closes the connection, also under TLS (`wildflower.messages.retries`).
 
 Flower is started with functions replaced and with its processes kept in a list. As little as possible is imported,
 since this stays in memory.
@@ -30,9 +30,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from client_app.server_clock import clock_trouble
-from devices.instance import draw_instance
-from messages.retries import retry_closed_connections
+from wildflower.client_app.server_clock import clock_trouble
+from wildflower.devices.instance import draw_instance
+from wildflower.messages.retries import retry_closed_connections
 
 # Weights travel in pieces of this size, two at a time, each of which has to arrive within 30 seconds: of Flower's own,
 # 5 MB, two need 2.8 Mbit/s for that, and what comes too late is sent again.
@@ -127,8 +127,8 @@ def trouble_at_start(options: Namespace) -> str:
     Flower itself would start with a wrong node config, and fail with every message.
     """
     # Not for the first process of a container, which has to stay small.
-    from client_app.node_config import read_node_config
-    from devices.node import check_node_config, own_device
+    from wildflower.client_app.node_config import read_node_config
+    from wildflower.devices.node import check_node_config, own_device
 
     try:
         config = read_node_config(options.node_config or "")

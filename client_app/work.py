@@ -18,21 +18,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app.bench import DeviceBench, Done, Refusal, Workplace, do_order
-from client_app.memory import own_bytes
-from client_app.policy import policy_of
-from client_app.report import device_report, gpu_trainer
-from client_app.scoring import score_order
-from client_app.secure import SecureDevice
-from client_app.state import DeviceState
-from devices.node import own_device
-from devices.probe import probe_machine
-from devices.state import node_state_dir
-from devices.validation import one_line
-from messages.bound import bounded, bounded_change
-from messages.error import MessageError
-from messages.masks import digests_of
-from messages.orders import (
+from wildflower.client_app.context import DeviceBench, Done, Refusal, Workplace, do_order
+from wildflower.client_app.device_report import device_report, gpu_trainer
+from wildflower.client_app.evaluation import score_order
+from wildflower.client_app.kept_state import DeviceState
+from wildflower.client_app.memory import own_bytes
+from wildflower.client_app.policy import policy_of
+from wildflower.client_app.secure_member import SecureDevice
+from wildflower.devices.node import own_device
+from wildflower.devices.probe import probe_machine
+from wildflower.devices.state_folder import node_state_dir
+from wildflower.devices.validation import one_line
+from wildflower.messages.bound import bounded, bounded_change
+from wildflower.messages.error import MessageError
+from wildflower.messages.masks import digests_of
+from wildflower.messages.orders import (
     Batch,
     DataAnswer,
     DataQuestion,
@@ -51,15 +51,15 @@ from messages.orders import (
     WorkOrder,
     parse,
 )
-from messages.packing import int64_bytes, pack
-from messages.parcels import Parcel, Weights
-from messages.sums import MASKED, WeightedSum, device_weight, joined, new_bound, not_finite, vectors
-from models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
-from models.family import Family, make_family
-from models.layers import Network
-from strategies.method import local_half
-from tasks.own import MAX_PROBLEM_LETTERS, Summary, UnfitError
-from tasks.task import Task, TaskSpec, describe, load_task
+from wildflower.messages.packing import int64_bytes, pack
+from wildflower.messages.parcels import Parcel, Weights
+from wildflower.messages.sums import MASKED, WeightedSum, device_weight, joined, new_bound, not_finite, vectors
+from wildflower.models.allocator import HEAP_FACTOR, keep_freed_memory, return_freed_memory
+from wildflower.models.family import Family, make_family
+from wildflower.models.layers import Network
+from wildflower.strategies.method import local_half
+from wildflower.tasks.device_data import MAX_PROBLEM_LETTERS, Summary, UnfitError
+from wildflower.tasks.task import Task, TaskSpec, describe, load_task
 
 NodeConfig = Mapping[str, object]
 log = logging.getLogger("flwr")  # what Flower's own log is called

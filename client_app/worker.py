@@ -3,8 +3,8 @@
 Flower starts a new process for every message, which takes seconds until torch is loaded, and kills or loses a node's
 work with it. Here that process (`ask`) is a messenger: it finds the worker over a Unix socket in the node's state
 folder, or starts it, and waits. The worker (`serve`) forks; the child works under the memory limit of its work order
-(`client_app.memory`), answers and ends, so that all memory is given back. A child that dies takes neither the worker
-nor the SuperNode with it, and the worker knows how it ended.
+(`wildflower.client_app.memory`), answers and ends, so that all memory is given back. A child that dies takes neither
+the worker nor the SuperNode with it, and the worker knows how it ended.
 
 The worker ends with the SuperExec that its first messenger came from, when nobody has asked for long, or when a worker
 of another version of the app takes its place; on a device short of memory the kernel may end it at any time. It says
@@ -34,10 +34,13 @@ from typing import Any
 
 import psutil
 
-from devices.state import node_state_dir
-from devices.validation import one_line
+import wildflower
+from wildflower.devices.state_folder import node_state_dir
+from wildflower.devices.validation import one_line
 
-ROOT = Path(__file__).parents[1]  # of the app's code: every version of a bundle has its own, and its own worker
+ROOT = Path(wildflower.__file__).parents[
+    1
+]  # of the app's code: every version of a bundle has its own, and its own worker
 IDLE_SECONDS = 900.0
 LOOK_SECONDS = 1.0
 MAX_HEADER_BYTES = 2**26
@@ -97,7 +100,7 @@ def _read(link: socket.socket, nbytes: int) -> bytes:
 
 
 def ask(kind: str, text: str, arrays: list[bytes], config: Mapping[str, object]) -> tuple[str, list[bytes]]:
-    """Let the device's worker answer a message (`client_app.work.do`); starts it where it does not run.
+    """Let the device's worker answer a message (`wildflower.client_app.work.do`); starts it where it does not run.
 
     `arrays` is emptied as soon as the work begins, so that the weights are not held for as long as it takes. A worker
     that is lost before is replaced, once.
@@ -151,7 +154,12 @@ def _without_worker(kind: str, text: str, why: str, kills: int | None) -> str:
 
 def lost(text: str, why: str, *, overrun: bool) -> str:
     """The reply to a train message whose work was ended from outside."""
-    from messages.orders import Batch, Reply, Update, parse  # pydantic takes a while, and is rarely needed here
+    from wildflower.messages.orders import (  # pydantic takes a while, and is rarely needed here
+        Batch,
+        Reply,
+        Update,
+        parse,
+    )
 
     batch = parse(Batch, text)
     outcome = one_line(f"{'refused' if overrun else 'failed'}: {why}")
@@ -212,7 +220,7 @@ def _start(path: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         # A session of its own, because this process ends with its message; its output goes where ours goes.
         subprocess.Popen(
-            [sys.executable, "-m", "client_app.worker", str(listener.fileno()), str(os.getppid())],
+            [sys.executable, "-m", "wildflower.client_app.worker", str(listener.fileno()), str(os.getppid())],
             env=environment,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -228,7 +236,7 @@ def serve(listener: socket.socket, parent: int, idle_seconds: float = IDLE_SECON
     """Answer one message after the other until the process `parent` is gone, or nobody asks for `idle_seconds`."""
     import torch
 
-    from client_app import work  # noqa: F401  (loaded once, for all children)
+    from wildflower.client_app import work  # noqa: F401  (loaded once, for all children)
 
     torch.set_num_threads(1)  # no threads in here: a forked child would not have them
     # A process's first optimizer imports PyTorch's compiler: a second of CPU time and 70 MB, for every child anew.
@@ -246,7 +254,7 @@ def serve(listener: socket.socket, parent: int, idle_seconds: float = IDLE_SECON
 
 def _answer(link: socket.socket, listener: socket.socket) -> bool:
     """Let a child answer a message, and answer in its place if it dies before it could; False if asked to end."""
-    from client_app import work
+    from wildflower.client_app import work
 
     try:
         header, arrays = receive(link)
@@ -320,8 +328,8 @@ def _work(
     """The child of a worker: work, answer, end."""
     import torch
 
-    from client_app import work
-    from devices.probe import probe_machine
+    from wildflower.client_app import work
+    from wildflower.devices.probe import probe_machine
 
     with suppress(OSError):  # where memory runs out, the kernel is to end this process and no other; Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -375,7 +383,7 @@ def cause_of_end(code: int, kills: int | None, limited: bool) -> tuple[str, bool
 
 
 def _is_limited(child: int) -> bool:
-    """Whether a process has a memory limit (`client_app.memory`) that this one has not."""
+    """Whether a process has a memory limit (`wildflower.client_app.memory`) that this one has not."""
     return resource.prlimit(child, resource.RLIMIT_DATA) != resource.getrlimit(resource.RLIMIT_DATA)
 
 
@@ -397,7 +405,7 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
 
 def _counters(root: Path) -> list[Path]:
-    from devices.probe import control_groups
+    from wildflower.devices.probe import control_groups
 
     folders = control_groups(root, "memory")
     return [folder / name for folder in folders for name in ("memory.events", "memory.oom_control")]

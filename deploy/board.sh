@@ -157,7 +157,7 @@ TEXT
     echo "Installed. What it says: journalctl --unit wildflower-node --follow"
 }
 
-# The board with a device tree in this folder, as `devices.probe.board_kind` names it: a container does not see it.
+# The board with a device tree in this folder, as `wildflower.devices.probe.board_kind` names it: a container does not see it.
 board_kind() {
     local tree=$1 model='' chip
     [ ! -r "$tree/model" ] || model=$(tr -d '\0' <"$tree/model")

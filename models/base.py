@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.architecture import Architecture
-from models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
-from models.placement import CLASSES, INPUT, Axis, Coordinates, Placement, Select, Window, leading, spread
+from wildflower.models.architecture import Architecture
+from wildflower.models.layers import Block, Channels, Layer, Network, Norm, Scale, TensorSpec
+from wildflower.models.placement import CLASSES, INPUT, Axis, Coordinates, Placement, Select, Window, leading, spread
 
 if TYPE_CHECKING:
-    from models.cost import Convolution, Cost
+    from wildflower.models.cost import Convolution, Cost
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -261,7 +261,7 @@ class Family(ABC):
 
     @abstractmethod
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
-        """Return what an architecture costs; `models.cost.cost` checks the question and keeps the answer."""
+        """Return what an architecture costs; `wildflower.models.cost.cost` checks the question and keeps the answer."""
 
     @abstractmethod
     def convolutions(self, arch: Architecture) -> Collection[Convolution]:
@@ -270,7 +270,7 @@ class Family(ABC):
 
 @dataclass(frozen=True)
 class BlockFamily(Family):
-    """A family whose networks are blocks of described layers (`models.layers`), cut by channel groups.
+    """A family whose networks are blocks of described layers (`wildflower.models.layers`), cut by channel groups.
 
     The same description builds a sub-model, names its tensors and prices it.
     """
@@ -453,7 +453,9 @@ class BlockFamily(Family):
 
     def price(self, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
         """Follow one training step by what is known of every layer."""
-        from models.cost import price_of_blocks  # which knows the layers of all families, and so imports them
+        from wildflower.models.cost import (
+            price_of_blocks,  # which knows the layers of all families, and so imports them
+        )
 
         if self.freeze:
             return _traced(self, arch, batch_size, optimizer)
@@ -461,7 +463,7 @@ class BlockFamily(Family):
 
     def convolutions(self, arch: Architecture) -> set[Convolution]:
         """Those of the layers."""
-        from models.cost import distinct_convolutions
+        from wildflower.models.cost import distinct_convolutions
 
         return distinct_convolutions(self, arch)
 
@@ -656,8 +658,8 @@ def fill_buffers(model: Network, family: Family, architecture: Architecture) -> 
 
 def _traced(family: BlockFamily, arch: Architecture, batch_size: int, optimizer: str) -> Cost:
     """The cost by a step on fake tensors: what layers need whose input or weight has no gradient is not described."""
-    from models.cost import OPTIMIZERS
-    from models.trace import follow
+    from wildflower.models.cost import OPTIMIZERS
+    from wildflower.models.trace import follow
 
     shape, dtype, accumulates = family.input_shape, family.input_dtype, OPTIMIZERS[optimizer].accumulates
     step = follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from models.architecture import Architecture
-from models.layers import Block, Linear
-from models.transformer import Embedding, LastPosition, LayerNorm, Positions, Transformer
+from wildflower.models.architecture import Architecture
+from wildflower.models.layers import Block, Linear
+from wildflower.models.transformer import Embedding, LastPosition, LayerNorm, Positions, Transformer
 
 
 @dataclass(frozen=True)

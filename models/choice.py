@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from models.architecture import Architecture
-from models.base import BlockFamily, nearest
-from models.layers import Block, Channels, Layer, Network
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, nearest
+from wildflower.models.layers import Block, Channels, Layer, Network
 
 
 @dataclass(frozen=True)

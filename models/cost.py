@@ -12,8 +12,8 @@ forward, backward, optimizer step. Every tensor is followed from its allocation 
 * the step itself needs temporary tensors as large as the largest parameter;
 * oneDNN compiles and keeps kernels for every distinct convolution.
 
-This is what the process needs if freed tensors go back to the system, see `models.allocator`; with the C library's
-defaults it holds 1.6 times as much, at worst 2.6 times (benchmarks/memory).
+This is what the process needs if freed tensors go back to the system, see `wildflower.models.allocator`; with the C
+library's defaults it holds 1.6 times as much, at worst 2.6 times (benchmarks/memory).
 
 What the runtime needs without any model (PyTorch's libraries, thread pools, its first compiled kernels) is not in it:
 that is the same for all architectures, and it is taken before a device reports its available memory.
@@ -26,9 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from models.architecture import Architecture
-from models.base import BlockFamily, Family, nearest
-from models.layers import (
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, Family, nearest
+from wildflower.models.layers import (
     Block,
     Conv,
     DepthwiseConv,
@@ -47,7 +47,7 @@ from models.layers import (
     Shape,
     SqueezeExcite,
 )
-from models.transformer import (
+from wildflower.models.transformer import (
     Attention,
     Embedding,
     Gelu,

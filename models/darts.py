@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from models.architecture import Architecture
-from models.base import is_count
-from models.layers import Network
-from models.module import AnyNetwork, ModuleFamily
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import is_count
+from wildflower.models.layers import Network
+from wildflower.models.module import AnyNetwork, ModuleFamily
 
 ALPHAS = "alphas."
 """What the names of the numbers that mix operations begin with."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from models.architecture import Architecture
-from models.base import ImageFamily, is_count
-from models.layers import Block, Channels, Conv, GlobalPool, Linear, Pool, Relu
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import ImageFamily, is_count
+from wildflower.models.layers import Block, Channels, Conv, GlobalPool, Linear, Pool, Relu
 
 
 @dataclass(frozen=True)

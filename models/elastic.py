@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from models.architecture import Architecture
-from models.base import ImageFamily, is_count, nearest
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import ImageFamily, is_count, nearest
 
 MIN_SIDE = 4
 """Positions to a side that the last layers have at least, where the input has them."""
@@ -110,8 +110,8 @@ class ElasticFamily(ImageFamily):
 class ElasticSpace:
     """The sub-networks of an elastic family, decision by decision.
 
-    It answers what searches ask of `models.space.Space`. A *pick* is the number of the option taken in one decision.
-    Decisions about a block beyond the depth of its stage mean nothing: picks that differ only there are one
+    It answers what searches ask of `wildflower.models.space.Space`. A *pick* is the number of the option taken in one
+    decision. Decisions about a block beyond the depth of its stage mean nothing: picks that differ only there are one
     architecture, which is counted, drawn and listed once.
 
     A part of the space has fewer options: `of(family, {"stage1.depth": (2,)})`.

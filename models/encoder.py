@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architecture import Architecture
-from models.base import is_count, lies_in, nearest
-from models.layers import Network, TensorSpec
-from models.module import ModuleFamily
-from models.placement import Coordinates
-from plugins.extras import needed
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import is_count, lies_in, nearest
+from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.module import ModuleFamily
+from wildflower.models.placement import Coordinates
+from wildflower.plugins.extras import needed
 
 # Of each kind: its class in transformers, where its layers are, the linear layers whose rows (then: whose columns) are
 # the channels of heads, and the prefix that checkpoints with a head of their own put in front of the encoder's names.

@@ -12,22 +12,22 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from models.base import Family, nearest
-from models.bert import Bert, BertTiny
-from models.choice import Choice
-from models.cnn import Cnn3, Cnn10, PflCnn
-from models.darts import Darts
-from models.densenet import DenseNet121
-from models.encoder import Encoder
-from models.lenet import LeNet5
-from models.levels import Levels
-from models.mlp import Mlp
-from models.mobilenet import MobileNetV2, MobileNetV3
-from models.ofa_resnet import OfaResNet50
-from models.resnet import ResNet18, ResNet34, ResNet152
-from models.vgg import Vgg
-from models.vit import VitTiny
-from plugins.reference import PluginError, class_of, is_reference, named
+from wildflower.models.base import Family, nearest
+from wildflower.models.bert import Bert, BertTiny
+from wildflower.models.choice import Choice
+from wildflower.models.cnn import Cnn3, Cnn10, PflCnn
+from wildflower.models.darts import Darts
+from wildflower.models.densenet import DenseNet121
+from wildflower.models.encoder import Encoder
+from wildflower.models.lenet import LeNet5
+from wildflower.models.levels import Levels
+from wildflower.models.mlp import Mlp
+from wildflower.models.mobilenet import MobileNetV2, MobileNetV3
+from wildflower.models.ofa_resnet import OfaResNet50
+from wildflower.models.resnet import ResNet18, ResNet34, ResNet152
+from wildflower.models.vgg import Vgg
+from wildflower.models.vit import VitTiny
+from wildflower.plugins.reference import PluginError, class_of, is_reference, named
 
 __all__ = ["FAMILIES", "Family", "family_class", "make_family"]
 

@@ -1,11 +1,11 @@
 """The best architectures of a space for all budgets at once: Pareto labels along the chain of blocks.
 
 A network's parameters and payload are sums over its blocks, and its peak training memory composes along their chain
-(`models.profile`). Labels stand for ends of networks, from the loss backward; one block at a time is put in front. Two
-ends with the same decisions open towards the front and the same parameters are compared by what decides whether a whole
-network fits: one that is better in nothing is left out. Nothing is lost by that, so the frontier is exact, until a step
-holds more labels than it may; then they are thinned out over the range of parameters, from then on to fewer labels, and
-`exact` is False.
+(`wildflower.models.profile`). Labels stand for ends of networks, from the loss backward; one block at a time is put in
+front. Two ends with the same decisions open towards the front and the same parameters are compared by what decides
+whether a whole network fits: one that is better in nothing is left out. Nothing is lost by that, so the frontier is
+exact, until a step holds more labels than it may; then they are thinned out over the range of parameters, from then on
+to fewer labels, and `exact` is False.
 
 Where a space says how many layers stay, labels are also told apart by how many do so far.
 
@@ -24,10 +24,10 @@ from operator import add, lt
 import numpy as np
 from numpy.typing import NDArray
 
-from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES
-from models.elastic import ElasticSpace
-from models.profile import Frame, Piece, Profile, Total, pieces, profile, total
-from models.space import Space
+from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.profile import Frame, Piece, Profile, Total, pieces, profile, total
+from wildflower.models.space import Space
 
 Picks = tuple[int, ...]
 Staying = tuple[int, ...]  # of every floor of the space: layers that stay, up to as many as must
@@ -144,7 +144,7 @@ class Prices:
         return total(self._of(picks), self.frame)
 
     def macs(self, picks: Sequence[int]) -> int:
-        """Return the multiplications of one example's forward pass, as `models.cost.inference_macs` does."""
+        """Return the multiplications of one example's forward pass, as `wildflower.models.cost.inference_macs` does."""
         return sum(found.macs for found in self._of(picks))
 
     def parameters_by_block(self, picks: Sequence[int]) -> list[int]:
@@ -166,7 +166,7 @@ class Frontier:
     under some budget was left out.
 
     Attributes:
-        parameters, payload_bytes, memory_bytes: of every label, as in `models.cost.Cost`.
+        parameters, payload_bytes, memory_bytes: of every label, as in `wildflower.models.cost.Cost`.
         total: parameters, payload and memory of any picks, `Prices.total`.
         interchangeable: Sets of decisions whose picks can be exchanged: only memory may differ, a little.
     """
@@ -208,7 +208,7 @@ class Frontier:
 
     @cached_property
     def training_flops(self) -> Whole:
-        """Of every label, as in `models.cost.Cost`.
+        """Of every label, as in `wildflower.models.cost.Cost`.
 
         Labels were not compared by it: of two with as many parameters, the one with fewer operations may be missing.
         """
@@ -378,7 +378,7 @@ class Frontier:
         found[TRANSITION] = number
         if block is None:
             return found
-        # The recurrence of `models.profile.total`.
+        # The recurrence of `wildflower.models.profile.total`.
         later = FLOAT_BYTES * self.frame.piling * labels[PARAMETERS] + (
             self.frame.loss_kept_bytes + block.backward_peak_bytes
         )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _Orthogonal
 
-from plugins.reference import PluginError
+from wildflower.plugins.reference import PluginError
 
 MAX_OBJECTS = 1_000_000  # looked at in one module: a data set that it holds may be large
 ORTHOGONAL = (
@@ -158,7 +158,7 @@ def check_held(where: str, module: nn.Module, *, alone: bool) -> None:
 
     Args:
         where: what a message begins with.
-        module: whose parameters have no memory (`models.skeleton`), all else as its constructor makes it.
+        module: whose parameters have no memory (`wildflower.models.skeleton`), all else as its constructor makes it.
         alone: whether it is the only level. Several may be trained in one step, by slices of parameters, which what is
             held a second time would not be.
     """

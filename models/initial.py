@@ -15,11 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import TensorSpec
-from models.placement import CLASSES, INPUT, Axis
-from plugins.extras import needed
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import TensorSpec
+from wildflower.models.placement import CLASSES, INPUT, Axis
+from wildflower.plugins.extras import needed
 
 # What a folder of Hugging Face's holds its weights in, the first that is there.
 FILES = ("model.safetensors", "pytorch_model.bin")

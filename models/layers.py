@@ -1,4 +1,4 @@
-"""Layers and blocks: one description builds a network, places its tensors and is priced by `models.cost`.
+"""Layers and blocks: one description builds a network, places its tensors and is priced by `wildflower.models.cost`.
 
 A layer is a small frozen value that names the channel groups it reads and writes. `build` makes the module, `tensors`
 says which channel group each dimension of each of its tensors belongs to, `output_shape` the shape of its result.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from models.placement import CLASSES, Axis, Window
+from wildflower.models.placement import CLASSES, Axis, Window
 
 # Convolutions of fewer output channels, and their norms, take longer with the channels of a pixel side by side: cnn3
 # and ResNet-18 from 1.1 to 1.9 times as long in training mode, and 0.5 to 0.9 times as long with 8 channels and more.

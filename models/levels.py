@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from models.architecture import Architecture
-from models.cost import Cost
-from models.held import ORTHOGONAL, check_held, check_parts
-from models.layers import Network, make_static
-from models.module import AnyNetwork, ModuleFamily, meta_state
-from plugins.reference import PluginError, named, one_sentence
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import Cost
+from wildflower.models.held import ORTHOGONAL, check_held, check_parts
+from wildflower.models.layers import Network, make_static
+from wildflower.models.module import AnyNetwork, ModuleFamily, meta_state
+from wildflower.plugins.reference import PluginError, named, one_sentence
 
 MAX_LEVELS = 1000
 

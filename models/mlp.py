@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from models.architecture import Architecture
-from models.base import BlockFamily, is_count
-from models.layers import Block, Channels, Flatten, Layer, Linear, Relu
-from models.placement import INPUT
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, is_count
+from wildflower.models.layers import Block, Channels, Flatten, Layer, Linear, Relu
+from wildflower.models.placement import INPUT
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from models.architecture import Architecture
-from models.elastic import Decision, ElasticFamily, divisible
-from models.layers import (
+from wildflower.models.architecture import Architecture
+from wildflower.models.elastic import Decision, ElasticFamily, divisible
+from wildflower.models.layers import (
     Block,
     Channels,
     Conv,

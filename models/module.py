@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from models.architecture import Architecture
-from models.base import Family
-from models.cost import OPTIMIZERS, Convolution, Cost
-from models.held import fill_held, from_first_weights, held_tensors, lacks_values, move_held
-from models.layers import Network, TensorSpec
-from models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
-from models.skeleton import parameters_without_memory
-from models.spectral import find_vectors, leave_vectors_out
-from plugins.draws import same_draws
-from plugins.reference import PluginError
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.cost import OPTIMIZERS, Convolution, Cost
+from wildflower.models.held import fill_held, from_first_weights, held_tensors, lacks_values, move_held
+from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.placement import CLASSES, Axis, Coordinates, Placement, Select, Window, leading
+from wildflower.models.skeleton import parameters_without_memory
+from wildflower.models.spectral import find_vectors, leave_vectors_out
+from wildflower.plugins.draws import same_draws
+from wildflower.plugins.reference import PluginError
 
 if TYPE_CHECKING:
-    from models.trace import Step
+    from wildflower.models.trace import Step
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -161,7 +161,7 @@ class ModuleFamily(Family):
         return network
 
     def from_first_weights(self, arch: Architecture) -> list[str]:
-        """Return the names of constants of a sub-model that come from its first weights (`models.held`)."""
+        """Return the names of constants of a sub-model that come from its first weights (`wildflower.models.held`)."""
         with same_draws(), parameters_without_memory():
             skeleton = self.build(arch)
         if not isinstance(skeleton, AnyNetwork) or not lacks_values(skeleton.module):
@@ -221,7 +221,7 @@ def _holds(family: ModuleFamily, arch: Architecture) -> bool:
 
 @lru_cache(maxsize=256)
 def _step(family: ModuleFamily, arch: Architecture, batch_size: int, *, accumulates: bool) -> Step:
-    from models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
+    from wildflower.models.trace import follow  # only a server prices, and a device should not load PyTorch's tracer
 
     shape, dtype = family.input_shape, family.input_dtype
     return follow(lambda: family.build(arch), batch_size, shape, dtype, family.classes, accumulates=accumulates)

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from models.architecture import Architecture
-from models.base import is_count
-from models.elastic import Decision, ElasticFamily, divisible
-from models.layers import Block, Channels, Conv, GlobalPool, Halve, Layer, Linear, Network, Relu
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import is_count
+from wildflower.models.elastic import Decision, ElasticFamily, divisible
+from wildflower.models.layers import Block, Channels, Conv, GlobalPool, Halve, Layer, Linear, Network, Relu
 
 
 @dataclass(frozen=True)

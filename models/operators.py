@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves
 
-from models.layers import Network
-from models.trace import built
+from wildflower.models.layers import Network
+from wildflower.models.trace import built
 
 INPUT, OUTPUT = "input", "output"
 # Functions whose result holds what their first argument does, in another place, order or type.

@@ -1,17 +1,17 @@
 """What single blocks cost, and how the cost of a network composes from them along its chain.
 
-`models.cost` follows a whole training step. What a block adds to it depends on little besides the block: the shape of
-its input, whether any parameters come before it (otherwise nobody asks for the gradient of its input), and whether the
-block before it still needs that input in its own backward pass. A `Piece` is a block together with these, its `Profile`
-is what the same accounting says of the block alone. With
+`wildflower.models.cost` follows a whole training step. What a block adds to it depends on little besides the block: the
+shape of its input, whether any parameters come before it (otherwise nobody asks for the gradient of its input), and
+whether the block before it still needs that input in its own backward pass. A `Piece` is a block together with these,
+its `Profile` is what the same accounting says of the block alone. With
 
     base_k   what is live when block k starts (its input included): base_1 = batch, base_k+1 = base_k + added_k
     G_k      the gradients of the parameters of all blocks behind block k; 0 where they go into a sum that is held
     L        what the loss keeps until the end: logits and log-softmax
 
 the peak of a step, apart from weights, optimizer state and such a sum, is the largest of base_k + forward_peak_k,
-base_k + G_k + L + backward_peak_k, the loss base_K+1 + 3 logits, and the update. It equals the peak that `models.cost`
-finds.
+base_k + G_k + L + backward_peak_k, the loss base_K+1 + 3 logits, and the update. It equals the peak that
+`wildflower.models.cost` finds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from models.architecture import Architecture
-from models.base import BlockFamily, Family
-from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, INDEX_BYTES, OPTIMIZERS, Convolution, _Step
-from models.layers import Block, Shape
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, Family
+from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, INDEX_BYTES, OPTIMIZERS, Convolution, _Step
+from wildflower.models.layers import Block, Shape
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Frame:
 
     @classmethod
     def of(cls, family: Family, batch_size: int, optimizer: str) -> Frame:
-        """Return the frame of a family, as `models.cost` has it."""
+        """Return the frame of a family, as `wildflower.models.cost` has it."""
         kept = OPTIMIZERS[optimizer]
         return cls(
             batch_bytes=batch_size * (family.input_dtype.itemsize * math.prod(family.input_shape) + INDEX_BYTES),
@@ -168,7 +168,7 @@ class Frame:
 class Total:
     """What the profiles of a whole network add up to.
 
-    The fields are those of `models.cost.Cost`, but for the payload, which is the network's either way.
+    The fields are those of `wildflower.models.cost.Cost`, but for the payload, which is the network's either way.
     """
 
     parameters: int

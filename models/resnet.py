@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torch import nn
 
-from models.architecture import Architecture
-from models.base import ExitFamily, is_count, nearest
-from models.layers import Block, Channels, Conv, GlobalPool, Layer, Linear, Network, Relu, Relu6
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import ExitFamily, is_count, nearest
+from wildflower.models.layers import Block, Channels, Conv, GlobalPool, Layer, Linear, Network, Relu, Relu6
 
 ACTIVATIONS: dict[str, Layer] = {"relu": Relu(), "relu6": Relu6()}
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
-from models.spectral import not_iterated
+from wildflower.models.spectral import not_iterated
 
 
 @contextmanager

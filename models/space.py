@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from models.architecture import Architecture
-from models.base import BlockFamily, Family, described, nearest
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, Family, described, nearest
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.architecture import Architecture
-from models.base import nearest, with_weights
-from models.elastic import ElasticSpace
-from models.layers import Network
-from models.placement import Coordinates
-from models.space import Space
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import nearest, with_weights
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.layers import Network
+from wildflower.models.placement import Coordinates
+from wildflower.models.space import Space
 
 
 class Supernet(nn.Module):
@@ -21,7 +21,7 @@ class Supernet(nn.Module):
 
     The active sub-network runs over views of the weights, so that its gradients, and in training mode its batch norms'
     running statistics, arrive in the whole ones. All sub-networks write the same statistics, which therefore belong to
-    none of them: a network that was extracted needs its own (`strategies.supernet.calibrated`).
+    none of them: a network that was extracted needs its own (`wildflower.strategies.supernet_training.calibrated`).
 
     Attributes:
         whole: the global model. Its parameters are those of the supernet.

@@ -3,7 +3,7 @@
 Fake tensors have shapes, types and storages without memory, so that a model of gigabytes is priced on a small server.
 Every storage is followed from the operator that makes it to its release by PyTorch itself: results that autograd saves,
 gradients as they pile up, and temporary tensors between operators. What operators take inside of themselves is not
-seen; the copies of convolutions are added, as `models.cost` counts them.
+seen; the copies of convolutions are added, as `wildflower.models.cost` counts them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
-from models.layers import Network
-from models.module import changed_input
-from models.skeleton import parameters_without_memory
-from plugins.draws import same_draws
-from plugins.reference import PluginError
+from wildflower.models.cost import CHANNEL_BLOCK, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Convolution, Cost
+from wildflower.models.layers import Network
+from wildflower.models.module import changed_input
+from wildflower.models.skeleton import parameters_without_memory
+from wildflower.plugins.draws import same_draws
+from wildflower.plugins.reference import PluginError
 
 aten = torch.ops.aten
 log = logging.getLogger("flwr")  # what Flower's own log is called
@@ -81,7 +81,7 @@ class Step:
     accumulates: bool = False
 
     def cost(self, batch_size: int, optimizer: str) -> Cost:
-        """The cost of the step, with the optimizer's state and step counted as `models.cost` does."""
+        """The cost of the step, with the optimizer's state and step counted as `wildflower.models.cost` does."""
         if OPTIMIZERS[optimizer].accumulates != self.accumulates:
             raise ValueError(
                 f"a step that was followed with accumulates = {self.accumulates} is not one of {optimizer!r}"

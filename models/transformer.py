@@ -1,4 +1,4 @@
-"""Layers and blocks of transformers (Vaswani et al. 2017): what `models.vit` and `models.bert` share."""
+"""Layers and blocks of transformers (Vaswani et al. 2017): what vit.py and bert.py share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architecture import Architecture
-from models.base import BlockFamily, is_count
-from models.layers import Block, Channels, Layer, Linear, Scaler, Shape, Stateless, TensorSpec, spec
-from models.placement import Axis
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, is_count
+from wildflower.models.layers import Block, Channels, Layer, Linear, Scaler, Shape, Stateless, TensorSpec, spec
+from wildflower.models.placement import Axis
 
 EMBEDDING_STD = 0.02
 """Standard deviation of the first weights of position and token embeddings, as in ViT and BERT."""

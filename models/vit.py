@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from models.architecture import Architecture
-from models.base import is_count
-from models.layers import Block, Channels, Linear
-from models.transformer import LayerNorm, MeanPosition, Patches, Positions, Transformer
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import is_count
+from wildflower.models.layers import Block, Channels, Linear
+from wildflower.models.transformer import LayerNorm, MeanPosition, Patches, Positions, Transformer
 
 
 @dataclass(frozen=True)

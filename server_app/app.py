@@ -19,50 +19,56 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from client_app.simulation import NurseryError
-from devices.fleet import Fleet, bundled_fleet, replaced_devices
-from devices.validation import did_you_mean
-from messages.orders import LocalTraining
-from models.cost import cost
-from models.family import Family, family_class, make_family
-from models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
-from plugins.extras import MissingExtraError, check_installed
-from plugins.reference import is_reference, one_sentence
-from rounds.engine import Engine, Scorer
-from rounds.own import OwnData, tell_cut, tell_labels, tell_remarks
-from rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
-from rounds.rehearsal import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
-from server_app import checkpoint, ledger
-from server_app.config import (
+from wildflower.client_app.simulation import NurseryError
+from wildflower.devices.fleet import Fleet, bundled_fleet, replaced_devices
+from wildflower.devices.validation import did_you_mean
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.cost import cost
+from wildflower.models.family import Family, family_class, make_family
+from wildflower.models.initial import checked_names, digest_of, folder_of_sizes, load_initial, weights_file
+from wildflower.plugins.extras import MissingExtraError, check_installed
+from wildflower.plugins.reference import is_reference, one_sentence
+from wildflower.rounds.engine import Engine, Scorer
+from wildflower.rounds.layout_check import RehearsalError, rehearse_parcels, rehearse_privacy, rehearse_secure
+from wildflower.rounds.own_data import OwnData, tell_cut, tell_labels, tell_remarks
+from wildflower.rounds.population import ConnectedDevices, Holdings, NoNodesError, Population, SimulatedDevices
+from wildflower.server_app import checkpoint, ledger
+from wildflower.server_app.config import (
     ConfigError,
     RunConfig,
     digests_of,
     keep_modules,
 )
-from server_app.inline_tables import parse_arguments, rates_of
-from server_app.journal import Journal
-from server_app.labels import write_labels
-from server_app.models import MODULES, drop_models_after, save_models
-from server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
-from server_app.nodes import take_releases, write_nodes
-from server_app.own import agree_here, agree_with_nodes, own_of_run, write_agreed
-from server_app.rehearsal import rehearse_step
-from server_app.resuming import check_folder, check_same_data, check_same_fleet, check_same_initial, is_of_a_folder
-from server_app.run_folder import JournalError, alone_in, read_rounds
-from server_app.scoring import scorer
-from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
-from server_app.trial import Batches, try_networks
-from server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
-from strategies.aggregation import Aggregation
-from strategies.method import Method, Setup
-from strategies.privacy import BudgetSpentError, Privacy, noise_multiplier_for
-from strategies.settings import RoundSettings
-from strategies.submodel import initial_weights
-from tasks.data import DataSet
-from tasks.metrics import scale_of
-from tasks.public import PublicData, load_public
-from tasks.scoring import HELD_OUT
-from tasks.task import Task, TaskSpec, labels_alike, load_data_set, load_task, with_test
+from wildflower.server_app.dry_run import rehearse_step
+from wildflower.server_app.inline_tables import parse_arguments, rates_of
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.label_spread import write_labels
+from wildflower.server_app.models import MODULES, drop_models_after, save_models
+from wildflower.server_app.no_progress import NO_PROGRESS_ROUNDS, NoProgressError, why_nobody_trained
+from wildflower.server_app.node_records import take_releases, write_nodes
+from wildflower.server_app.own_agreement import agree_here, agree_with_nodes, own_of_run, write_agreed
+from wildflower.server_app.resuming import (
+    check_folder,
+    check_same_data,
+    check_same_fleet,
+    check_same_initial,
+    is_of_a_folder,
+)
+from wildflower.server_app.run_folder import JournalError, alone_in, read_rounds
+from wildflower.server_app.server_scoring import scorer
+from wildflower.server_app.superlink_grid import SuperLinkError, SuperLinkGrid, superlink_database
+from wildflower.server_app.trial import Batches, try_networks
+from wildflower.server_app.vocabulary import check_answers, check_last_token, check_same_tokens, check_vocabulary
+from wildflower.strategies.aggregation import Aggregation
+from wildflower.strategies.method import Method, Setup
+from wildflower.strategies.privacy import BudgetSpentError, Privacy, noise_multiplier_for
+from wildflower.strategies.run_settings import RoundSettings
+from wildflower.strategies.submodel import initial_weights
+from wildflower.tasks.data import DataSet
+from wildflower.tasks.metrics import scale_of
+from wildflower.tasks.public import PublicData, load_public
+from wildflower.tasks.scoring import HELD_OUT
+from wildflower.tasks.task import Task, TaskSpec, labels_alike, load_data_set, load_task, with_test
 
 app = ServerApp()
 

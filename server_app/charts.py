@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from server_app.units import Format, bytes_text, percent, plain, seconds_text
+from wildflower.server_app.units import Format, bytes_text, percent, plain, seconds_text
 
 COLORS = 8  # of lines, as the page's style names them; more lines than that are told apart by their dashes
 DASHES = ("solid", "dash", "dot")

@@ -18,10 +18,10 @@ from typing import Any
 import safetensors.torch
 from flwr.common import log
 
-from devices.validation import one_line
-from messages.sums import not_finite
-from server_app.folders import newest_whole, written_whole
-from strategies.method import State
+from wildflower.devices.validation import one_line
+from wildflower.messages.sums import not_finite
+from wildflower.server_app.whole_files import newest_whole, written_whole
+from wildflower.strategies.method import State
 
 FOLDER = "checkpoint"
 TENSORS, VALUES, SUMS = "state.safetensors", "state.json", "SHA256SUMS"

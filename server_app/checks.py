@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devices.validation import nearest
-from models.family import FAMILIES, family_class
-from plugins.reference import is_reference, one_sentence
-from server_app.inline_tables import rates_of
-from strategies import METHODS
-from strategies.named import method_of
-from strategies.params import kebab, to_scalar
-from tasks.own import FLOAT32_MAX, OwnArguments
-from tasks.task import TASKS, check_own, kind_of
+from wildflower.devices.validation import nearest
+from wildflower.models.family import FAMILIES, family_class
+from wildflower.plugins.reference import is_reference, one_sentence
+from wildflower.server_app.inline_tables import rates_of
+from wildflower.strategies import METHODS
+from wildflower.strategies.named import method_of
+from wildflower.strategies.params import kebab, to_scalar
+from wildflower.tasks.device_data import FLOAT32_MAX, OwnArguments
+from wildflower.tasks.task import TASKS, check_own, kind_of
 
 if TYPE_CHECKING:
-    from server_app.config import RunConfig
+    from wildflower.server_app.config import RunConfig
 
 MAX_NAME_BYTES = 200  # of a folder's name, which most file systems allow 255
 

@@ -11,14 +11,14 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 
-from plugins.extras import needed
-from plugins.reference import top_module
-from server_app.charts import Chart, Line, line_chart
-from server_app.config import READ_WITH, defaults, unread
-from server_app.keys import to_toml
-from server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
-from server_app.resuming import is_of_a_folder
-from server_app.run_folder import (
+from wildflower.plugins.extras import needed
+from wildflower.plugins.reference import top_module
+from wildflower.server_app.charts import Chart, Line, line_chart
+from wildflower.server_app.config import READ_WITH, defaults, unread
+from wildflower.server_app.keys import to_toml
+from wildflower.server_app.pages import Block, Charts, Heading, Paragraph, Table, page, table_html
+from wildflower.server_app.resuming import is_of_a_folder
+from wildflower.server_app.run_folder import (
     BUDGETS,
     DATA,
     INITIAL,
@@ -29,10 +29,19 @@ from server_app.run_folder import (
     read_rounds,
     read_summary,
 )
-from server_app.run_records import TRAFFIC, RoundRecord, Summary
-from server_app.summary import summarize
-from server_app.units import Format, bytes_text, counted, percent, plain, score_format, seconds_text, time_unit
-from tasks.metrics import Scale
+from wildflower.server_app.run_records import TRAFFIC, RoundRecord, Summary
+from wildflower.server_app.summary import summarize
+from wildflower.server_app.units import (
+    Format,
+    bytes_text,
+    counted,
+    percent,
+    plain,
+    score_format,
+    seconds_text,
+    time_unit,
+)
+from wildflower.tasks.metrics import Scale
 
 # Keys that do not make another experiment: the seed, and where and how a run was done.
 NOT_THE_EXPERIMENT = frozenset(

@@ -16,22 +16,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from devices.node import MIN_MEMBERS
-from devices.validation import did_you_mean
-from messages.encoding import Wire
-from models.initial import checked_names
-from plugins.beside import digests, keep
-from plugins.reference import is_loaded, is_reference, module_label, top_module
-from server_app.checks import check
-from server_app.inline_tables import flat, parse_arguments, rates_of
-from server_app.keys import listed_keys, missing_keys
-from strategies import DEFAULT_METHOD, METHODS
-from strategies.method import Method
-from strategies.named import method_of, settings_of
-from strategies.params import Count, CountOrZero, Decay, Numbers, Params, PositiveRate, Rate, kebab, to_scalar
-from strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
-from tasks.arguments import TaskArguments, must, read_arguments
-from tasks.task import kind_of
+from wildflower.devices.node import MIN_MEMBERS
+from wildflower.devices.validation import did_you_mean
+from wildflower.messages.encoding import Wire
+from wildflower.models.initial import checked_names
+from wildflower.plugins.beside import digests, keep
+from wildflower.plugins.reference import is_loaded, is_reference, module_label, top_module
+from wildflower.server_app.checks import check
+from wildflower.server_app.inline_tables import flat, parse_arguments, rates_of
+from wildflower.server_app.keys import listed_keys, missing_keys
+from wildflower.strategies import DEFAULT_METHOD, METHODS
+from wildflower.strategies.method import Method
+from wildflower.strategies.named import method_of, settings_of
+from wildflower.strategies.params import (
+    Count,
+    CountOrZero,
+    Decay,
+    Numbers,
+    Params,
+    PositiveRate,
+    Rate,
+    kebab,
+    to_scalar,
+)
+from wildflower.strategies.privacy import MAX_CLIP, MAX_NOISE_MULTIPLIER
+from wildflower.tasks.arguments import TaskArguments, must, read_arguments
+from wildflower.tasks.task import kind_of
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -10,10 +10,9 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
-from devices.private import close_to_others, private_folder, private_open
-from plugins.extras import MissingExtraError, check_installed
-from server_app.folders import file_written_whole
-from server_app.resuming import (
+from wildflower.devices.private import close_to_others, private_folder, private_open
+from wildflower.plugins.extras import MissingExtraError, check_installed
+from wildflower.server_app.resuming import (
     check_folder,
     check_resumable,
     check_same_data,
@@ -21,7 +20,7 @@ from server_app.resuming import (
     check_same_initial,
     check_same_plugins,
 )
-from server_app.run_folder import (
+from wildflower.server_app.run_folder import (
     BUDGETS,
     DATA,
     INITIAL,
@@ -31,9 +30,10 @@ from server_app.run_folder import (
     read_rounds,
     whole_rounds,
 )
-from server_app.run_records import DeviceRecord, Record, RoundRecord, Summary, scalars_of
-from server_app.summary import summarize
-from server_app.trackers import Tracker, TrackerError, finite, open_tracker
+from wildflower.server_app.run_records import DeviceRecord, Record, RoundRecord, Summary, scalars_of
+from wildflower.server_app.summary import summarize
+from wildflower.server_app.trackers import Tracker, TrackerError, finite, open_tracker
+from wildflower.server_app.whole_files import file_written_whole
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -158,7 +158,7 @@ class Journal:
 
     def finish(self, status: Literal["finished", "failed"], error: str | None = None) -> Summary:
         """Write summary.json, then report.html. `error` is a traceback, of which the last lines are kept."""
-        from server_app.report import write_report
+        from wildflower.server_app.report import write_report
 
         if self._writer is not None:
             self._writer.close()
@@ -204,8 +204,8 @@ def _load_writers() -> None:
     def load() -> None:
         import torch.utils.tensorboard  # noqa: F401
 
-        import server_app.report  # noqa: F401
-        from server_app.pages import library
+        import wildflower.server_app.report  # noqa: F401
+        from wildflower.server_app.pages import library
 
         library()
 

@@ -1,7 +1,7 @@
 """What is written from the settings: the block of keys in pyproject.toml, and the tables of keys in docs/.
 
-Flower refuses keys that pyproject.toml does not list, without saying which. `python -m server_app.keys` writes the
-block and the tables anew; tests hold both.
+Flower refuses keys that pyproject.toml does not list, without saying which. `python -m wildflower.server_app.keys`
+writes the block and the tables anew; tests hold both.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from server_app.inline_tables import flat
+from wildflower.plugins.beside import APP
+from wildflower.server_app.inline_tables import flat
 
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+PYPROJECT = APP / "pyproject.toml"
 DOCS = PYPROJECT.parent / "docs"
 _BLOCK = re.compile(r"(?<=^\[tool\.flwr\.app\.config\]\n).*?(?=^\[)", re.DOTALL | re.MULTILINE)
 _TABLE = re.compile(r"(?<=^<!-- keys -->\n).*?(?=^<!-- /keys -->)", re.DOTALL | re.MULTILINE)
@@ -28,7 +29,7 @@ def missing_keys(defaults: Mapping[str, object], listed: Iterable[str]) -> str:
     if not lines:
         return ""
     where = "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse"
-    return "\n".join([f"{where}; `python -m server_app.keys` adds:", *lines])
+    return "\n".join([f"{where}; `python -m wildflower.server_app.keys` adds:", *lines])
 
 
 @cache
@@ -90,9 +91,9 @@ def pages() -> dict[str, str]:
     They are docs/configuration.md, with the keys of the run itself, the page of every method, with those of the parts
     that it shares with other methods, and the pages of these parts.
     """
-    from server_app.config import PARTS, RunConfig, all_settings
-    from strategies import METHODS
-    from strategies.params import kebab
+    from wildflower.server_app.config import PARTS, RunConfig, all_settings
+    from wildflower.strategies import METHODS
+    from wildflower.strategies.params import kebab
 
     descriptions = {key: field.description or "" for key, field in all_settings().items()}
     titles = {kebab(name): title for name, title in PARTS.items()}
@@ -130,8 +131,8 @@ def to_toml(value: object) -> str:
 
 def block_of_settings(strategy: str = "") -> str:
     """The block as the settings' fields say it, with those of a run's `strategy` from outside."""
-    from server_app.config import PARTS, all_settings, defaults
-    from strategies.params import kebab
+    from wildflower.server_app.config import PARTS, all_settings, defaults
+    from wildflower.strategies.params import kebab
 
     descriptions = {key: " ".join((f.description or "").split()) for key, f in all_settings(strategy).items()}
     parts = {kebab(name): title for name, title in PARTS.items()}

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from flwr.common import log
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from devices.private import private_folder, private_open, sync
-from server_app.run_folder import JournalError, read_rounds
-from server_app.run_records import RoundRecord
-from tasks.arguments import in_words
+from wildflower.devices.private import private_folder, private_open, sync
+from wildflower.server_app.run_folder import JournalError, read_rounds
+from wildflower.server_app.run_records import RoundRecord
+from wildflower.tasks.arguments import in_words
 
 if TYPE_CHECKING:
-    from strategies.privacy import Privacy, Release
+    from wildflower.strategies.privacy import Privacy, Release
 
 FILE = "ledger.jsonl"
 START = "0" * 64  # what stands in place of the hash of the lines before the first one
@@ -54,7 +54,7 @@ class _Released(_Line):
     delta: Annotated[float, Field(gt=0, lt=1)]
 
     def release(self) -> Release:
-        from strategies.privacy import Release  # imports torch, which a report does not need
+        from wildflower.strategies.privacy import Release  # imports torch, which a report does not need
 
         return Release(self.round, self.place, self.noise_multiplier, self.sampling_rate, self.sha256)
 

@@ -22,18 +22,18 @@ import safetensors.torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, float32, float64, nn, tensor
 
-from devices.validation import one_line
-from models.architecture import Architecture
-from models.base import with_weights
-from models.family import make_family
-from models.layers import MeanOfExits
-from plugins.beside import check_kept, digests, looked_for_beside
-from plugins.reference import PluginError, is_reference, top_module
-from rounds.engine import Engine
-from server_app.folders import newest_whole, written_whole
-from server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
-from tasks.arguments import in_words
-from tasks.task import Task, readable
+from wildflower.devices.validation import one_line
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import with_weights
+from wildflower.models.family import make_family
+from wildflower.models.layers import MeanOfExits
+from wildflower.plugins.beside import check_kept, digests, looked_for_beside
+from wildflower.plugins.reference import PluginError, is_reference, top_module
+from wildflower.rounds.engine import Engine
+from wildflower.server_app.run_folder import PLUGINS, JournalError, read_config, read_rounds, read_summary
+from wildflower.server_app.whole_files import newest_whole, written_whole
+from wildflower.tasks.arguments import in_words
+from wildflower.tasks.task import Task, readable
 
 Which = Literal["best", "newest"]
 FOLDER, FACTS, MODULES = "models", "models.json", "modules"
@@ -57,7 +57,7 @@ class SavedModel(_Read):
 
     Attributes:
         file, sha256: where its tensors are, batch norm's running statistics among them, and the hash of that file.
-        family: from which `models.family.make_family` makes the family.
+        family: from which `wildflower.models.family.make_family` makes the family.
         architecture: as of `Architecture.to_json`.
         is_global: whether this is the global model.
         tiers: the tiers most of whose devices would be given this model, and those whose devices would be given none

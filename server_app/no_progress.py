@@ -8,12 +8,12 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from rounds.engine import NOTHING_FITS
-from server_app.config import RunConfig
-from server_app.run_folder import read_devices
-from server_app.units import bytes_text
-from strategies.method import Method
-from strategies.submodel import SubModelMethod
+from wildflower.rounds.engine import NOTHING_FITS
+from wildflower.server_app.config import RunConfig
+from wildflower.server_app.run_folder import read_devices
+from wildflower.server_app.units import bytes_text
+from wildflower.strategies.method import Method
+from wildflower.strategies.submodel import SubModelMethod
 
 NO_PROGRESS_ROUNDS = 3  # in a row, after which something is wrong
 

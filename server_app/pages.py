@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from jinja2 import Environment, StrictUndefined
 
-from plugins.extras import check_installed
-from server_app.charts import Chart
+from wildflower.plugins.extras import check_installed
+from wildflower.server_app.charts import Chart
 
 GZIP = 31  # zlib's way to name gzip's format and its largest window
 PIECE_BYTES = 2**16

@@ -12,16 +12,25 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import IO, Any
 
-from server_app.charts import Chart, Line, bar_chart, cell_chart, line_chart
-from server_app.config import RunConfig, descriptions
-from server_app.folders import file_written_whole
-from server_app.labels import Labels, read_labels
-from server_app.ledger import spent
-from server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Preformatted, Table, page
-from server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
-from server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, Summary, flat
-from server_app.summary import in_fleet_order, summarize
-from server_app.units import Format, bytes_text, counted, percent, plain, score_format, seconds_text, time_unit
+from wildflower.server_app.charts import Chart, Line, bar_chart, cell_chart, line_chart
+from wildflower.server_app.config import RunConfig, descriptions
+from wildflower.server_app.label_spread import Labels, read_labels
+from wildflower.server_app.ledger import spent
+from wildflower.server_app.pages import Block, Cards, Charts, Data, Heading, Paragraph, Preformatted, Table, page
+from wildflower.server_app.run_folder import has_virtual_clock, read_config, read_devices, read_rounds, read_summary
+from wildflower.server_app.run_records import BudgetRecord, DeviceRecord, RoundRecord, Summary, flat
+from wildflower.server_app.summary import in_fleet_order, summarize
+from wildflower.server_app.units import (
+    Format,
+    bytes_text,
+    counted,
+    percent,
+    plain,
+    score_format,
+    seconds_text,
+    time_unit,
+)
+from wildflower.server_app.whole_files import file_written_whole
 
 # Above these the map and the table speak of tiers instead of single devices, so that the page stays small.
 MAX_DEVICES = 200

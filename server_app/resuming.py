@@ -4,8 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plugins.reference import is_reference
-from server_app.run_folder import DATA, INITIAL, PLUGINS, JournalError, is_run, read_config, read_rounds, read_summary
+from wildflower.plugins.reference import is_reference
+from wildflower.server_app.run_folder import (
+    DATA,
+    INITIAL,
+    PLUGINS,
+    JournalError,
+    is_run,
+    read_config,
+    read_rounds,
+    read_summary,
+)
 
 # Tasks whose data set is what the folder holds; those of named data sets may lie anywhere.
 DATA_OF_A_FOLDER = ("idx", "npz", "images", "table", "text")
@@ -32,7 +41,7 @@ def check_folder(run_dir: Path, resume: bool) -> None:
 
 def _broke_off_at_once(run_dir: Path) -> bool:
     """Whether a run ended before its first checkpoint, as on a full disk: there is nothing of it to keep."""
-    from server_app import checkpoint, ledger  # the first imports torch, and this is seldom asked
+    from wildflower.server_app import checkpoint, ledger  # the first imports torch, and this is seldom asked
 
     # What a private run has released is known, whatever became of the run.
     return not checkpoint.exists(run_dir) and len(read_rounds(run_dir)) <= 1 and not ledger.has_releases(run_dir)
@@ -44,9 +53,9 @@ def check_resumable(run_dir: Path, config: Mapping[str, Any]) -> None:
     Keys that nothing reads make no difference, such as those of other methods, of which another version may have
     others.
     """
-    from server_app import ledger
-    from server_app.checkpoint import CheckpointError, check_there
-    from server_app.config import RunConfig, unread  # both import torch
+    from wildflower.server_app import ledger
+    from wildflower.server_app.checkpoint import CheckpointError, check_there
+    from wildflower.server_app.config import RunConfig, unread  # both import torch
 
     before = read_config(run_dir)["config"]
     read = set().union(*(values.keys() - set(unread(values)) for values in (before, config)))

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from server_app.units import score_format
-from tasks.metrics import Scale, scale_of
+from wildflower.server_app.units import score_format
+from wildflower.tasks.metrics import Scale, scale_of
 
 Count = Annotated[int, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from server_app.ledger import spent
-from server_app.run_folder import read_devices, read_rounds
-from server_app.run_records import RoundRecord, Summary
+from wildflower.server_app.ledger import spent
+from wildflower.server_app.run_folder import read_devices, read_rounds
+from wildflower.server_app.run_records import RoundRecord, Summary
 
 
 def summarize(run_dir: Path, status: Literal["finished", "failed", "unfinished"], error: str | None) -> Summary:

@@ -22,8 +22,8 @@ import psutil
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from messages.retries import retry_closed_connections
-from server_app.units import bytes_text
+from wildflower.messages.retries import retry_closed_connections
+from wildflower.server_app.units import bytes_text
 
 DIED_IN_RAY = "<class 'ray.exceptions.Actor"  # how Flower's reason begins where a process of Ray's is gone
 FULL_DISK_BYTES = 10**6  # less than this and the next messages will not fit

@@ -16,8 +16,8 @@ from threading import Thread
 from typing import Any, Protocol
 from uuid import uuid4
 
-from plugins.extras import MissingExtraError, needed
-from server_app.folders import file_written_whole
+from wildflower.plugins.extras import MissingExtraError, needed
+from wildflower.server_app.whole_files import file_written_whole
 
 log = logging.getLogger("flwr")
 

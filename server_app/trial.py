@@ -16,15 +16,15 @@ import torch
 from flwr.common import log
 from torch import Tensor
 
-from models.architecture import Architecture
-from models.base import Family, with_weights
-from models.held import held_tensors, sharing, unsteady
-from models.layers import Network
-from models.module import AnyNetwork, ModuleFamily, changed_input
-from plugins.draws import same_draws
-from plugins.reference import PluginError, is_reference, one_sentence
-from server_app.units import counted
-from tasks.task import Task, laid_out_for
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, with_weights
+from wildflower.models.held import held_tensors, sharing, unsteady
+from wildflower.models.layers import Network
+from wildflower.models.module import AnyNetwork, ModuleFamily, changed_input
+from wildflower.plugins.draws import same_draws
+from wildflower.plugins.reference import PluginError, is_reference, one_sentence
+from wildflower.server_app.units import counted
+from wildflower.tasks.task import Task, laid_out_for
 
 Mode = Literal["evaluation", "training"]
 MOST_NETWORKS = 8  # that are tried, of as many levels as there may be

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from tasks.metrics import Scale
+from wildflower.tasks.metrics import Scale
 
 Format = Callable[[float], str]
 

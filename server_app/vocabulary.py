@@ -11,13 +11,13 @@ import torch
 from flwr.common import log
 from torch import Tensor, nn
 
-from models.architecture import Architecture
-from models.base import Family
-from models.bert import Bert
-from models.module import ModuleFamily
-from plugins.reference import one_sentence
-from tasks.task import Task
-from tasks.tokens import VOCABULARY, TextArguments, load_tokenizer
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.bert import Bert
+from wildflower.models.module import ModuleFamily
+from wildflower.plugins.reference import one_sentence
+from wildflower.tasks.task import Task
+from wildflower.tasks.tokens import VOCABULARY, TextArguments, load_tokenizer
 
 SPARE_ROWS = 0.01  # of an embedding, which some models round up to a multiple of 64
 # Tokens that a vocabulary keeps free for words of one's own: BERT's and RoBERTa's.

@@ -1,37 +1,37 @@
-"""Methods: one file each, with both halves; `strategies.method` is their contract.
+"""Methods: one file each, with both halves; `wildflower.strategies.method` is their contract.
 
 `METHODS` holds each method's server half by the name that the run configuration uses.
 """
 
 from __future__ import annotations
 
-from strategies.anycostfl import AnycostFL
-from strategies.depthfl import DepthFL
-from strategies.fedadam import FedAdam
-from strategies.fedavg import FedAvg
-from strategies.fedavgm import FedAvgM
-from strategies.feddf import FedDF
-from strategies.federated_dropout import FederatedDropout
-from strategies.fednas import FedNAS
-from strategies.fednova import FedNova
-from strategies.fedprox import FedProx
-from strategies.fedrolex import FedRolex
-from strategies.fjord import FjORD
-from strategies.flexifed import FlexiFed
-from strategies.heterofl import HeteroFL
-from strategies.hypemefed import HypeMeFed
-from strategies.inclusivefl import InclusiveFL
-from strategies.local import LocalOnly
-from strategies.lotteryfl import LotteryFL
-from strategies.method import Method
-from strategies.model_search import ModelSearch
-from strategies.q_fedavg import QFedAvg
-from strategies.rafl import RaFL
-from strategies.recipfl import RecipFL
-from strategies.scaffold import Scaffold
-from strategies.scalefl import ScaleFL
-from strategies.spatl import Spatl
-from strategies.wildflower import Wildflower
+from wildflower.strategies.anycostfl import AnycostFL
+from wildflower.strategies.depthfl import DepthFL
+from wildflower.strategies.fedadam import FedAdam
+from wildflower.strategies.fedavg import FedAvg
+from wildflower.strategies.fedavgm import FedAvgM
+from wildflower.strategies.feddf import FedDF
+from wildflower.strategies.federated_dropout import FederatedDropout
+from wildflower.strategies.fednas import FedNAS
+from wildflower.strategies.fednova import FedNova
+from wildflower.strategies.fedprox import FedProx
+from wildflower.strategies.fedrolex import FedRolex
+from wildflower.strategies.fjord import FjORD
+from wildflower.strategies.flexifed import FlexiFed
+from wildflower.strategies.heterofl import HeteroFL
+from wildflower.strategies.hypemefed import HypeMeFed
+from wildflower.strategies.inclusivefl import InclusiveFL
+from wildflower.strategies.local import LocalOnly
+from wildflower.strategies.lotteryfl import LotteryFL
+from wildflower.strategies.method import Method
+from wildflower.strategies.model_search import ModelSearch
+from wildflower.strategies.q_fedavg import QFedAvg
+from wildflower.strategies.rafl import RaFL
+from wildflower.strategies.recipfl import RecipFL
+from wildflower.strategies.scaffold import Scaffold
+from wildflower.strategies.scalefl import ScaleFL
+from wildflower.strategies.spatl import Spatl
+from wildflower.strategies.wildflower import Wildflower
 
 METHODS: dict[str, type[Method]] = {
     kind.name(): kind

@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from messages.packing import Layout
-from messages.sums import CACHED, SCALE, WeightedSum, new_bound, split
-from models.placement import Placement
+from wildflower.messages.packing import Layout
+from wildflower.messages.sums import CACHED, SCALE, WeightedSum, new_bound, split
+from wildflower.models.placement import Placement
 
 Kind = Literal["mean", "trimmed-mean", "median", "norm-bounded-mean"]
 MIN_OWNERS = 3  # of a coordinate, for a majority of right ones
@@ -52,7 +52,8 @@ class CoordinateMean:
     """Mean of every coordinate of the global model over the devices that trained it (HeteroFL, Eq. 4-6).
 
     Holds one sum and one count per coordinate of the tensors that were added since the last mean, whatever the number
-    of devices. Sums and counts are 64-bit integers (`messages.sums`), so the order of additions does not matter.
+    of devices. Sums and counts are 64-bit integers (`wildflower.messages.sums`), so the order of additions does not
+    matter.
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:

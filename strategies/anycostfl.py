@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from messages.error import MessageError
-from messages.packing import Layout
-from messages.parcels import STATISTICS, Parcel, Weights
-from messages.sums import CACHED, WeightedSum, flatten, new_bound, split
-from models.architecture import Architecture
-from models.base import Family
-from models.cost import Cost
-from models.layers import TensorSpec
-from models.placement import Placement
-from strategies.aggregation import CoordinateMean
-from strategies.channels import channel_norms, strongest
-from strategies.heterofl import HeteroFL
-from strategies.method import (
+from wildflower.messages.error import MessageError
+from wildflower.messages.packing import Layout
+from wildflower.messages.parcels import STATISTICS, Parcel, Weights
+from wildflower.messages.sums import CACHED, WeightedSum, flatten, new_bound, split
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.cost import Cost
+from wildflower.models.layers import TensorSpec
+from wildflower.models.placement import Placement
+from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.channels import channel_norms, strongest
+from wildflower.strategies.heterofl import HeteroFL
+from wildflower.strategies.method import (
     Answer,
     Bench,
     Contribution,
@@ -47,7 +47,7 @@ from strategies.method import (
     Training,
     with_parameter_copies,
 )
-from strategies.params import Params
+from wildflower.strategies.params import Params
 
 # What travels ---------------------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class AnycostFL(HeteroFL):
     """The k channels of largest norm of every group; w <- mean over the owners of a coordinate, weighted by examples.
 
     The selection follows from the global weights alone: all devices of a round share it, and so does a resumed run.
-    Devices minimize the task's loss (`strategies.method.Training`).
+    Devices minimize the task's loss (`wildflower.strategies.method.Training`).
 
     With beta below 1 devices return compressed updates (`CompressedTraining`), and the mean is the paper's "all-in-one
     aggregation", element by element: w[j] <- w[j] - sum_i p_i u_i[j] / sum_i p_i over the devices i that returned

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from models.base import BlockFamily, Family
-from models.placement import Axis, Coordinates, Select
+from wildflower.models.base import BlockFamily, Family
+from wildflower.models.placement import Axis, Coordinates, Select
 
 MAX_GROUPS = 5  # An error names no more of them.
 

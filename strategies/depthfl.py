@@ -19,16 +19,27 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from messages.parcels import STATISTICS
-from messages.sums import UNIT
-from models.architecture import Architecture
-from models.base import trained_parameters
-from models.cost import Cost
-from models.layers import MeanOfExits, Network
-from strategies.losses import Loss, Regularizer, divergence
-from strategies.method import Answer, Bench, Local, Model, Order, Setup, State, Trained, Training, with_parameter_copies
-from strategies.params import CountOrZero, Params, Rate
-from strategies.submodel import SubModelMethod, by_exit, require_exits
+from wildflower.messages.parcels import STATISTICS
+from wildflower.messages.sums import UNIT
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import trained_parameters
+from wildflower.models.cost import Cost
+from wildflower.models.layers import MeanOfExits, Network
+from wildflower.strategies.method import (
+    Answer,
+    Bench,
+    Local,
+    Model,
+    Order,
+    Setup,
+    State,
+    Trained,
+    Training,
+    with_parameter_copies,
+)
+from wildflower.strategies.params import CountOrZero, Params, Rate
+from wildflower.strategies.shared_losses import Loss, Regularizer, divergence
+from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exits
 
 COPIES = 3  # of all parameters: what was received, the correction, and a gradient before there is one
 

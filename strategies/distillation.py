@@ -1,7 +1,7 @@
 """In-place distillation: the server makes sub-models agree with the aggregated model, without any data.
 
-Source: the paper of dynamic model search (`strategies.model_search`), Algorithm 1 and Eq. 2, which do not agree with
-each other; what is done here stands in `distill`.
+Source: the paper of dynamic model search (`wildflower.strategies.model_search`), Algorithm 1 and Eq. 2, which do not
+agree with each other; what is done here stands in `distill`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from messages.parcels import Weights
-from models.base import Family, with_weights
-from models.placement import Placement
-from strategies.params import CountOrZero, Params, PositiveRate
-from strategies.submodel import Cut, SubModelMethod
+from wildflower.messages.parcels import Weights
+from wildflower.models.base import Family, with_weights
+from wildflower.models.placement import Placement
+from wildflower.strategies.params import CountOrZero, Params, PositiveRate
+from wildflower.strategies.submodel import Cut, SubModelMethod
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 

@@ -16,14 +16,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from messages.parcels import Weights
-from messages.sums import SCALE, WeightedSum
-from models.architecture import Architecture
-from models.base import Family, with_weights
-from strategies.losses import divergence
-from strategies.params import Count, Params, PositiveRate
-from tasks.public import PublicData
-from tasks.task import in_layout, laid_out_for
+from wildflower.messages.parcels import Weights
+from wildflower.messages.sums import SCALE, WeightedSum
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, with_weights
+from wildflower.strategies.params import Count, Params, PositiveRate
+from wildflower.strategies.shared_losses import divergence
+from wildflower.tasks.public import PublicData
+from wildflower.tasks.task import in_layout, laid_out_for
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 

@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from devices.budget import Budget
-from models.architecture import Architecture
-from models.elastic import ElasticSpace
-from models.frontier import Prices
-from models.space import Space
-from strategies.params import Count, CountOrZero, Params
+from wildflower.devices.budget import Budget
+from wildflower.models.architecture import Architecture
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.frontier import Prices
+from wildflower.models.space import Space
+from wildflower.strategies.params import Count, CountOrZero, Params
 
 Picks = tuple[int, ...]
 Score = Callable[[Sequence[Picks]], Sequence[float]]
@@ -218,8 +218,9 @@ class EvolutionSearch:
     Args:
         space: Where to search.
         batch_size: Of local training, which memory depends on.
-        optimizer: A name of `models.cost.OPTIMIZERS`.
-        score: How good sub-networks are, such as `strategies.predictor.Predictor.score`; None: their number of
+        optimizer: A name of `wildflower.models.cost.OPTIMIZERS`.
+        score: How good sub-networks are, such as `wildflower.strategies.predictor.Predictor.score`; None: their number
+        of
             multiplications, the objective of a search without anything learned.
         params: Of the evolution.
     """

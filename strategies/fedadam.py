@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from messages.parcels import STATISTICS, Weights
-from models.architecture import Architecture
-from strategies.fedavg import FedAvg
-from strategies.method import Model, Setup, State, Trained
-from strategies.params import Decay, Params, PositiveRate
-from strategies.submodel import without_statistics
+from wildflower.messages.parcels import STATISTICS, Weights
+from wildflower.models.architecture import Architecture
+from wildflower.strategies.fedavg import FedAvg
+from wildflower.strategies.method import Model, Setup, State, Trained
+from wildflower.strategies.params import Decay, Params, PositiveRate
+from wildflower.strategies.submodel import without_statistics
 
 
 class AdamParams(Params):

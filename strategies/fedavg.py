@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from devices.budget import Budget
-from models.architecture import Architecture
-from strategies.method import Local, Order, Setup, Training, fits
-from strategies.params import Params
-from strategies.submodel import SubModelMethod, by_exit
+from wildflower.devices.budget import Budget
+from wildflower.models.architecture import Architecture
+from wildflower.strategies.method import Local, Order, Setup, Training, fits
+from wildflower.strategies.params import Params
+from wildflower.strategies.submodel import SubModelMethod, by_exit
 
-# The device half is `strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
+# The device half is `wildflower.strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
 
 
 class OneModel(SubModelMethod):

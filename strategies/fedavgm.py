@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from messages.parcels import STATISTICS, Weights
-from models.architecture import Architecture
-from strategies.fedavg import OneModel
-from strategies.method import Model, Setup, State, Trained
-from strategies.params import Decay, Params, PositiveRate
-from strategies.submodel import without_statistics
+from wildflower.messages.parcels import STATISTICS, Weights
+from wildflower.models.architecture import Architecture
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import Model, Setup, State, Trained
+from wildflower.strategies.params import Decay, Params, PositiveRate
+from wildflower.strategies.submodel import without_statistics
 
-# The device half is `strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
+# The device half is `wildflower.strategies.method.Training`: devices minimize the task's loss, such as L = CE(f(x), y).
 
 
 class FedAvgMParams(Params):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from messages.parcels import Parcel
-from messages.sums import WeightedSum, flatten
-from models.architecture import Architecture
-from models.base import Family, with_weights
-from strategies.ensemble import Ensemble, Teachers, require_public, teach
-from strategies.fedavg import OneModel
-from strategies.method import Contribution, Local, Order, Setup, Trained, Training
-from strategies.params import Params
+from wildflower.messages.parcels import Parcel
+from wildflower.messages.sums import WeightedSum, flatten
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, with_weights
+from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import Contribution, Local, Order, Setup, Trained, Training
+from wildflower.strategies.params import Params
 
 # The device half ------------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from models.architecture import Architecture
-from models.placement import chosen
-from strategies.heterofl import HeteroFL
-from strategies.method import Selection
-from strategies.params import Params
+from wildflower.models.architecture import Architecture
+from wildflower.models.placement import chosen
+from wildflower.strategies.heterofl import HeteroFL
+from wildflower.strategies.method import Selection
+from wildflower.strategies.params import Params
 
 
 class FederatedDropout(HeteroFL):

@@ -12,12 +12,12 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from models.architecture import Architecture
-from models.cost import OPTIMIZERS, Cost
-from models.darts import ALPHAS
-from strategies.fedavg import OneModel
-from strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
-from strategies.params import Params, PositiveRate, Rate
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import OPTIMIZERS, Cost
+from wildflower.models.darts import ALPHAS
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
+from wildflower.strategies.params import Params, PositiveRate, Rate
 
 # The device half ------------------------------------------------------------------------------------------------------
 

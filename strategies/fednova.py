@@ -11,13 +11,13 @@ from typing import ClassVar
 
 import torch
 
-from messages.orders import Merge
-from messages.parcels import STATISTICS, Parcel, parameters_of
-from models.architecture import Architecture
-from models.base import Family, trained_parameters
-from models.cost import Cost
-from strategies.fedavg import OneModel
-from strategies.method import Answer, Bench, Local, Order, Trained, Training, with_parameter_copies
+from wildflower.messages.orders import Merge
+from wildflower.messages.parcels import STATISTICS, Parcel, parameters_of
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, trained_parameters
+from wildflower.models.cost import Cost
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import Answer, Bench, Local, Order, Trained, Training, with_parameter_copies
 
 # The device half ------------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from models.architecture import Architecture
-from models.cost import Cost
-from strategies.fedavg import OneModel
-from strategies.losses import Regularizer
-from strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
-from strategies.params import Params, Rate
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import Cost
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import Answer, Bench, Local, Order, Setup, Training, with_parameter_copies
+from wildflower.strategies.params import Params, Rate
+from wildflower.strategies.shared_losses import Regularizer
 
 
 class ProximalTraining(Training):

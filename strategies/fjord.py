@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from models.architecture import Architecture
-from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, cost
-from models.family import Family
-from models.layers import Network
-from strategies.heterofl import HeteroFL
-from strategies.losses import Loss
-from strategies.method import Bench, Local, Order, Setup, Training
-from strategies.nested import MOST_LEVELS, are_nested, below, check_no_statistics, cuts_below, step_bytes
-from strategies.params import Params
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, Cost, cost
+from wildflower.models.family import Family
+from wildflower.models.layers import Network
+from wildflower.strategies.heterofl import HeteroFL
+from wildflower.strategies.method import Bench, Local, Order, Setup, Training
+from wildflower.strategies.nested import MOST_LEVELS, are_nested, below, check_no_statistics, cuts_below, step_bytes
+from wildflower.strategies.params import Params
+from wildflower.strategies.shared_losses import Loss
 
 # The device half ------------------------------------------------------------------------------------------------------
 

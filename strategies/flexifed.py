@@ -9,17 +9,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from messages.frozen import frozen_nbytes
-from messages.orders import Merge
-from messages.packing import Layout
-from messages.parcels import Parcel, Parcels, Weights
-from models.architecture import Architecture
-from models.base import Family
-from models.choice import Choice
-from models.cost import Cost
-from models.layers import Network, TensorSpec
-from models.placement import Placement
-from strategies.method import (
+from wildflower.messages.frozen_parts import frozen_nbytes
+from wildflower.messages.orders import Merge
+from wildflower.messages.packing import Layout
+from wildflower.messages.parcels import Parcel, Parcels, Weights
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.choice import Choice
+from wildflower.models.cost import Cost
+from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.placement import Placement
+from wildflower.strategies.method import (
     LEADING,
     Answer,
     Bench,
@@ -35,8 +35,8 @@ from strategies.method import (
     Training,
     parcel_bytes,
 )
-from strategies.params import Params
-from strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
+from wildflower.strategies.params import Params
+from wildflower.strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
 
 # The device half ------------------------------------------------------------------------------------------------------
 

@@ -17,17 +17,17 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor, nn
 
-from devices.budget import Budget
-from messages.orders import Merge
-from messages.parcels import Parcel
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import Network
-from strategies.distillation import Distillation, distill_in_place
-from strategies.losses import Loss
-from strategies.method import Bench, Local, Order, Setup, Trained, Training
-from strategies.params import Params
-from strategies.submodel import Cut, SubModelMethod
+from wildflower.devices.budget import Budget
+from wildflower.messages.orders import Merge
+from wildflower.messages.parcels import Parcel
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import Network
+from wildflower.strategies.distillation import Distillation, distill_in_place
+from wildflower.strategies.method import Bench, Local, Order, Setup, Trained, Training
+from wildflower.strategies.params import Params
+from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.submodel import Cut, SubModelMethod
 
 # The device half ------------------------------------------------------------------------------------------------------
 

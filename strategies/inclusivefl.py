@@ -10,16 +10,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from messages.orders import Merge
-from messages.packing import MessageError
-from messages.parcels import STATISTICS, Parcel, Parcels, Weights
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import Network, TensorSpec
-from strategies.fedadam import AdamParams, adam_step
-from strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
-from strategies.params import Fraction, Numbers
-from strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
+from wildflower.messages.orders import Merge
+from wildflower.messages.packing import MessageError
+from wildflower.messages.parcels import STATISTICS, Parcel, Parcels, Weights
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import Network, TensorSpec
+from wildflower.strategies.fedadam import AdamParams, adam_step
+from wildflower.strategies.method import Answer, Bench, Contribution, Group, Local, Model, Order, Setup, State, Trained
+from wildflower.strategies.params import Fraction, Numbers
+from wildflower.strategies.submodel import CandidateMethod, by_depth, first_weights, require_one_exit
 
 
 class InclusiveFLParams(AdamParams):

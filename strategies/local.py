@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from messages.packing import MessageError
-from messages.parcels import Parcel, Parcels
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import Network
-from strategies.method import (
+from wildflower.messages.packing import MessageError
+from wildflower.messages.parcels import Parcel, Parcels
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import Network
+from wildflower.strategies.method import (
     LEADING,
     Answer,
     Bench,
@@ -25,8 +25,8 @@ from strategies.method import (
     Trained,
     Training,
 )
-from strategies.params import Params
-from strategies.submodel import CandidateMethod
+from wildflower.strategies.params import Params
+from wildflower.strategies.submodel import CandidateMethod
 
 
 class TrainingAlone(Training):

@@ -12,20 +12,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from devices.budget import Budget
-from messages.frozen import frozen_nbytes
-from messages.orders import NonNegative
-from messages.packing import Layout, MessageError
-from messages.parcels import Parcel, Parcels, Weights, parameters_of
-from messages.sums import UNIT, WeightedSum, flatten
-from models.architecture import Architecture
-from models.base import Family
-from models.cost import Cost
-from models.layers import Network, TensorSpec
-from models.placement import Placement
-from strategies.aggregation import CoordinateMean
-from strategies.fedavg import OneModel
-from strategies.method import (
+from wildflower.devices.budget import Budget
+from wildflower.messages.frozen_parts import frozen_nbytes
+from wildflower.messages.orders import NonNegative
+from wildflower.messages.packing import Layout, MessageError
+from wildflower.messages.parcels import Parcel, Parcels, Weights, parameters_of
+from wildflower.messages.sums import UNIT, WeightedSum, flatten
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.cost import Cost
+from wildflower.models.layers import Network, TensorSpec
+from wildflower.models.placement import Placement
+from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import (
     Answer,
     Bench,
     Contribution,
@@ -40,7 +40,7 @@ from strategies.method import (
     parcel_bytes,
     with_parameter_copies,
 )
-from strategies.params import Fraction, Params
+from wildflower.strategies.params import Fraction, Params
 
 COPIES = 2  # of all parameters: the first weights, and the masks
 

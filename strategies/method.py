@@ -4,8 +4,8 @@ The server half (`Method`) says which architecture a device gets, what it is sen
 The device half (`Local`) trains. The engine (`rounds`) and the client (`client_app`) do everything else, and know no
 method by name. Neither half imports Flower.
 
-What travels are named parcels (`messages.parcels`). The device half lists them, in `Local.sent` and `Local.returned`,
-so that server and device derive the same layouts; bytes, budgets and lateness follow from them.
+What travels are named parcels (`wildflower.messages.parcels`). The device half lists them, in `Local.sent` and
+`Local.returned`, so that server and device derive the same layouts; bytes, budgets and lateness follow from them.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from devices.budget import Budget
-from devices.validation import MAX_WHOLE, shown
-from messages.encoding import Wire
-from messages.error import MessageError
-from messages.frozen import frozen_nbytes
-from messages.orders import LocalHalf, LocalTraining, Merge
-from messages.parcels import Parcel, Parcels, Weights, nbytes
-from messages.sums import WeightedSum
-from models.architecture import Architecture
-from models.base import Family
-from models.cost import FLOAT_BYTES, Cost, cost
-from models.layers import Network
-from models.placement import Placement, Select, leading
-from plugins.reference import PluginError, class_of
-from strategies.aggregation import CoordinateMean, running_mean
-from strategies.losses import Loss, Regularizer
-from strategies.params import Params
-from strategies.privacy import PrivateMean
-from strategies.settings import RoundSettings
-from tasks.public import PublicData
-from tasks.task import Task
+from wildflower.devices.budget import Budget
+from wildflower.devices.validation import MAX_WHOLE, shown
+from wildflower.messages.encoding import Wire
+from wildflower.messages.error import MessageError
+from wildflower.messages.frozen_parts import frozen_nbytes
+from wildflower.messages.orders import LocalHalf, LocalTraining, Merge
+from wildflower.messages.parcels import Parcel, Parcels, Weights, nbytes
+from wildflower.messages.sums import WeightedSum
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.cost import FLOAT_BYTES, Cost, cost
+from wildflower.models.layers import Network
+from wildflower.models.placement import Placement, Select, leading
+from wildflower.plugins.reference import PluginError, class_of
+from wildflower.strategies.aggregation import CoordinateMean, running_mean
+from wildflower.strategies.params import Params
+from wildflower.strategies.privacy import PrivateMean
+from wildflower.strategies.run_settings import RoundSettings
+from wildflower.strategies.shared_losses import Loss, Regularizer
+from wildflower.tasks.public import PublicData
+from wildflower.tasks.task import Task
 
 # The device half ------------------------------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ def _local_half(name: str, settings: str) -> Local:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which channels a sub-model takes: a rule of `models.placement` and its number. Hashable, so it can be shared."""
+    """Which channels a sub-model takes: a rule of `wildflower.models.placement` and its number. Hashable."""
 
     rule: Callable[[int], Select] | None = None
     number: int = 0
@@ -501,7 +501,7 @@ class Method(ABC):
         shared_params: settings of parts that several methods share and that this one reads, by their group's name.
         family_options: how the method wants its family built, such as HeteroFL's static batch norm.
         takes_initial_weights: whether its global model begins with `Setup.initial`, as by
-            `strategies.submodel.first_weights`.
+            `wildflower.strategies.submodel.first_weights`.
         public_when: the values that its settings have where it learns from `Setup.public`, by their fields' names: {}
             where it always does, None where it never does. A run whose public data nothing would read is refused.
         first_question: what a device is asked before it trains for the first time; its facts go to `introduce`. Who
@@ -614,8 +614,8 @@ class Method(ABC):
     def payload(self, group: Group) -> Parcels:
         """The contents of the parcels that the devices of a group are sent (never asked where nothing is sent).
 
-        Before the first round they are asked for once and dropped (`rounds.rehearsal`), after `start` and before any
-        `begin_round`: what later rounds do must not depend on that.
+        Before the first round they are asked for once and dropped (`wildflower.rounds.layout_check`), after `start` and
+        before any `begin_round`: what later rounds do must not depend on that.
         """
 
     def introduce(self, device: int, facts: Mapping[str, Sequence[float]]) -> None:
@@ -788,8 +788,8 @@ def in_floats(
 
     Under int8 architectures have more or fewer scales for their weights, so that the bytes of some shrink more than
     those of others. This goes by the one of `ends`, the smallest and the largest of a space, whose bytes shrink more.
-    What is found may be a little too large for the wire, which `strategies.search.find_priced` corrects. Under masks
-    more bytes travel up than down.
+    What is found may be a little too large for the wire, which `wildflower.strategies.search.find_priced` corrects.
+    Under masks more bytes travel up than down.
     """
     if settings.wire == "float32" and not settings.secure_minimum:
         return budget

@@ -20,17 +20,16 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from devices.budget import Budget
-from messages.orders import Merge
-from messages.parcels import Parcel
-from models.architecture import Architecture
-from models.base import STATISTICS, Family
-from models.cost import Cost
-from models.layers import Network
-from models.space import Space
-from strategies.heterofl import HeteroFL, MaskedTraining
-from strategies.losses import Loss
-from strategies.method import (
+from wildflower.devices.budget import Budget
+from wildflower.messages.orders import Merge
+from wildflower.messages.parcels import Parcel
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import STATISTICS, Family
+from wildflower.models.cost import Cost
+from wildflower.models.layers import Network
+from wildflower.models.space import Space
+from wildflower.strategies.heterofl import HeteroFL, MaskedTraining
+from wildflower.strategies.method import (
     Bench,
     Local,
     Means,
@@ -43,9 +42,10 @@ from strategies.method import (
     fits,
     in_floats,
 )
-from strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
-from strategies.params import Count, CountOrZero, Params, Shares
-from strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options
+from wildflower.strategies.nested import MOST_LEVELS, below, fitted_levels, levels_loss, training_cost
+from wildflower.strategies.params import Count, CountOrZero, Params, Shares
+from wildflower.strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options
+from wildflower.strategies.shared_losses import Loss
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -95,7 +95,7 @@ class SandwichTraining(MaskedTraining):
 
 
 class ModelSearchParams(Params):
-    """Settings of dynamic model search; the searchers are in `strategies.search`."""
+    """Settings of dynamic model search; the searchers are in `wildflower.strategies.search`."""
 
     searcher: Literal["pool", "exact"] = Field(
         "pool", description="How architectures are found: by the paper's pool, or by the exact search (ours)"
@@ -165,7 +165,7 @@ class ModelSearch(HeteroFL):
     norms, which are averaged like weights (the paper, section 4.5). There is no scaler, which is made for one width
     everywhere: behind a layer of few channels that reads many it would make too much of them.
 
-    The device half is `strategies.method.Training`, or with `masked_loss` HeteroFL's `MaskedTraining`.
+    The device half is `wildflower.strategies.method.Training`, or with `masked_loss` HeteroFL's `MaskedTraining`.
     """
 
     params_type: ClassVar[type[Params]] = ModelSearchParams
@@ -233,7 +233,7 @@ class ModelSearch(HeteroFL):
     def survey(self, fleet: Iterable[Means]) -> None:
         """Choose few architectures for what the devices of the fleet may spend now, where few are wanted.
 
-        They are chosen among what the search finds for the fleet (`strategies.search.fleet_options`).
+        They are chosen among what the search finds for the fleet (`wildflower.strategies.search.fleet_options`).
         """
         if not self.params.architectures:
             return
@@ -368,7 +368,7 @@ class ModelSearch(HeteroFL):
 def layer_shares(text: str) -> dict[str, tuple[float, ...]]:
     """Read shares of single layers: the inside of an inline TOML table, such as "stem = [1], 'stage3_*' = [0, 0.5]".
 
-    Names are those of `models.space.Space.of`; a dot in a name needs no quotes, a star does.
+    Names are those of `wildflower.models.space.Space.of`; a dot in a name needs no quotes, a star does.
 
     Raises:
         ValueError: it is no such table, or a value is no list of numbers.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from devices.validation import nearest
-from plugins.reference import PluginError, class_of, is_reference, named
-from strategies import METHODS
-from strategies.method import Local, Method
-from strategies.params import Params, to_scalar
+from wildflower.devices.validation import nearest
+from wildflower.plugins.reference import PluginError, class_of, is_reference, named
+from wildflower.strategies import METHODS
+from wildflower.strategies.method import Local, Method
+from wildflower.strategies.params import Params, to_scalar
 
 _KEY = re.compile(r"[a-z0-9-]+", re.ASCII | re.IGNORECASE)
 
@@ -30,8 +30,8 @@ def method_of(name: str) -> type[Method]:
     found = named(name, Method)
     if isinstance(found, type) and issubclass(found, Local):
         raise PluginError(
-            f"{name} lacks a server half: it is a device half (strategies.method.Local); name the class of "
-            "strategies.method.Method whose `local` returns it"
+            f"{name} lacks a server half: it is a device half (wildflower.strategies.method.Local); name the class of "
+            "wildflower.strategies.method.Method whose `local` returns it"
         )
     kind: type[Method] = class_of(name, Method, "a method")
     if METHODS.get(kind.name()) is kind:
@@ -59,7 +59,7 @@ def settings_of(methods: Mapping[str, type[Method]]) -> dict[str, type[Params]]:
 def _check(name: str, params: object) -> None:
     """Raise PluginError unless settings are as the run configuration needs them."""
     if not (isinstance(params, type) and issubclass(params, Params)):
-        raise PluginError(f"{name}: its settings are {params!r}, and no class of strategies.params.Params")
+        raise PluginError(f"{name}: its settings are {params!r}, and no class of wildflower.strategies.params.Params")
     try:
         values = params()
     except ValidationError as error:
@@ -69,5 +69,5 @@ def _check(name: str, params: object) -> None:
         if not isinstance(to_scalar(value), bool | int | float | str):
             raise PluginError(
                 f"{name}: the setting {field} of {params.__name__} is no number, text or truth value, nor numbers "
-                "(strategies.params.Numbers)"
+                "(wildflower.strategies.params.Numbers)"
             )

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call
 
-from messages.packing import MessageError
-from models.architecture import Architecture
-from models.base import STATISTICS, Family, with_weights
-from models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
-from models.layers import Network
-from strategies.losses import Loss
-from strategies.method import Bench, Means
+from wildflower.messages.packing import MessageError
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import STATISTICS, Family, with_weights
+from wildflower.models.cost import CONVOLUTION_KERNEL_BYTES, FLOAT_BYTES, OPTIMIZERS, Convolution, Cost, cost
+from wildflower.models.layers import Network
+from wildflower.strategies.method import Bench, Means
+from wildflower.strategies.shared_losses import Loss
 
 MOST_LEVELS = 64
 """Nested sub-models that a device trains in a step, its own included."""
@@ -190,8 +190,8 @@ def training_cost(
     """What training an architecture and some lower levels in every step costs: more than training it alone.
 
     Memory is that of the dearest part of a step. The own level's is that of training it alone; in the others' all
-    gradients are there already (`strategies.nested.step_bytes`). Compiled convolutions of all levels are kept. FLOPs
-    are the sum. Parameters and payload are the architecture's.
+    gradients are there already (`wildflower.strategies.nested.step_bytes`). Compiled convolutions of all levels are
+    kept. FLOPs are the sum. Parameters and payload are the architecture's.
     """
     whole = cost(family, architecture, batch_size=batch_size, optimizer=optimizer)
     if not lower:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from tasks.own import FLOAT32_MAX
+from wildflower.tasks.device_data import FLOAT32_MAX
 
 NUMBERS = "must be numbers such as [1, 0.5] or '1, 0.5'"
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.architecture import Architecture
-from models.elastic import ElasticSpace
-from models.space import Space
-from strategies.evolution import Picks
+from wildflower.models.architecture import Architecture
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.space import Space
+from wildflower.strategies.evolution import Picks
 
 HIDDEN = 128
 STEPS = 800
@@ -39,7 +39,7 @@ class Predictor:
     rank_correlation: float
 
     def score(self, found: Sequence[Picks]) -> list[float]:
-        """Return the predicted accuracies; what `strategies.evolution` asks of a score."""
+        """Return the predicted accuracies; what `wildflower.strategies.evolution` asks of a score."""
         with torch.no_grad():
             raw = self.network(encoded(self.space, found)).squeeze(1)
         return [float(value) for value in raw * self.deviation + self.mean]

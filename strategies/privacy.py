@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from messages.sums import SCALE, UNIT
-from plugins.extras import needed
-from strategies.aggregation import CoordinateMean
+from wildflower.messages.sums import SCALE, UNIT
+from wildflower.plugins.extras import needed
+from wildflower.strategies.aggregation import CoordinateMean
 
 MAX_CLIP = MAX_NOISE_MULTIPLIER = 1000.0  # so that noise and changes stay far below what a 64-bit integer holds
 TOLERANCE = 1e-3  # of epsilon, where the noise is sought that reaches it
@@ -61,7 +61,8 @@ class Account:
 
     Attributes:
         releases: what was written, the earliest first.
-        record: called with a release and its epsilon before anything of it is given out; `server_app.ledger` writes it.
+        record: called with a release and its epsilon before anything of it is given out; `wildflower.server_app.ledger`
+        writes it.
     """
 
     def __init__(self, delta: float, budget: float = 0.0) -> None:
@@ -241,8 +242,9 @@ def _accountants() -> Any:
 class PrivateMean(CoordinateMean):
     """The previous value and the noisy mean of the devices' changes, on every coordinate, whoever came.
 
-    What is added are sums of bounded changes (`messages.bound.bounded_change`), of weight UNIT per device, in place of
-    sums of weights. A coordinate's sum is divided by `Privacy.expected_devices` also where a part of the devices owns
+    What is added are sums of bounded changes (`wildflower.messages.bound.bounded_change`), of weight UNIT per device,
+    in place of sums of weights. A coordinate's sum is divided by `Privacy.expected_devices` also where a part of the
+    devices owns
     it: how many of the round's devices do is not for anybody to know, and a smaller divisor would enlarge the noise.
     """
 

@@ -9,15 +9,25 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from messages.orders import Merge
-from messages.parcels import STATISTICS, Parcel, parameters_of
-from models.architecture import Architecture
-from models.base import Family, trained_parameters
-from models.cost import Cost
-from strategies.fedavg import OneModel
-from strategies.method import Answer, Bench, Local, Model, Order, Setup, Trained, Training, with_parameter_copies
-from strategies.params import Params, Rate
-from strategies.submodel import without_statistics
+from wildflower.messages.orders import Merge
+from wildflower.messages.parcels import STATISTICS, Parcel, parameters_of
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, trained_parameters
+from wildflower.models.cost import Cost
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import (
+    Answer,
+    Bench,
+    Local,
+    Model,
+    Order,
+    Setup,
+    Trained,
+    Training,
+    with_parameter_copies,
+)
+from wildflower.strategies.params import Params, Rate
+from wildflower.strategies.submodel import without_statistics
 
 MIN_LOSS = 1e-10  # so that F^(q - 1) is finite for q below 1, as in the published code
 

@@ -18,23 +18,22 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from devices.budget import Budget
-from messages.error import MessageError
-from messages.orders import Merge
-from messages.packing import Layout
-from messages.parcels import STATISTICS, Parcel, Parcels, Weights
-from messages.sums import WeightedSum, flatten, mean_of
-from models.architecture import Architecture
-from models.base import Family, with_weights
-from models.cost import Cost, cost
-from models.elastic import ElasticFamily, ElasticSpace
-from models.family import FAMILIES, family_class, make_family
-from models.layers import Network
-from models.space import Space
-from strategies.ensemble import Ensemble, Teachers, require_public, teach
-from strategies.evolution import EvolutionSearch, Picks
-from strategies.losses import divergence
-from strategies.method import (
+from wildflower.devices.budget import Budget
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import Merge
+from wildflower.messages.packing import Layout
+from wildflower.messages.parcels import STATISTICS, Parcel, Parcels, Weights
+from wildflower.messages.sums import WeightedSum, flatten, mean_of
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, with_weights
+from wildflower.models.cost import Cost, cost
+from wildflower.models.elastic import ElasticFamily, ElasticSpace
+from wildflower.models.family import FAMILIES, family_class, make_family
+from wildflower.models.layers import Network
+from wildflower.models.space import Space
+from wildflower.strategies.ensemble import Ensemble, Teachers, require_public, teach
+from wildflower.strategies.evolution import EvolutionSearch, Picks
+from wildflower.strategies.method import (
     LEADING,
     Answer,
     Bench,
@@ -51,11 +50,12 @@ from strategies.method import (
     in_floats,
     parcel_bytes,
 )
-from strategies.params import Count, Params, Rate, Shares, kebab, to_scalar
-from strategies.predictor import MIN_PAIRS, fit_predictor, is_of_supernet, load_pairs
-from strategies.search import ExactSearch, PoolSearch, find_priced
-from strategies.submodel import CandidateMethod, first_weights, initial_weights
-from strategies.supernet import calibrated
+from wildflower.strategies.params import Count, Params, Rate, Shares, kebab, to_scalar
+from wildflower.strategies.predictor import MIN_PAIRS, fit_predictor, is_of_supernet, load_pairs
+from wildflower.strategies.search import ExactSearch, PoolSearch, find_priced
+from wildflower.strategies.shared_losses import divergence
+from wildflower.strategies.submodel import CandidateMethod, first_weights, initial_weights
+from wildflower.strategies.supernet_training import calibrated
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 

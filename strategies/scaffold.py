@@ -9,16 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from messages.orders import Merge
-from messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
-from models.architecture import Architecture
-from models.base import Family, trained_parameters
-from models.cost import Cost
-from strategies.aggregation import CoordinateMean
-from strategies.fedavg import OneModel
-from strategies.fednova import effective_steps
-from strategies.losses import Regularizer
-from strategies.method import (
+from wildflower.messages.orders import Merge
+from wildflower.messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, trained_parameters
+from wildflower.models.cost import Cost
+from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.fednova import effective_steps
+from wildflower.strategies.method import (
     Answer,
     Bench,
     Contribution,
@@ -31,7 +30,8 @@ from strategies.method import (
     Training,
     with_parameter_copies,
 )
-from strategies.params import Params, PositiveRate
+from wildflower.strategies.params import Params, PositiveRate
+from wildflower.strategies.shared_losses import Regularizer
 
 # The device half ------------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from models.architecture import Architecture
-from models.family import Family
-from models.layers import Network
-from strategies.losses import Loss, divergence
-from strategies.method import Bench, Local, Order, Setup, Training
-from strategies.params import Numbers, Params, PositiveRate, Rate
-from strategies.submodel import SubModelMethod, require_exits
+from wildflower.models.architecture import Architecture
+from wildflower.models.family import Family
+from wildflower.models.layers import Network
+from wildflower.strategies.method import Bench, Local, Order, Setup, Training
+from wildflower.strategies.params import Numbers, Params, PositiveRate, Rate
+from wildflower.strategies.shared_losses import Loss, divergence
+from wildflower.strategies.submodel import SubModelMethod, require_exits
 
 PAPER_WIDTHS = (0.7, 0.7, 0.75, 1.0)  # of exits 1 to 4
 QUIET_SHARE = 0.25  # of the rounds, in which exits do not learn from the last one yet

@@ -15,14 +15,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from devices.budget import Budget
-from models.architecture import Architecture
-from models.cost import Cost
-from models.elastic import ElasticSpace
-from models.frontier import Frontier, Prices
-from models.profile import Total
-from models.space import Space
-from strategies.method import Means, fits
+from wildflower.devices.budget import Budget
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import Cost
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.frontier import Frontier, Prices
+from wildflower.models.profile import Total
+from wildflower.models.space import Space
+from wildflower.strategies.method import Means, fits
 
 SEGMENT = 1024
 """Labels whose least memory is known beforehand, so that most of the frontier need not be looked at."""
@@ -40,7 +40,7 @@ NARROWED = 12
 class PoolSearch:
     """The largest fitting architecture of a pool that grows by random draws.
 
-    Source: the search algorithm of the paper of dynamic model search (`strategies.model_search`). The
+    Source: the search algorithm of the paper of dynamic model search (`wildflower.strategies.model_search`). The
     pool begins with the smallest and the largest architecture, is shared by all devices and kept over rounds; the
     printed intersection with a draw is read as the union. epsilon is the probability to *stop* before each draw, the
     reverse of what an epsilon-greedy search calls so.
@@ -128,7 +128,7 @@ class ExactSearch:
     Args:
         space: Where to search.
         batch_size: Of local training, which memory depends on.
-        optimizer: A name of `models.cost.OPTIMIZERS`.
+        optimizer: A name of `wildflower.models.cost.OPTIMIZERS`.
         tolerance: Share of the optimum's parameters that may be missing; 0 takes the optimum itself. A little above 0
             all layers get their turn over the rounds of a method that searches in each of them.
     """
@@ -242,7 +242,7 @@ class AscentSearch:
     Args:
         space: Where to search.
         batch_size: Of local training, which memory depends on.
-        optimizer: A name of `models.cost.OPTIMIZERS`.
+        optimizer: A name of `wildflower.models.cost.OPTIMIZERS`.
         criterion: "flops" of training, so that blocks of large maps are not left out; or "balanced", the sum over the
             blocks of log(1 + parameters), under which every block is worth as much as any other, and doubling a narrow
             one as much as doubling a wide one.
@@ -327,7 +327,8 @@ def find_priced(
         find: the search under a budget; None: nothing fits.
         price: of an architecture that it finds, with all that is trained beside it.
         budget: what must fit.
-        part: the same budget as the search counts, with payloads as 32-bit floats (`strategies.method.in_floats`).
+        part: the same budget as the search counts, with payloads as 32-bit floats
+        (`wildflower.strategies.method.in_floats`).
     """
     retries = {"download_bytes": 0, "upload_bytes": 0}
     for _ in range(NARROWED):

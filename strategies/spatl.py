@@ -12,21 +12,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from messages.error import MessageError
-from messages.orders import Merge
-from messages.packing import Layout
-from messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
-from messages.sums import UNIT, WeightedSum, device_weight, flatten
-from models.architecture import Architecture
-from models.base import Family, described
-from models.cost import Cost
-from models.layers import Channels, Network, TensorSpec
-from models.placement import Axis, Coordinates, Placement, Select
-from strategies.aggregation import CoordinateMean
-from strategies.channels import channel_norms, strongest
-from strategies.fedavg import OneModel
-from strategies.losses import Regularizer
-from strategies.method import (
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import Merge
+from wildflower.messages.packing import Layout
+from wildflower.messages.parcels import STATISTICS, Parcel, Parcels, Weights, parameters_of
+from wildflower.messages.sums import UNIT, WeightedSum, device_weight, flatten
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, described
+from wildflower.models.cost import Cost
+from wildflower.models.layers import Channels, Network, TensorSpec
+from wildflower.models.placement import Axis, Coordinates, Placement, Select
+from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.channels import channel_norms, strongest
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import (
     LEADING,
     Answer,
     Bench,
@@ -42,8 +41,9 @@ from strategies.method import (
     Training,
     with_parameter_copies,
 )
-from strategies.params import Params, PositiveRate
-from strategies.scaffold import mean_gradients
+from wildflower.strategies.params import Params, PositiveRate
+from wildflower.strategies.scaffold import mean_gradients
+from wildflower.strategies.shared_losses import Regularizer
 
 
 def encoder_of(family: Family, architecture: Architecture) -> dict[str, TensorSpec]:

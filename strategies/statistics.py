@@ -12,14 +12,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from messages.orders import Merge
-from messages.parcels import STATISTICS, Parcel
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import MeanOfExits, Network, mean_statistics, pool_by_slices
-from strategies.method import Answer, Bench, Local
-from strategies.params import CountOrZero
-from tasks.task import laid_out_for
+from wildflower.messages.orders import Merge
+from wildflower.messages.parcels import STATISTICS, Parcel
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import MeanOfExits, Network, mean_statistics, pool_by_slices
+from wildflower.strategies.method import Answer, Bench, Local
+from wildflower.strategies.params import CountOrZero
+from wildflower.tasks.task import laid_out_for
 
 # How many take statistics by default where a round has fewer devices. With fewer a score depends on which devices they
 # are, more than on how many examples each passes (benchmarks/methods_that_win).

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from devices.budget import Budget
-from messages.parcels import STATISTICS, Parcels, Weights
-from models.architecture import Architecture
-from models.family import Family
-from models.placement import Placement
-from strategies.aggregation import CoordinateMean
-from strategies.method import (
+from wildflower.devices.budget import Budget
+from wildflower.messages.parcels import STATISTICS, Parcels, Weights
+from wildflower.models.architecture import Architecture
+from wildflower.models.family import Family
+from wildflower.models.placement import Placement
+from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.method import (
     LEADING,
     Contribution,
     Group,
@@ -28,7 +28,7 @@ from strategies.method import (
     fit_in_turn,
     fits,
 )
-from strategies.params import Params
+from wildflower.strategies.params import Params
 
 Cut = tuple[Architecture, Placement]
 """A sub-model of the global model, and where it lies in it."""

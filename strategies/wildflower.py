@@ -20,18 +20,17 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from devices.budget import Budget
-from messages.orders import Merge
-from messages.parcels import STATISTICS, Parcel
-from models.architecture import Architecture
-from models.base import BlockFamily, Family, trained_parameters
-from models.cost import FLOAT_BYTES, Cost
-from models.layers import Network
-from models.space import Space
-from strategies.heterofl import HeteroFL, MaskedTraining
-from strategies.losses import Loss
-from strategies.method import Bench, Local, Means, Order, Setup, State, Trained, in_floats
-from strategies.nested import (
+from wildflower.devices.budget import Budget
+from wildflower.messages.orders import Merge
+from wildflower.messages.parcels import STATISTICS, Parcel
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, Family, trained_parameters
+from wildflower.models.cost import FLOAT_BYTES, Cost
+from wildflower.models.layers import Network
+from wildflower.models.space import Space
+from wildflower.strategies.heterofl import HeteroFL, MaskedTraining
+from wildflower.strategies.method import Bench, Local, Means, Order, Setup, State, Trained, in_floats
+from wildflower.strategies.nested import (
     MOST_LEVELS,
     are_nested,
     below,
@@ -40,8 +39,9 @@ from strategies.nested import (
     levels_loss,
     training_cost,
 )
-from strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
-from strategies.search import AscentSearch, ExactSearch, find_priced, fleet_options
+from wildflower.strategies.params import CountOrZero, Decay, Numbers, Params, possible_shares
+from wildflower.strategies.search import AscentSearch, ExactSearch, find_priced, fleet_options
+from wildflower.strategies.shared_losses import Loss
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -120,7 +120,7 @@ def enlarge_gradients(bench: Bench, model: Network, lower: Sequence[Architecture
 def level_cost(
     family: Family, architecture: Architecture, lower: tuple[Architecture, ...], batch_size: int, optimizer: str
 ) -> Cost:
-    """`strategies.nested.training_cost`, and the factors of all gradients and a copy of the largest gradient."""
+    """`nested.training_cost`, and the factors of all gradients and a copy of the largest gradient."""
     found = training_cost(family, architecture, lower, batch_size, optimizer)
     if not lower:
         return found
@@ -255,7 +255,7 @@ class Wildflower(HeteroFL):
             return None
 
     def searched(self, fleet: Sequence[Means]) -> list[Architecture]:
-        """What the search finds for the budgets of a fleet (`strategies.search.fleet_options`)."""
+        """What the search finds for the budgets of a fleet (`wildflower.strategies.search.fleet_options`)."""
         if self.space is None or (searcher := self.searcher(self.space)) is None:
             return []
         rng, smallest = self.rng(6), self.space.smallest()

@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from client_app import work, worker
-from devices import speed
-from rounds import exchange
-from tests.wildflower.fake_child import Runs
+from tests.runs.fake_child import Runs
+from wildflower.client_app import work, worker
+from wildflower.devices import speed
+from wildflower.rounds import exchange
 
 # The same examples in every run: what fails here fails there.
 settings.register_profile("seeded", derandomize=True, deadline=None, max_examples=50)
@@ -132,6 +132,6 @@ def pytest_runtest_makereport(
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Stand-ins for the processes of runs, which write a run's journal at once."""
     made = Runs()
-    monkeypatch.setattr("wildflower.child.start", made.start)
-    monkeypatch.setattr("wildflower.sweeps.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("wildflower.runs.child.start", made.start)
+    monkeypatch.setattr("wildflower.runs.sweeps.LOOK_SECONDS", 0.0)
     return made

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client_app.memory import SEGMENTS_BYTES, MemoryMeter, is_out_of_memory, memory_limit
-from client_app.work import compute_device
 from tests.small_run import METHODS as ALL_METHODS
 from tests.small_run import simulated_grid, small_config, started
+from wildflower.client_app.memory import SEGMENTS_BYTES, MemoryMeter, is_out_of_memory, memory_limit
+from wildflower.client_app.work import compute_device
 
 MB = 2**20
 ROOT = Path(__file__).parents[1]

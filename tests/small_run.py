@@ -11,14 +11,14 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message
 
-from client_app.app import app as client
-from messages.orders import Reply
-from messages.wire import from_records, to_records
-from rounds.engine import Engine, Scorer
-from server_app.app import build
-from server_app.config import RunConfig
-from strategies import METHODS as ALL_METHODS
 from tests.grid import InProcessGrid
+from wildflower.client_app.app import app as client
+from wildflower.messages.orders import Reply
+from wildflower.messages.wire import from_records, to_records
+from wildflower.rounds.engine import Engine, Scorer
+from wildflower.server_app.app import build
+from wildflower.server_app.config import RunConfig
+from wildflower.strategies import METHODS as ALL_METHODS
 
 FLEET = """
 [[group]]
@@ -202,7 +202,7 @@ def changed_reply(change: Change) -> Callable[[Message], Message]:
 
 
 class FakeTime:
-    """A clock for `rounds.exchange` and `rounds.population` that only `sleep` moves."""
+    """A clock for `wildflower.rounds.exchange` and `wildflower.rounds.population` that only `sleep` moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0

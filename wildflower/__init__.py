@@ -3,13 +3,14 @@
 Nothing is imported before it is used: `import wildflower` takes milliseconds.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from server_app.compare import Comparison
-    from server_app.run_folder import JournalError
-    from wildflower.python import Run, RunError, Sweep, compare, load, run, sweep
-    from wildflower.settings import SettingsError
+    from wildflower.runs.experiment_file import SettingsError
+    from wildflower.runs.python import Run, RunError, Sweep, compare, load, run, sweep
+    from wildflower.server_app.compare import Comparison
+    from wildflower.server_app.run_folder import JournalError
 
 __all__ = [
     "Comparison",
@@ -24,11 +25,16 @@ __all__ = [
     "sweep",
 ]
 
+# In a checkout `client_app`, `models`, `server_app` and `strategies` lie beside this folder, with links to them in it.
+# A bundle that Flower makes of a checkout has no links, and neither has a checkout under Windows.
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "models")):
+    __path__.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from wildflower import python
+    from wildflower.runs import python
 
     return getattr(python, name)
 

@@ -1,5 +1,5 @@
 """`python -m wildflower`, the same as the command `wildflower`."""
 
-from wildflower.command import main
+from wildflower.cli.command import main
 
 main()

@@ -25,12 +25,12 @@ from flwr.supercore.inflatable.inflatable_object import InflatableObject, get_al
 
 from benchmarks.random_images import write_copy
 from benchmarks.tables import write_between
-from client_app.app import app
-from models.family import FAMILIES
-from rounds.engine import Scores
-from server_app.app import build
-from server_app.config import RunConfig
 from tests.grid import InProcessGrid
+from wildflower.client_app.app import app
+from wildflower.models.family import FAMILIES
+from wildflower.rounds.engine import Scores
+from wildflower.server_app.app import build
+from wildflower.server_app.config import RunConfig
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"

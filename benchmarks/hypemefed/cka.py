@@ -22,14 +22,14 @@ from torch import Tensor
 from benchmarks.hypemefed.local import train_locally
 from benchmarks.runs import trained_method
 from benchmarks.tables import markdown, write_between
-from client_app.state import DeviceState
-from models.architecture import Architecture
-from models.layers import Network
-from rounds.budgets import budget_in_round
-from rounds.work import seed_of
-from strategies.method import Order
-from strategies.submodel import SubModelMethod
-from tasks.task import Task, TaskSpec, load_task
+from wildflower.client_app.kept_state import DeviceState
+from wildflower.models.architecture import Architecture
+from wildflower.models.layers import Network
+from wildflower.rounds.budgets import budget_in_round
+from wildflower.rounds.requests import seed_of
+from wildflower.strategies.method import Order
+from wildflower.strategies.submodel import SubModelMethod
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 HERE = Path(__file__).resolve().parent
 Grams = dict[str, Tensor]  # layer -> centered Gram matrix of its activations, (images, images)

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
-from messages.orders import LocalTraining
-from messages.parcels import Weights
-from models.cnn import Cnn3
-from strategies.hypemefed.hypemefed import HypeMeFedParams, follow
-from strategies.hypemefed.hypernetwork import (
+from wildflower.messages.orders import LocalTraining
+from wildflower.messages.parcels import Weights
+from wildflower.models.cnn import Cnn3
+from wildflower.strategies.hypemefed.hypemefed import HypeMeFedParams, follow
+from wildflower.strategies.hypemefed.layer_hypernetwork import (
     Inputs,
     LowRankHypernetwork,
     Reading,
@@ -34,8 +34,8 @@ from strategies.hypemefed.hypernetwork import (
     shortfall,
     unit_of_changes,
 )
-from strategies.submodel import initial_weights
-from tasks.task import Task, TaskSpec, load_task
+from wildflower.strategies.submodel import initial_weights
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 HERE = Path(__file__).resolve().parent
 FILE, README = HERE / "guesses.json", HERE / "README.md"

@@ -25,13 +25,13 @@ import torch.nn.functional as F
 
 from benchmarks.hypemefed.local import train_all_exits
 from benchmarks.tables import markdown, write_between
-from messages.orders import LocalTraining
-from messages.parcels import Weights
-from models.base import Family
-from models.resnet import ResNet18
-from models.vgg import Vgg
-from strategies.hypemefed.hypemefed import follow
-from strategies.hypemefed.hypernetwork import (
+from wildflower.messages.orders import LocalTraining
+from wildflower.messages.parcels import Weights
+from wildflower.models.base import Family
+from wildflower.models.resnet import ResNet18
+from wildflower.models.vgg import Vgg
+from wildflower.strategies.hypemefed.hypemefed import follow
+from wildflower.strategies.hypemefed.layer_hypernetwork import (
     FullHypernetwork,
     Hypernetwork,
     LowRankHypernetwork,
@@ -41,9 +41,9 @@ from strategies.hypemefed.hypernetwork import (
     shortfall,
     unit_of_changes,
 )
-from strategies.submodel import initial_weights
-from tasks.data import Data
-from tasks.task import TASKS, Task, TaskSpec
+from wildflower.strategies.submodel import initial_weights
+from wildflower.tasks.data import Data
+from wildflower.tasks.task import TASKS, Task, TaskSpec
 
 HERE = Path(__file__).resolve().parent
 FILE, README = HERE / "hypernetworks.json", HERE / "README.md"

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from client_app.bench import DeviceBench, Workplace, do_order
-from client_app.state import DeviceState
-from messages.orders import EvaluationOrder, LocalTraining
-from messages.packing import pack
-from messages.parcels import Weights, digest
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import Network
-from strategies.hypemefed.hypemefed import SumOfExits
-from strategies.method import Local
-from tasks.task import Task
+from wildflower.client_app.context import DeviceBench, Workplace, do_order
+from wildflower.client_app.kept_state import DeviceState
+from wildflower.messages.orders import EvaluationOrder, LocalTraining
+from wildflower.messages.packing import pack
+from wildflower.messages.parcels import Weights, digest
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import Network
+from wildflower.strategies.hypemefed.hypemefed import SumOfExits
+from wildflower.strategies.method import Local
+from wildflower.tasks.task import Task
 
 
 def train_locally(

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from models.family import make_family
+from wildflower.models.family import make_family
 
 RANK, TARGETS = 8, ("query", "value")  # LoRA's usual targets; alpha is twice the rank
 

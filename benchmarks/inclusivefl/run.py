@@ -17,7 +17,7 @@ from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.studies import Figures, Study, main
 from benchmarks.tables import markdown
-from tasks.trec import installed, read_package
+from wildflower.tasks.trec import installed, read_package
 
 HERE = Path(__file__).resolve().parent
 TIERS = ("2 layers", "4 layers", "6 layers")

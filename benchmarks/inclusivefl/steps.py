@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from benchmarks.inclusivefl.run import ENCODER, STUDY, settings
 from benchmarks.minilm import pretrained
-from client_app.app import app as client
-from server_app.app import build, task_spec
-from server_app.config import RunConfig
-from tasks.task import load_task
 from tests.grid import InProcessGrid
-from wildflower.settings import resolve
+from wildflower.client_app.app import app as client
+from wildflower.runs.experiment_file import resolve
+from wildflower.server_app.app import build, task_spec
+from wildflower.server_app.config import RunConfig
+from wildflower.tasks.task import load_task
 
 RESULTS = Path(__file__).with_name("steps.json")
 FEW, MANY = 5, 45

@@ -21,18 +21,18 @@ from typing import Any
 
 import torch
 
-import server_app.app
+import wildflower.server_app.app
 from benchmarks.inclusivefl.lora import RANK, base
 from benchmarks.inclusivefl.run import TIERS
 from benchmarks.memory.measure import run_case
 from benchmarks.minilm import pretrained
 from benchmarks.runs import rounds_of
 from benchmarks.tables import markdown, write_between
-from client_app.app import app as client
-from models.base import Family
-from models.family import make_family
-from server_app.config import RunConfig
 from tests.grid import InProcessGrid
+from wildflower.client_app.app import app as client
+from wildflower.models.base import Family
+from wildflower.models.family import make_family
+from wildflower.server_app.config import RunConfig
 
 RESULTS, README = (Path(__file__).with_name(name) for name in ("travel.json", "README.md"))
 LAYERS = (2, 4, 6)
@@ -108,8 +108,8 @@ def bytes_of(trained: str, place: int) -> dict[str, list[int]]:
             "run-name": "run",
         }
         config = RunConfig.from_run_config(RUN | own)
-        engine, _ = server_app.app.build(config)  # nothing is scored
-        lines = rounds_of(server_app.app.run(InProcessGrid(client, 1), config, (engine, None)))
+        engine, _ = wildflower.server_app.app.build(config)  # nothing is scored
+        lines = rounds_of(wildflower.server_app.app.run(InProcessGrid(client, 1), config, (engine, None)))
     assert all(line["devices_replied"] == 1 for line in lines)
     return {way: [line[f"bytes_{way}"] for line in lines] for way in ("down", "up")}
 

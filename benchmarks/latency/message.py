@@ -24,8 +24,12 @@ MESSAGES = 5
 # What flwr-clientapp imports before it loads an app.
 FLOWER = "import sys; import flwr.supernode.runtime.run_clientapp; "
 READ = "text, config, array = sys.argv[1], __import__('json').loads(sys.argv[2]), open(sys.argv[3], 'rb').read(); "
-ALONE = FLOWER + READ + "from client_app import work; work.do('train', text, [array], config)"
-MESSENGER = FLOWER + READ + "import client_app.app; client_app.app.worker.ask('train', text, [array], config)"
+ALONE = FLOWER + READ + "from wildflower.client_app import work; work.do('train', text, [array], config)"
+MESSENGER = (
+    FLOWER
+    + READ
+    + "import wildflower.client_app.app; wildflower.client_app.app.worker.ask('train', text, [array], config)"
+)
 
 
 def timed(code: str, *arguments: str) -> tuple[float, float]:
@@ -81,7 +85,7 @@ def _worker() -> psutil.Process:
     """The worker that belongs to this process."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "client_app.worker" in words and words[-1] == str(os.getpid()):
+        if "wildflower.client_app.worker" in words and words[-1] == str(os.getpid()):
             return process
     raise RuntimeError("no worker was started")
 

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from server_app.run_folder import read_devices, read_rounds
 from tests.deployment import Deployment
+from wildflower.server_app.run_folder import read_devices, read_rounds
 
 HERE = Path(__file__).parent
 

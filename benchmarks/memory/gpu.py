@@ -2,11 +2,11 @@
 
     python -m benchmarks.memory.gpu
 
-The cases are those of measure.py, one after the other in one process. Measured is what `client_app.memory` measures for
-a device: the most that was allocated during two steps, above what was allocated before the model was built. What CUDA
-and its libraries take for themselves, 900 MB per process, is not in it, as PyTorch's code is not on a processor. Each
-case is then trained again under the limit of a work order, which is what was predicted and 64 MiB: cuDNN, which takes
-room for faster convolutions where there is some, does without it then.
+The cases are those of measure.py, one after the other in one process. Measured is what `wildflower.client_app.memory`
+measures for a device: the most that was allocated during two steps, above what was allocated before the model was
+built. What CUDA and its libraries take for themselves, 900 MB per process, is not in it, as PyTorch's code is not on a
+processor. Each case is then trained again under the limit of a work order, which is what was predicted and 64 MiB:
+cuDNN, which takes room for faster convolutions where there is some, does without it then.
 
 Writes results-gpu.json and results-gpu.md beside this file.
 """
@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.memory.measure import STEPS, cases, table_rows, train
-from client_app.memory import MemoryMeter, is_out_of_memory, memory_limit
-from models.architecture import Architecture
-from models.cost import cost
-from models.family import make_family
+from wildflower.client_app.memory import MemoryMeter, is_out_of_memory, memory_limit
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
 
 HERE = Path(__file__).parent
 

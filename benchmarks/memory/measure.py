@@ -7,7 +7,7 @@ mark (VmHWM, reset through /proc/self/clear_refs) over the resident set just bef
 process has imported PyTorch and trained the family's smallest sub-model for two steps on two examples: libraries, the
 autograd engine and the first compiled kernels belong to the runtime, not to an architecture.
 
-The process returns freed tensors to the system, as a device with a budget should (`models.allocator`). With
+The process returns freed tensors to the system, as a device with a budget should (`wildflower.models.allocator`). With
 `--default-allocator` it leaves the C library alone: that shows what fragmentation costs.
 
 Writes results.json and results.md beside this file (with that option, results-default-allocator.*). With `--only` and
@@ -30,12 +30,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from models.allocator import return_freed_memory
-from models.architecture import Architecture
-from models.base import BlockFamily
-from models.cost import ACCUMULATED, cost
-from models.family import Family, make_family
-from plugins.reference import is_reference
+from wildflower.models.allocator import return_freed_memory
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily
+from wildflower.models.cost import ACCUMULATED, cost
+from wildflower.models.family import Family, make_family
+from wildflower.plugins.reference import is_reference
 
 CPU = torch.device("cpu")
 STEPS = 2  # the optimizer's state is there in the second one

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from benchmarks.memory.measure import cpu_model
-from models.cost import cost
-from models.family import make_family
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
 
 COUNT = 1000
 

@@ -18,11 +18,11 @@ from statistics import mean
 import torch
 
 from benchmarks.tables import markdown, write_between
-from client_app.app import app as client
-from server_app.app import build
-from server_app.config import RunConfig
 from tests.grid import InProcessGrid
-from wildflower.settings import read_experiment
+from wildflower.client_app.app import app as client
+from wildflower.runs.experiment_file import read_experiment
+from wildflower.server_app.app import build
+from wildflower.server_app.config import RunConfig
 
 HERE = Path(__file__).parent
 RESULTS, README = HERE / "statistics.json", HERE / "README.md"

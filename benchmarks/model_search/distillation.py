@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from benchmarks.runs import from_test_set, from_training_set, trained_method
 from benchmarks.tables import markdown, write_between
-from messages.parcels import Weights
-from models.base import Family, with_weights
-from models.placement import Placement
-from strategies.distillation import Distillation, Noise, distill, mutual_information_nats
-from strategies.heterofl import HeteroFL
-from strategies.submodel import Cut
+from wildflower.messages.parcels import Weights
+from wildflower.models.base import Family, with_weights
+from wildflower.models.placement import Placement
+from wildflower.strategies.distillation import Distillation, Noise, distill, mutual_information_nats
+from wildflower.strategies.heterofl import HeteroFL
+from wildflower.strategies.submodel import Cut
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "distillation.json"

@@ -19,7 +19,7 @@ import torch
 from benchmarks.model_search.distillation import says
 from benchmarks.runs import from_test_set, trained_method
 from benchmarks.tables import markdown, write_between
-from models.architecture import Architecture
+from wildflower.models.architecture import Architecture
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "submodels.json"

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tables import markdown, write_between
-from devices.budget import Budget, budget_of
-from devices.fleet import Fleet
-from models.architecture import Architecture
-from models.cost import Cost, cost
-from models.space import Space
-from models.vit import VitTiny
-from strategies.method import fits
-from strategies.search import ExactSearch, PoolSearch
+from wildflower.devices.budget import Budget, budget_of
+from wildflower.devices.fleet import Fleet
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import Cost, cost
+from wildflower.models.space import Space
+from wildflower.models.vit import VitTiny
+from wildflower.strategies.method import fits
+from wildflower.strategies.search import ExactSearch, PoolSearch
 
 HERE = Path(__file__).resolve().parent
 FAMILY = VitTiny(input_shape=(1, 28, 28), classes=62, norm="static")

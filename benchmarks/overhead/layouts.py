@@ -25,10 +25,10 @@ from torch import nn
 
 from benchmarks.overhead.run import cpu_model
 from benchmarks.tables import markdown, write_between
-from client_app.sgd import Sgd
-from models.family import FAMILIES
-from models.layers import BlockModule
-from tasks.task import channels_last
+from wildflower.client_app.sgd import Sgd
+from wildflower.models.family import FAMILIES
+from wildflower.models.layers import BlockModule
+from wildflower.tasks.task import channels_last
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "layouts.json", HERE / "README.md"

@@ -90,7 +90,7 @@ def turns(pfl_python: str, repetitions: int, only: tuple[str, ...]) -> list[dict
         data, runs = Path(folder) / "data", Path(folder) / "runs"
         make_data(data)
         env = environment(Path(folder) / "cache")
-        decode = f"from tasks.hub import load; load('cifar10', {str(data / 'parquet')!r})"
+        decode = f"from wildflower.tasks.hub import load; load('cifar10', {str(data / 'parquet')!r})"
         subprocess.run([sys.executable, "-c", decode], env=env, check=True)
         for repetition in range(repetitions):
             for contestant, command in commands(pfl_python, data, runs).items():

@@ -54,7 +54,7 @@ def turns(before: Path, repetitions: int) -> list[dict[str, Any]]:
                 paths = os.pathsep.join([str(checkout), str(checkout / "benchmarks/overhead/flower_app")])
                 # Each version decodes the data into a cache of its own, before it is measured.
                 env = environment(Path(folder) / f"cache-{checkout.name}") | {"PYTHONPATH": paths}
-                decode = f"from tasks.hub import load; load('cifar10', {str(data / 'parquet')!r})"
+                decode = f"from wildflower.tasks.hub import load; load('cifar10', {str(data / 'parquet')!r})"
                 subprocess.run([sys.executable, "-c", decode], env=env, cwd=checkout, check=True)
                 (runs / "run").mkdir(parents=True)
                 log, load = Path(folder) / "log.txt", os.getloadavg()[0]

@@ -24,14 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.memory.measure import resident_bytes
-from messages.orders import LocalTraining
-from models.allocator import return_freed_memory
-from models.architecture import Architecture
-from models.base import Family
-from models.cost import ACCUMULATED, cost
-from models.family import make_family
-from models.space import Space
-from strategies.rafl import RaFLParams, learn_mutually
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.allocator import return_freed_memory
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.cost import ACCUMULATED, cost
+from wildflower.models.family import make_family
+from wildflower.models.space import Space
+from wildflower.strategies.rafl import RaFLParams, learn_mutually
 
 RESULTS = Path(__file__).with_name("burden.json")
 STEPS = 2

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from messages.orders import LocalTraining
-from models.family import make_family
-from models.space import Space
-from models.supernet import Supernet
-from strategies.rafl import RaFLParams
-from strategies.supernet import (
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.family import make_family
+from wildflower.models.space import Space
+from wildflower.models.supernet import Supernet
+from wildflower.runs.experiment_file import toml, write_toml
+from wildflower.strategies.rafl import RaFLParams
+from wildflower.strategies.supernet_training import (
     CALIBRATION_BATCHES,
     SCORED_TOGETHER,
     SupernetParams,
@@ -32,8 +33,7 @@ from strategies.supernet import (
     batches_of,
     calibrated,
 )
-from tasks.task import TaskSpec, load_data_set, load_task
-from wildflower.settings import toml, write_toml
+from wildflower.tasks.task import TaskSpec, load_data_set, load_task
 
 SIDE = 28
 # Of the supernet's training on the digits; the learning rate falls to 0.

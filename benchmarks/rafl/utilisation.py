@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rafl.run import STUDY, SUPERNETS_FAMILY
-from devices.budget import Budget
-from models.architecture import Architecture
-from models.cost import cost, inference_macs
-from models.elastic import ElasticSpace
-from models.family import make_family
-from models.space import Space
-from strategies.evolution import EvolutionParams, EvolutionSearch
-from strategies.rafl import RaFLParams
-from strategies.search import ExactSearch
-from wildflower.settings import resolve
+from wildflower.devices.budget import Budget
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import cost, inference_macs
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.family import make_family
+from wildflower.models.space import Space
+from wildflower.runs.experiment_file import resolve
+from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch
+from wildflower.strategies.rafl import RaFLParams
+from wildflower.strategies.search import ExactSearch
 
 FAMILIES = ("ofa-resnet50", "mobilenet-v2", "mobilenet-v3")
 RESOURCES = {"memory": "peak_training_memory_bytes", "payload": "payload_bytes"}

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.tables import markdown, write_between
-from models.family import make_family
-from rounds.records import peak_rss_bytes
-from rounds.work import parcels_of
-from server_app.app import build
-from server_app.config import RunConfig
-from strategies.method import Contribution, Group, Order, Setup, Trained
-from strategies.recipfl import RecipFL, RecipFLParams
+from wildflower.models.family import make_family
+from wildflower.rounds.requests import parcels_of
+from wildflower.rounds.round_records import peak_rss_bytes
+from wildflower.server_app.app import build
+from wildflower.server_app.config import RunConfig
+from wildflower.strategies.method import Contribution, Group, Order, Setup, Trained
+from wildflower.strategies.recipfl import RecipFL, RecipFLParams
 
 FILE = Path(__file__).resolve().parent / "server_cost.json"
 DEVICES, STRONG = 10, 1  # a strong device trains both models

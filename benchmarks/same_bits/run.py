@@ -368,12 +368,12 @@ def settings(variant: Variant, folder: Path) -> dict[str, Any]:
 
 def run_in_process(variant: Variant, folder: Path) -> Path:
     """Run a variant with nodes in this process; returns the run's folder."""
-    import server_app.app
-    from client_app.app import app as client
-    from server_app.config import RunConfig
+    import wildflower.server_app.app
     from tests.grid import InProcessGrid
+    from wildflower.client_app.app import app as client
+    from wildflower.server_app.config import RunConfig
 
-    if not Path(server_app.app.__file__).is_relative_to(ROOT):
+    if not Path(wildflower.server_app.app.__file__).is_relative_to(ROOT):
         sys.exit(f"server_app is not imported from {ROOT}: start this in that folder, with PYTHONPATH set to it")
     _work_in_this_process()
 
@@ -388,13 +388,13 @@ def run_in_process(variant: Variant, folder: Path) -> Path:
 
     grid = InProcessGrid(client, len(variant.connected), node) if variant.connected else InProcessGrid(client, 2)
     config = RunConfig.from_run_config(settings(variant, folder))
-    return Path(server_app.app.run(grid, config))
+    return Path(wildflower.server_app.app.run(grid, config))
 
 
 def _work_in_this_process() -> None:
     """As the tests do: devices with a node each start no worker. Where there is none any more, nothing is lost."""
     try:
-        from client_app import work, worker
+        from wildflower.client_app import work, worker
     except ImportError:
         return
     if hasattr(worker, "ask") and hasattr(work, "do"):

@@ -28,11 +28,11 @@ import torch
 from benchmarks.random_images import write_copy
 from benchmarks.runs import rounds_of
 from benchmarks.tables import write_between
-from client_app.app import app
-from server_app.app import build
-from server_app.config import RunConfig
 from tests.grid import InProcessGrid
-from wildflower.settings import read_experiment
+from wildflower.client_app.app import app
+from wildflower.runs.experiment_file import read_experiment
+from wildflower.server_app.app import build
+from wildflower.server_app.config import RunConfig
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

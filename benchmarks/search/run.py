@@ -22,16 +22,16 @@ import numpy as np
 import torch
 
 from benchmarks.tables import write_between
-from devices.budget import Budget, budget_of
-from devices.fleet import Fleet
-from models import frontier
-from models.architecture import Architecture
-from models.cost import FLOAT_BYTES, Cost, _cost, cost
-from models.family import make_family
-from models.frontier import BUFFERS, PARAMETERS, Frontier
-from models.space import Space
-from strategies.method import fits
-from strategies.search import ExactSearch, PoolSearch
+from wildflower.devices.budget import Budget, budget_of
+from wildflower.devices.fleet import Fleet
+from wildflower.models import frontier
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import FLOAT_BYTES, Cost, _cost, cost
+from wildflower.models.family import make_family
+from wildflower.models.frontier import BUFFERS, PARAMETERS, Frontier
+from wildflower.models.space import Space
+from wildflower.strategies.method import fits
+from wildflower.strategies.search import ExactSearch, PoolSearch
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "results.json", HERE / "README.md"

@@ -10,7 +10,7 @@ from statistics import mean
 from benchmarks.runs import rounds_of
 from benchmarks.studies import Figures, Study, main
 from benchmarks.tables import markdown
-from server_app.run_folder import read_devices
+from wildflower.server_app.run_folder import read_devices
 
 HERE = Path(__file__).resolve().parent
 # "deadline" is what there was before: devices train the whole model, and who is late is dropped.

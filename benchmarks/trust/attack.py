@@ -17,16 +17,16 @@ from unittest.mock import patch
 import numpy as np
 from flwr.app import Message
 
-import server_app.app
-from client_app import bench, work, worker
-from client_app.app import app as client
-from messages.orders import Batch
-from messages.wire import from_records
-from server_app.config import RunConfig
-from server_app.run_folder import read_rounds
-from tasks.task import Task
+import wildflower.server_app.app
 from tests.grid import InProcessGrid
 from tests.small_run import changed_reply
+from wildflower.client_app import context, work, worker
+from wildflower.client_app.app import app as client
+from wildflower.messages.orders import Batch
+from wildflower.messages.wire import from_records
+from wildflower.server_app.config import RunConfig
+from wildflower.server_app.run_folder import read_rounds
+from wildflower.tasks.task import Task
 
 RESULTS = Path(__file__).with_name("attack.json")
 AGGREGATIONS = ("mean", "trimmed-mean", "median", "norm-bounded-mean")
@@ -80,13 +80,13 @@ def hostile_grid(attack: str, folder: Path) -> InProcessGrid:
 
 def flipped_labels() -> Any:
     """For a `with` block every label y is taught as classes - 1 - y."""
-    honest = bench.batch_of
+    honest = context.batch_of
 
     def wrong(task: Task, *arguments: Any) -> Any:
         inputs, labels = honest(task, *arguments)
         return inputs, task.classes - 1 - labels
 
-    return patch.object(bench, "batch_of", wrong)
+    return patch.object(context, "batch_of", wrong)
 
 
 def run_one(task: str, attack: str, aggregation: str, seed: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def run_one(task: str, attack: str, aggregation: str, seed: int) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder, patch.object(worker, "ask", work.do):
         keys = {"aggregation": aggregation, "seed": seed, "output-dir": folder, "run-name": "one"}
         config = RunConfig.from_run_config(TASKS[task] | keys)
-        run_dir = server_app.app.run(hostile_grid(attack, Path(folder)), config)
+        run_dir = wildflower.server_app.app.run(hostile_grid(attack, Path(folder)), config)
         return {"accuracy": read_rounds(run_dir)[-1].score}
 
 

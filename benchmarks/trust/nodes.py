@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 
 from benchmarks.trust.privacy import digest
-from server_app import checkpoint
-from server_app.run_folder import read_devices, read_rounds
 from tests.deployment import Deployment
-from wildflower.settings import write_toml
+from wildflower.runs.experiment_file import write_toml
+from wildflower.server_app import checkpoint
+from wildflower.server_app.run_folder import read_devices, read_rounds
 
 RESULTS = Path(__file__).with_name("nodes.json")
 DEVICES, ROUNDS, LOST = 10, 3, 9
@@ -31,8 +31,8 @@ METHOD = f'''
 
 import os
 
-from strategies.fedavg import FedAvg
-from strategies.method import Training
+from wildflower.strategies.fedavg import FedAvg
+from wildflower.strategies.method import Training
 
 
 class Half(Training):

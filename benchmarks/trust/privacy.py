@@ -19,17 +19,17 @@ from unittest.mock import patch
 import torch
 from flwr.app import Context, Message
 
-import server_app.app
+import wildflower.server_app.app
 from benchmarks.runs import with_traffic
-from client_app import work, worker
-from client_app.app import app as client
-from messages.orders import KeyBatch
-from messages.wire import from_records
-from rounds.engine import Scores
-from server_app.app import build
-from server_app.config import RunConfig
-from server_app.run_folder import read_rounds
 from tests.grid import InProcessGrid
+from wildflower.client_app import work, worker
+from wildflower.client_app.app import app as client
+from wildflower.messages.orders import KeyBatch
+from wildflower.messages.wire import from_records
+from wildflower.rounds.engine import Scores
+from wildflower.server_app.app import build
+from wildflower.server_app.config import RunConfig
+from wildflower.server_app.run_folder import read_rounds
 
 RESULTS = Path(__file__).with_name("privacy.json")
 EPSILONS = (0.0, 8.0, 2.0, 4.0)  # 0: clipped, with no noise to speak of
@@ -84,7 +84,7 @@ def run_private(epsilon: float, seed: int) -> dict[str, Any]:
         keys = {"fleet": fleet_file(Path(folder)), "output-dir": folder, "run-name": "one", "seed": seed}
         config = RunConfig.from_run_config(DP | keys | noise)
         started = time.perf_counter()
-        run_dir = server_app.app.run(InProcessGrid(client, 1), config)
+        run_dir = wildflower.server_app.app.run(InProcessGrid(client, 1), config)
         rounds = read_rounds(run_dir)
         return {
             "accuracy": {record.round: record.score for record in rounds if record.score is not None},

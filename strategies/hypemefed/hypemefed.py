@@ -13,14 +13,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from messages.packing import Layout, MessageError
-from messages.parcels import Parcel, Weights
-from messages.sums import WeightedSum, flatten
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import Network
-from models.placement import Axis, Placement
-from strategies.hypemefed.hypernetwork import (
+from wildflower.messages.packing import Layout, MessageError
+from wildflower.messages.parcels import Parcel, Weights
+from wildflower.messages.sums import WeightedSum, flatten
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import Network
+from wildflower.models.placement import Axis, Placement
+from wildflower.strategies.hypemefed.layer_hypernetwork import (
     Inputs,
     LowRankHypernetwork,
     Reading,
@@ -29,10 +29,10 @@ from strategies.hypemefed.hypernetwork import (
     shortfall,
     unit_of_changes,
 )
-from strategies.losses import Loss
-from strategies.method import Bench, Contribution, Local, Order, Setup, State, Trained, Training
-from strategies.params import Count, Params, PositiveRate
-from strategies.submodel import SubModelMethod, by_exit, require_exits
+from wildflower.strategies.method import Bench, Contribution, Local, Order, Setup, State, Trained, Training
+from wildflower.strategies.params import Count, Params, PositiveRate
+from wildflower.strategies.shared_losses import Loss
+from wildflower.strategies.submodel import SubModelMethod, by_exit, require_exits
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 

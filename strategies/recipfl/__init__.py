@@ -1,5 +1,5 @@
 """RecipFL: a graph hypernetwork on the server writes every device's weights, whatever its architecture."""
 
-from strategies.recipfl.recipfl import RecipFL, RecipFLParams
+from wildflower.strategies.recipfl.recipfl import RecipFL, RecipFLParams
 
 __all__ = ["RecipFL", "RecipFLParams"]

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from messages.packing import MessageError
-from messages.parcels import STATISTICS, Parcel, Weights
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import Network
-from strategies.losses import Loss, divergence
-from strategies.method import Answer, Bench, Training, check_class_counts
-from strategies.params import Rate
+from wildflower.messages.packing import MessageError
+from wildflower.messages.parcels import STATISTICS, Parcel, Weights
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import Network
+from wildflower.strategies.method import Answer, Bench, Training, check_class_counts
+from wildflower.strategies.params import Rate
+from wildflower.strategies.shared_losses import Loss, divergence
 
 
 class TaughtTraining(Training):

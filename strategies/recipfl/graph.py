@@ -1,7 +1,7 @@
 """The graph of a network: its operators in order of computation.
 
 They are those of the family's own description of its blocks. A network that is not described so, or not in layers that
-are known here, is run once on fake tensors (`models.operators`).
+are known here, is run once on fake tensors (`wildflower.models.operators`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from models.architecture import Architecture
-from models.base import BlockFamily, Family
-from models.layers import (
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, Family
+from wildflower.models.layers import (
     Block,
     Conv,
     Dropout,
@@ -32,8 +32,8 @@ from models.layers import (
     Scale,
     TensorSpec,
 )
-from models.operators import INPUT, OUTPUT, Operator, operators
-from models.placement import CLASSES, Axis
+from wildflower.models.operators import INPUT, OUTPUT, Operator, operators
+from wildflower.models.placement import CLASSES, Axis
 
 
 class GraphError(ValueError):

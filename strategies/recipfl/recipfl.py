@@ -16,12 +16,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from devices.budget import Budget
-from messages.packing import MessageError
-from messages.parcels import STATISTICS, Parcels, Weights, parameters_of
-from models.architecture import Architecture
-from plugins.extras import check_installed
-from strategies.method import (
+from wildflower.devices.budget import Budget
+from wildflower.messages.packing import MessageError
+from wildflower.messages.parcels import STATISTICS, Parcels, Weights, parameters_of
+from wildflower.models.architecture import Architecture
+from wildflower.plugins.extras import check_installed
+from wildflower.strategies.method import (
     ClassCounts,
     Contribution,
     Group,
@@ -34,11 +34,11 @@ from strategies.method import (
     Trained,
     of_one_device,
 )
-from strategies.params import Params, PositiveRate, Rate
-from strategies.recipfl.device import TaughtTraining
-from strategies.recipfl.graph import graph_of
-from strategies.recipfl.hypernetwork import Hypernetwork, Request, ShapeParams, digests
-from strategies.submodel import CandidateMethod, first_weights
+from wildflower.strategies.params import Params, PositiveRate, Rate
+from wildflower.strategies.recipfl.device import TaughtTraining
+from wildflower.strategies.recipfl.graph import graph_of
+from wildflower.strategies.recipfl.graph_hypernetwork import Hypernetwork, Request, ShapeParams, digests
+from wildflower.strategies.submodel import CandidateMethod, first_weights
 
 log = logging.getLogger("flwr")  # what Flower's own log is called
 
@@ -102,7 +102,7 @@ class RecipFL(CandidateMethod):
     What the run freezes is neither generated nor sent with the weights: it is as the run was given it, or drawn, and a
     device is sent it once.
 
-    The device half is `strategies.recipfl.device.TaughtTraining`.
+    The device half is `wildflower.strategies.recipfl.device.TaughtTraining`.
     """
 
     params_type: ClassVar[type[Params]] = RecipFLParams

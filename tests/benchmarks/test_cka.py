@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from benchmarks.hypemefed.cka import activations, compare, gram, linear_cka, train
-from models.cnn import Cnn3
-from rounds.budgets import budget_in_round
-from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
+from wildflower.models.cnn import Cnn3
+from wildflower.rounds.budgets import budget_in_round
+from wildflower.tasks.task import TaskSpec, load_task
 
 
 def test_cka_by_hand():

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from benchmarks.recipfl.explorations import STUDY
-from devices.fleet import Fleet
+from wildflower.devices.fleet import Fleet
 
 
 @pytest.mark.parametrize("method", STUDY.methods)

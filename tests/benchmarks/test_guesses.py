@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.hypemefed.guesses import FAMILY, PAIRS, WAYS, errors, units_of
-from strategies.submodel import initial_weights
+from wildflower.strategies.submodel import initial_weights
 
 SENT = {
     name: value

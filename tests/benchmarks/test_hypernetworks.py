@@ -6,10 +6,10 @@ import torch
 
 from benchmarks.hypemefed import hypernetworks
 from benchmarks.hypemefed.hypernetworks import compared, figures, measure, missing
-from models.vgg import Vgg
-from strategies.submodel import initial_weights
-from tasks.data import Data, make_data_set
-from tasks.task import TASKS
+from wildflower.models.vgg import Vgg
+from wildflower.strategies.submodel import initial_weights
+from wildflower.tasks.data import Data, make_data_set
+from wildflower.tasks.task import TASKS
 
 FAMILY = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3), exits=(0, 1))
 # 2 x 1 x 9 entries to 512 to 3 x 2 x 9; 2 x 2 x 9 to 512 to 3 x 3 x 9.

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from benchmarks.model_search import deviations
-from devices.budget import budget_of
-from devices.fleet import FLEETS_DIR, Fleet
-from models.cost import cost
-from models.family import make_family
-from models.space import Space
-from strategies.method import fits
-from strategies.model_search import layer_shares
-from tasks.shakespeare import SEQUENCE
-from wildflower.settings import resolve
+from wildflower.devices.budget import budget_of
+from wildflower.devices.fleet import FLEETS_DIR, Fleet
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
+from wildflower.models.space import Space
+from wildflower.runs.experiment_file import resolve
+from wildflower.strategies.method import fits
+from wildflower.strategies.model_search import layer_shares
+from wildflower.tasks.shakespeare import SEQUENCE
 
 FOLDER = Path("benchmarks/model_search")
 TRACES = Path(__file__).parents[3] / "shared" / "traces" / "lte"

@@ -6,11 +6,11 @@ import torch
 
 from benchmarks.rafl.public import once_for_all, pretrained, resized, scores_on_digits, write_digits
 from benchmarks.rafl.run import STUDY, table
-from models.elastic import ElasticSpace
-from models.family import make_family
-from strategies.predictor import load_pairs
-from tasks.public import load_public
-from tasks.task import TaskSpec, load_task
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.family import make_family
+from wildflower.strategies.predictor import load_pairs
+from wildflower.tasks.public import load_public
+from wildflower.tasks.task import TaskSpec, load_task
 
 
 def test_digits_are_resized_to_bytes_of_the_devices_shape(tmp_path):

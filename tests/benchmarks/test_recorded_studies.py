@@ -19,11 +19,11 @@ from benchmarks.recipfl import digits, encoders, explorations, transfer
 from benchmarks.recipfl import run as recipfl
 from benchmarks.time_budget import run as time_budget
 from benchmarks.wire import run as wire
-from devices.fleet import Fleet
-from models.cost import cost
-from models.family import FAMILIES, make_family
-from server_app.inline_tables import parse_arguments
-from wildflower.settings import resolve
+from wildflower.devices.fleet import Fleet
+from wildflower.models.cost import cost
+from wildflower.models.family import FAMILIES, make_family
+from wildflower.runs.experiment_file import resolve
+from wildflower.server_app.inline_tables import parse_arguments
 
 STUDIES = [
     *(fashion_mnist.STUDY, recipfl.STUDY, explorations.STUDY, transfer.STUDY, digits.STUDY, encoders.STUDY),

@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.model_search import traces
-from devices.fleet import Fleet
+from wildflower.devices.fleet import Fleet
 
 FLEET = """
 [[group]]

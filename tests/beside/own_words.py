@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from models.architecture import Architecture
-from models.bert import Bert
-from models.layers import Block, Linear
-from models.transformer import Embedding, LastPosition
+from wildflower.models.architecture import Architecture
+from wildflower.models.bert import Bert
+from wildflower.models.layers import Block, Linear
+from wildflower.models.transformer import Embedding, LastPosition
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@ import ctypes
 
 import pytest
 
-from models.allocator import return_freed_memory
+from wildflower.models.allocator import return_freed_memory
 
 
 @pytest.fixture(autouse=True)

@@ -4,18 +4,6 @@ import sys
 import pytest
 import torch
 
-from client_app import work as client_module
-from client_app.app import app
-from messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalHalf, Merge, NodeReport
-from messages.packing import int64_vector, unpack
-from messages.parcels import Parcel, digest
-from messages.sums import SCALE, UNIT, split
-from messages.wire import from_records
-from models.lenet import LeNet5
-from strategies.heterofl import MaskedTraining
-from strategies.local import TrainingAlone
-from strategies.method import Answer, Training
-from tasks.scoring import score
 from tests.client_app.work_orders import (
     LENET,
     SPEC,
@@ -32,6 +20,18 @@ from tests.client_app.work_orders import (
     work_order,
 )
 from tests.programs import run_python
+from wildflower.client_app import work as client_module
+from wildflower.client_app.app import app
+from wildflower.messages.orders import EvaluationBatch, EvaluationOrder, EvaluationReply, LocalHalf, Merge, NodeReport
+from wildflower.messages.packing import int64_vector, unpack
+from wildflower.messages.parcels import Parcel, digest
+from wildflower.messages.sums import SCALE, UNIT, split
+from wildflower.messages.wire import from_records
+from wildflower.models.lenet import LeNet5
+from wildflower.strategies.heterofl import MaskedTraining
+from wildflower.strategies.local import TrainingAlone
+from wildflower.strategies.method import Answer, Training
+from wildflower.tasks.scoring import score
 
 HALF = LENET.width(0.5)
 PARCEL = weights_of(LENET, HALF)
@@ -204,7 +204,7 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
         work_order(2, payloads={"weights": 4}),
         work_order(77),
         work_order(2, payloads={"control": 0}),
-        work_order(2).model_copy(update={"local": LocalHalf(name="strategies.fedprox:NoSuch")}),
+        work_order(2).model_copy(update={"local": LocalHalf(name="wildflower.strategies.fedprox:NoSuch")}),
         work_order(3),
     ]
     reply, arrays = answers(batch(*orders))
@@ -213,11 +213,15 @@ def test_one_devices_trouble_leaves_the_others_alone(monkeypatch):
     assert words[1] == "failed: ZeroDivisionError: no luck"
     assert words[2] == "refused: training needs about 1000000 bytes, the budget is 5 bytes"
     assert "width of conv1 must be 1 to 6, not 99" in words[3]
-    assert words[4].startswith("refused: device 2: server and device disagree about the parcels of strategies.method:T")
+    assert words[4].startswith(
+        "refused: device 2: server and device disagree about the parcels of wildflower.strategies.method:T"
+    )
     assert words[5] == "refused: device 2: points to array 4, but the message carries 1"
     assert words[6] == "failed: IndexError: device 77 is not one of 0 to 3"
     assert words[7] == "refused: device 2: parcels ['control'] came, not ['weights']"
-    assert words[8].startswith("refused: this device cannot train as it is asked to: strategies.fedprox has no NoSuch")
+    assert words[8].startswith(
+        "refused: this device cannot train as it is asked to: wildflower.strategies.fedprox has no NoSuch"
+    )
     assert reply.sums == expected.sums
     assert arrays == sums
 
@@ -366,7 +370,7 @@ def test_a_client_does_not_load_what_only_servers_need():
     ]
     ours = ["rounds", "server_app", "tensorboard", "hypothesis"]
     flower = ["flwr", "grpc"]  # a node's own process and its messenger have them; the worker need not
-    code = f"import client_app.work, sys; print([m for m in {heavy + ours + flower} if m in sys.modules])"
+    code = f"import wildflower.client_app.work, sys; print([m for m in {heavy + ours + flower} if m in sys.modules])"
     done = run_python("-c", code)
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -403,7 +407,7 @@ def test_an_order_reads_the_model_that_it_names():
 
 @pytest.mark.thorough
 def test_a_messenger_does_not_load_what_only_the_worker_needs():
-    ours = ["torch", "pydantic", "messages.orders", "client_app.work"]
-    code = f"import client_app.app, sys; print([m for m in {ours} if m in sys.modules])"
+    ours = ["torch", "pydantic", "wildflower.messages.orders", "wildflower.client_app.work"]
+    code = f"import wildflower.client_app.app, sys; print([m for m in {ours} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -26,33 +26,33 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_app import bench, board_gpu, work, worker
-from client_app.bench import Chance, DeviceBench, Workplace
-from client_app.board_gpu import Untraceable, trace
-from client_app.board_link import about
-from client_app.memory import SEGMENTS_BYTES, memory_limit
-from messages.orders import LocalTraining, NodeReport, Reply, parse
-from messages.packing import unpack
-from models.bert import BertTiny
-from models.cnn import Cnn3, Cnn10
-from models.densenet import DenseNet121
-from models.family import make_family
-from models.lenet import LeNet5
-from models.resnet import ResNet18
-from models.vgg import Vgg
-from models.vit import VitTiny
-from strategies.depthfl import MutualLearningOfExits
-from strategies.fedprox import ProximalTraining
-from strategies.fjord import OrderedDropout
-from strategies.heterofl import MaskedTraining
-from strategies.hypemefed.hypemefed import SumOfExits
-from strategies.losses import Regularizer
-from strategies.method import ClassCounts, Training
-from strategies.recipfl.device import TaughtTraining
-from strategies.scalefl import WeightedExits
-from strategies.statistics import TakeStatistics
 from tests.client_app.work_orders import CPU, LENET, batch, cut, payload, weights_of, work_order
-from wildflower.devices import own_report
+from wildflower.cli.probe_command import own_report
+from wildflower.client_app import board_gpu, context, work, worker
+from wildflower.client_app.board_gpu import Untraceable, trace
+from wildflower.client_app.board_link import about
+from wildflower.client_app.context import Chance, DeviceBench, Workplace
+from wildflower.client_app.memory import SEGMENTS_BYTES, memory_limit
+from wildflower.messages.orders import LocalTraining, NodeReport, Reply, parse
+from wildflower.messages.packing import unpack
+from wildflower.models.bert import BertTiny
+from wildflower.models.cnn import Cnn3, Cnn10
+from wildflower.models.densenet import DenseNet121
+from wildflower.models.family import make_family
+from wildflower.models.lenet import LeNet5
+from wildflower.models.resnet import ResNet18
+from wildflower.models.vgg import Vgg
+from wildflower.models.vit import VitTiny
+from wildflower.strategies.depthfl import MutualLearningOfExits
+from wildflower.strategies.fedprox import ProximalTraining
+from wildflower.strategies.fjord import OrderedDropout
+from wildflower.strategies.heterofl import MaskedTraining
+from wildflower.strategies.hypemefed.hypemefed import SumOfExits
+from wildflower.strategies.method import ClassCounts, Training
+from wildflower.strategies.recipfl.device import TaughtTraining
+from wildflower.strategies.scalefl import WeightedExits
+from wildflower.strategies.shared_losses import Regularizer
+from wildflower.strategies.statistics import TakeStatistics
 
 BOARD = os.environ.get("WILDFLOWER_BOARD_DEVICE", "cpu")
 ITS_NAME = "cpu" if BOARD == "cpu" else torch.cuda.get_device_name()
@@ -269,7 +269,7 @@ def test_a_node_answers_as_without_it(trainer, tmp_path, local, family, strength
     for name, value in without.items():
         assert torch.allclose(value, with_trainer[name], rtol=0, atol=LOOSER * 1e-5), name
     kept = [
-        [bench.DeviceState(str(tmp_path / folder), "a run", 1).load("correction", 3) or {}]
+        [context.DeviceState(str(tmp_path / folder), "a run", 1).load("correction", 3) or {}]
         for folder in ("with", "without")
     ]
     assert kept[0][0].keys() == kept[1][0].keys() == (parameters if local is LEARNING else set())
@@ -286,9 +286,11 @@ def test_a_loss_that_is_another_one_for_every_batch_is_trained_on_the_cpu_and_th
         with caplog.at_level(logging.WARNING, "flwr"):
             reply, returned = answer(tmp_path, order, config=config, family=family)
         assert parse(Reply, reply).updates[0].outcome == "trained"
-        said = "cannot train strategies.fjord:OrderedDropout (the loss is another one for every batch)"
+        said = "cannot train wildflower.strategies.fjord:OrderedDropout (the loss is another one for every batch)"
         assert (said in caplog.text) == bool(config)
-        assert ("Device 1: strategies.fjord:OrderedDropout is trained on the CPU" in caplog.text) == bool(config)
+        assert ("Device 1: wildflower.strategies.fjord:OrderedDropout is trained on the CPU" in caplog.text) == bool(
+            config
+        )
         arrays.append(returned)
     assert arrays[0] == arrays[1]
 
@@ -307,8 +309,8 @@ def test_a_loss_that_reads_another_model_is_trained_on_the_cpu_and_that_is_said(
         reply, _ = work.do("train", text, [payload()], config)
     assert [update.outcome for update in parse(Reply, reply).updates] == ["trained", "trained"]
     assert len(regularizers) == 1
-    assert "cannot train strategies.recipfl.device:TaughtTraining (" in caplog.text
-    assert caplog.text.count("strategies.recipfl.device:TaughtTraining is trained on the CPU") == 1
+    assert "cannot train wildflower.strategies.recipfl.device:TaughtTraining (" in caplog.text
+    assert caplog.text.count("wildflower.strategies.recipfl.device:TaughtTraining is trained on the CPU") == 1
 
 
 @pytest.mark.parametrize(

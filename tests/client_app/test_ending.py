@@ -7,7 +7,7 @@ import pytest
 # A handler that waits for a lock which the interrupted code holds, as Flower's may.
 HANGS = """
 import signal, sys, threading, time
-from client_app import ending
+from wildflower.client_app import ending
 
 sys.argv[0] = "/opt/venv/bin/flwr-clientapp"
 assert ending.is_messenger()
@@ -59,7 +59,7 @@ finally:
 
 
 def test_another_process_is_none_of_a_message():
-    from client_app import ending
+    from wildflower.client_app import ending
 
     assert not ending.is_messenger()
     with ending.ends_for_sure():

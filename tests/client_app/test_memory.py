@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from client_app import memory
-from client_app.memory import LIBRARY_BYTES, MemoryMeter, is_out_of_memory, memory_limit, resident_bytes
+from wildflower.client_app import memory
+from wildflower.client_app.memory import LIBRARY_BYTES, MemoryMeter, is_out_of_memory, memory_limit, resident_bytes
 
 MB = 2**20
 
@@ -77,7 +77,7 @@ def test_the_code_of_many_convolutions_fits_beside_a_small_limit():
     program = """
 import torch
 from torch import nn
-from client_app.memory import memory_limit
+from wildflower.client_app.memory import memory_limit
 torch.set_num_threads(1)
 layers = [nn.Conv2d(n, n + 1, 3, padding=1) for n in range(3, 27)]
 model = nn.Sequential(*layers)
@@ -94,10 +94,10 @@ def test_what_libraries_touch_beside_a_small_model_is_allowed_for():
     program = """
 import torch
 from torch import nn
-from client_app.memory import MemoryMeter, touched_bytes
-from models.allocator import return_freed_memory
-from models.cost import cost
-from models.family import make_family
+from wildflower.client_app.memory import MemoryMeter, touched_bytes
+from wildflower.models.allocator import return_freed_memory
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
 torch.set_num_threads(1)
 family = make_family({"name": "resnet18", "first_channels": 32, "input_shape": [1, 8, 8], "classes": 10})
 architecture = family.width(1 / 16)

@@ -1,6 +1,6 @@
 import pytest
 
-from client_app.node_config import read_node_config
+from wildflower.client_app.node_config import read_node_config
 
 
 def test_a_node_config_is_read_as_flower_reads_it():

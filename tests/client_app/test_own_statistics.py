@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from client_app.state import DeviceState
-from messages.orders import LocalTraining
-from messages.packing import unpack
-from strategies.recipfl.device import TaughtTraining
 from tests.client_app.work_orders import LENET, Apart, answers, batch, digits, weights_of, work_order
+from wildflower.client_app.kept_state import DeviceState
+from wildflower.messages.orders import LocalTraining
+from wildflower.messages.packing import unpack
+from wildflower.strategies.recipfl.device import TaughtTraining
 
 HALF = LENET.width(0.5)
 OWN = TaughtTraining(taught=False, divergence="student || teacher", feature_weight=1.0)

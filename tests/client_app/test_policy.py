@@ -3,10 +3,12 @@
 import pytest
 from flwr.app import Message
 
-from client_app import work
-from client_app.app import app
-from devices.node import check_node_config
-from messages.orders import (
+from tests.client_app.test_app import evaluation
+from tests.client_app.work_orders import LENET, SPEC, answers, batch, context, message, payload, work_order
+from wildflower.client_app import work
+from wildflower.client_app.app import app
+from wildflower.devices.node import check_node_config
+from wildflower.messages.orders import (
     DataAnswer,
     DataQuestion,
     EvaluationBatch,
@@ -14,9 +16,7 @@ from messages.orders import (
     KeyOrder,
     LocalTraining,
 )
-from messages.wire import from_records
-from tests.client_app.test_app import evaluation
-from tests.client_app.work_orders import LENET, SPEC, answers, batch, context, message, payload, work_order
+from wildflower.messages.wire import from_records
 
 OWNER = {"partition_id": 0, "secure-minimum": 5}
 WANTS = "this device's owner wants sums of 5 devices at least (secure-minimum in its node config), and this is "
@@ -24,7 +24,7 @@ WANTS = "this device's owner wants sums of 5 devices at least (secure-minimum in
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch):
-    monkeypatch.setattr("client_app.worker.ask", work.do)
+    monkeypatch.setattr("wildflower.client_app.worker.ask", work.do)
 
 
 def test_an_order_without_masks_is_refused_before_it_is_trained(tmp_path):

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from client_app.server_clock import clock_trouble
 from tests.tls import self_signed
+from wildflower.client_app.server_clock import clock_trouble
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.sgd import Sgd
 from tests.programs import run_python
+from wildflower.client_app.sgd import Sgd
 
 
 def trained(make) -> list[torch.Tensor]:
@@ -61,7 +61,7 @@ def test_a_schedule_of_torch_moves_its_rate():
 def test_a_step_does_not_load_the_compiler():
     program = """if True:
         import sys, torch
-        from client_app.sgd import Sgd
+        from wildflower.client_app.sgd import Sgd
         weight = torch.nn.Parameter(torch.ones(1))
         optimizer = Sgd([{"params": [weight], "lr": 0.5}], momentum=0.9, weight_decay=0.1)
         optimizer.zero_grad()

@@ -20,8 +20,8 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import RunNotRunningException, _pull_and_store_message
 
-from client_app import supernode
-from client_app.supernode import kept_in, lasting, letting_go, port_trouble
+from wildflower.client_app import supernode
+from wildflower.client_app.supernode import kept_in, lasting, letting_go, port_trouble
 
 RUN = 7
 
@@ -185,7 +185,7 @@ def test_images_send_pieces_of_the_same_size():
 FIRST_PROCESS = """
 import ctypes, os, signal, sys
 import psutil
-from client_app.supernode import collect_until_it_ends
+from wildflower.client_app.supernode import collect_until_it_ends
 
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 child = os.fork()

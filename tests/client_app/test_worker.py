@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from client_app import worker
-from client_app.app import app
-from client_app.worker import MAX_HEADER_BYTES, WorkerError, cause_of_end, oom_kills, receive, send
-from messages.orders import NodeReport, Reply, parse
-from models.resnet import ResNet18
 from tests.client_app.work_orders import answers, batch, context, message, payload, report_query, work_order
+from wildflower.client_app import worker
+from wildflower.client_app.app import app
+from wildflower.client_app.worker import MAX_HEADER_BYTES, WorkerError, cause_of_end, oom_kills, receive, send
+from wildflower.messages.orders import NodeReport, Reply, parse
+from wildflower.models.resnet import ResNet18
 
 CONFIG = {"partition-id": 1}
 WIDE = ResNet18(input_shape=(1, 8, 8), first_channels=32)
@@ -160,7 +160,7 @@ def workers_of(parent):
     found = {}  # with the parent of each, since a child may end before it is asked again
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if "client_app.worker" in process.cmdline() and process.cmdline()[-1] == str(parent):
+            if "wildflower.client_app.worker" in process.cmdline() and process.cmdline()[-1] == str(parent):
                 found[process.pid] = process, process.ppid()
     return [process for process, its_parent in found.values() if its_parent not in found]
 

@@ -11,21 +11,21 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from client_app.app import app
-from client_app.bench import DeviceBench, Done, Workplace, do_order
-from client_app.state import DeviceState
-from messages.encoding import Wire
-from messages.orders import Batch, LocalTraining, NodeReport, Reply, WorkOrder
-from messages.packing import pack
-from messages.parcels import Parcel, digest
-from messages.wire import from_records, to_records
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import Network
-from models.lenet import LeNet5
-from strategies.method import Local, Training, local_half
-from strategies.submodel import initial_weights
-from tasks.task import Task, TaskSpec, load_task
+from wildflower.client_app.app import app
+from wildflower.client_app.context import DeviceBench, Done, Workplace, do_order
+from wildflower.client_app.kept_state import DeviceState
+from wildflower.messages.encoding import Wire
+from wildflower.messages.orders import Batch, LocalTraining, NodeReport, Reply, WorkOrder
+from wildflower.messages.packing import pack
+from wildflower.messages.parcels import Parcel, digest
+from wildflower.messages.wire import from_records, to_records
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import Network
+from wildflower.models.lenet import LeNet5
+from wildflower.strategies.method import Local, Training, local_half
+from wildflower.strategies.submodel import initial_weights
+from wildflower.tasks.task import Task, TaskSpec, load_task
 
 CPU = torch.device("cpu")
 LENET = LeNet5(input_shape=(1, 8, 8))

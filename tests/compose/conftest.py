@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server_app.run_records import RoundRecord
+from wildflower.server_app.run_records import RoundRecord
 
 Note = Callable[..., None]
 

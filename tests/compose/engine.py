@@ -29,7 +29,7 @@ import os, resource, time
 
 def trains(pid):
     try:
-        named = b"client_app.worker" in open(f"/proc/{pid}/cmdline", "rb").read()
+        named = b"wildflower.client_app.worker" in open(f"/proc/{pid}/cmdline", "rb").read()
         return named and resource.prlimit(pid, resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
     except OSError:
         return False

@@ -18,8 +18,6 @@ import grpc
 import pytest
 from safetensors.torch import load
 
-from devices.bandwidth import SERVICE
-from server_app.run_records import RoundRecord
 from tests.compose.engine import (
     BANDWIDTH_PORT,
     GATE_PORT,
@@ -31,6 +29,8 @@ from tests.compose.engine import (
     run,
     wait_for,
 )
+from wildflower.devices.bandwidth import SERVICE
+from wildflower.server_app.run_records import RoundRecord
 
 LIMITS_BYTES = (600 * 2**20, 800 * 2**20, 1200 * 2**20, 2000 * 2**20)
 # Small, and the same for every device, whatever memory it has left; long enough to be hit in the middle.
@@ -145,7 +145,7 @@ def limit(deployment: Deployment, node: str, nbytes: int) -> None:
 def squeeze(deployment: Deployment, node: str, limit_bytes: int) -> int:
     """When a node trains, take three quarters of its free memory away; returns the new limit."""
     deployment.when_training(node)
-    report = "from devices.probe import probe_machine; print(probe_machine().memory_available_bytes)"
+    report = "from wildflower.devices.probe import probe_machine; print(probe_machine().memory_available_bytes)"
     free_bytes = int(run("docker", "exec", deployment.container(node), "python3", "-c", report))
     limit(deployment, node, limit_bytes - free_bytes * 3 // 4)
     return limit_bytes - free_bytes * 3 // 4

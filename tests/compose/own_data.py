@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server_app.app import build
-from server_app.app import run as run_here
-from server_app.config import RunConfig
-from server_app.run_folder import read_rounds
 from tests.compose.engine import NODES, PROJECT, ROOT, Deployment, build_images, engine, fill, run, wait_for
 from tests.own_folders import digits, image_folder
 from tests.small_run import simulated_grid
+from wildflower.server_app.app import build
+from wildflower.server_app.app import run as run_here
+from wildflower.server_app.config import RunConfig
+from wildflower.server_app.run_folder import read_rounds
 
 PAGE = (ROOT / "docs" / "your-devices.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

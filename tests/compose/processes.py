@@ -12,18 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server_app import checkpoint
-from server_app.app import run
-from server_app.config import RunConfig
-from server_app.nodes import read_nodes
-from server_app.run_folder import read_devices, read_rounds, read_summary
 from tests.deployment import Deployment, kill
+from tests.runs.test_bundle import OWN, run_what_is_ones_own
+from tests.runs.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
 from tests.small_run import connected_grid, same_bits
-from tests.wildflower.test_bundle import OWN, run_what_is_ones_own
-from tests.wildflower.test_end_to_end import check_resumed, start, wait_for_round, write_experiment
-from wildflower.flower import connected
-from wildflower.nodes import node_rows
-from wildflower.settings import write_toml
+from wildflower.cli.nodes import node_rows
+from wildflower.runs.experiment_file import write_toml
+from wildflower.runs.superlink import connected
+from wildflower.server_app import checkpoint
+from wildflower.server_app.app import run
+from wildflower.server_app.config import RunConfig
+from wildflower.server_app.node_records import read_nodes
+from wildflower.server_app.run_folder import read_devices, read_rounds, read_summary
 
 ROOT = Path(__file__).parents[2]
 

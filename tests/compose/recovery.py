@@ -24,9 +24,9 @@ from typing import Any
 import psutil
 import pytest
 
-from server_app.run_folder import read_devices, read_rounds
-from server_app.run_records import DeviceRecord, RoundRecord
 from tests.deployment import ROOT, Deployment, free_port, kill
+from wildflower.server_app.run_folder import read_devices, read_rounds
+from wildflower.server_app.run_records import DeviceRecord, RoundRecord
 
 NODES = 3
 EXPERIMENT = f"""
@@ -360,7 +360,9 @@ class Nodes:
     def worker(self, node: int) -> psutil.Process:
         """The worker of a node, which is a session of its own, by the state folder that it keeps."""
         superexec = self.process(node, "flower-superexec").pid
-        workers = [p for p in psutil.process_iter(["cmdline"]) if "client_app.worker" in (p.info["cmdline"] or [])]
+        workers = [
+            p for p in psutil.process_iter(["cmdline"]) if "wildflower.client_app.worker" in (p.info["cmdline"] or [])
+        ]
         [found] = [p for p in workers if p.info["cmdline"][-1] == str(superexec)]
         return found
 
@@ -432,7 +434,7 @@ LIE = """if len(arguments) > 1 and arguments[1] and os.path.exists({flag!r}):
 def hostile(folder: Path) -> dict[str, str]:
     """The environment of a node whose device sends huge shapes beside its update while the file "lies" is there."""
     change = LIE.format(flag=str(folder / "lies"))
-    return site(folder / "hostile", module="messages.records", function="make_records", change=change)
+    return site(folder / "hostile", module="wildflower.messages.flower_records", function="make_records", change=change)
 
 
 def wrong_clock(folder: Path, shift_seconds: float) -> dict[str, str]:

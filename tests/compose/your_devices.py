@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server_app.app import run
-from server_app.checkpoint import load
-from server_app.run_folder import read_devices, read_rounds
 from tests.deployment import Deployment
 from tests.small_run import same_bits, simulated_grid
-from wildflower.settings import resolve
+from wildflower.runs.experiment_file import resolve
+from wildflower.server_app.app import run
+from wildflower.server_app.checkpoint import load
+from wildflower.server_app.run_folder import read_devices, read_rounds
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-devices.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.proto.control_pb2 import RegisterNodeRequest, RegisterNodeResponse, UnregisterNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from devices.probe import board_kind
+from wildflower.devices.probe import board_kind
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

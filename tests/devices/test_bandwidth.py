@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from devices import bandwidth
-from devices.bandwidth import (
+from wildflower.devices import bandwidth
+from wildflower.devices.bandwidth import (
     CHUNK_BYTES,
     MAX_BYTES,
     MAX_STREAMS,

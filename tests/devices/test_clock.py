@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.clock import Timing, VirtualClock, transfer_seconds
-from devices.fleet import Fleet
-from devices.trace import Trace
+from wildflower.devices.clock import Timing, VirtualClock, transfer_seconds
+from wildflower.devices.fleet import Fleet
+from wildflower.devices.time_series import Trace
 
 MBIT = 125_000  # bytes
 

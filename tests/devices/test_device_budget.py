@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from devices.budget import Budget, budget_of
-from devices.report import DeviceReport
+from wildflower.devices.budget import Budget, budget_of
+from wildflower.devices.resource_report import DeviceReport
 
 REPORT = DeviceReport(kind="test", memory_total_bytes=2_000_000, memory_available_bytes=1_000_000)
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from devices.report import DeviceReport
+from wildflower.devices.resource_report import DeviceReport
 
 JETSON = DeviceReport(
     kind="jetson-nano",

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from devices import fleet as fleet_module
-from devices.budget import budget_of
-from devices.fleet import FLEETS_DIR, Fleet, bundled_fleet
-from devices.report import DeviceReport
+from wildflower.devices import fleet as fleet_module
+from wildflower.devices.budget import budget_of
+from wildflower.devices.fleet import FLEETS_DIR, Fleet, bundled_fleet
+from wildflower.devices.resource_report import DeviceReport
 
 
 def requirement(width):

@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from devices import bandwidth, links
-from devices.bandwidth import BandwidthError, Measured
-from devices.links import (
+from wildflower.devices import bandwidth, links
+from wildflower.devices.bandwidth import BandwidthError, Measured
+from wildflower.devices.links import (
     FILE,
     LONGEST_RETRY_SECONDS,
     MAX_PROBE_BYTES,
@@ -17,7 +17,7 @@ from devices.links import (
     update_links,
     with_links,
 )
-from devices.report import DeviceReport
+from wildflower.devices.resource_report import DeviceReport
 
 REPORT = DeviceReport("x86-64", memory_total_bytes=10, memory_available_bytes=5)
 DAY = 86400.0

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from devices.node import KEYS, node_report
-from devices.probe import probe_machine
+from wildflower.devices.node import KEYS, node_report
+from wildflower.devices.probe import probe_machine
 
 
 def test_what_the_owner_wrote_goes_into_the_report(tmp_path):

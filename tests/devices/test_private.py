@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from devices.private import close_to_others, private_folder, private_open
+from wildflower.devices.private import close_to_others, private_folder, private_open
 
 
 def mode_of(path):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from devices import probe
-from devices.probe import board_kind, probe_machine
+from wildflower.devices import probe
+from wildflower.devices.probe import board_kind, probe_machine
 
 GB = 10**9
 V1_UNLIMITED = "9223372036854771712"

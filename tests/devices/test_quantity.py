@@ -1,6 +1,6 @@
 import pytest
 
-from devices.quantity import (
+from wildflower.devices.quantity import (
     COMPUTE_UNITS,
     LINK_UNITS,
     MEMORY_UNITS,

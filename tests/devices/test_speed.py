@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from client_app.report import device_report
-from devices import speed
-from devices.report import DeviceReport
-from devices.speed import FILE, OLDEST_SECONDS, Speed, with_speed
+from wildflower.client_app.device_report import device_report
+from wildflower.devices import speed
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.devices.speed import FILE, OLDEST_SECONDS, Speed, with_speed
 
 REPORT = DeviceReport("board", 10**9, 10**9, cpus=2.0)
 

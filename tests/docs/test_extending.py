@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plugins.beside import ROOMS
 from tests.programs import run_python
+from wildflower.plugins.beside import ROOMS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/extending.md").read_text()
@@ -17,7 +17,7 @@ OUTSIDE, INSIDE = PAGE.partition("## Into the project")[::2]
 # A block is of the last file that the paragraph before it names, or of the same file as the block before.
 BLOCK = re.compile(r"^(`{3,4})(python|diff|toml|markdown|sh)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"`([\w/]+\.(?:py|toml|md))`")
-RUN = ("mv ", "python -m server_app.keys")
+RUN = ("mv ", "python -m wildflower.server_app.keys")
 
 
 def follow(page, root):
@@ -83,12 +83,12 @@ def inside(outside, tmp_path_factory):
 ROUND = """
 import sys
 from pathlib import Path
-import strategies
-from server_app.app import run
-from server_app.run_folder import read_rounds
+import wildflower.strategies
+from wildflower.server_app.app import run
+from wildflower.server_app.run_folder import read_rounds
 from tests.small_run import simulated_grid
-from wildflower.settings import beside, resolve
-assert Path(strategies.__file__).is_relative_to(Path.cwd()), strategies.__file__
+from wildflower.runs.experiment_file import beside, resolve
+assert Path(wildflower.strategies.__file__).is_relative_to(Path.cwd()), wildflower.strategies.__file__
 experiment, *more = sys.argv[1:]
 small = ["rounds=3", "devices-per-round=5", "local-steps=20", "below-smallest=smallest"]
 with beside(Path(experiment)) as modules:
@@ -135,7 +135,7 @@ def test_the_command_for_plain_flwr_run_is_a_configuration(outside):
     read = """
 import sys, tomllib
 from pathlib import Path
-from server_app.config import RunConfig
+from wildflower.server_app.config import RunConfig
 sys.path.insert(0, "mine")
 values = tomllib.loads(sys.argv[1].replace('" strategy', '"\\nstrategy'))
 print(RunConfig.from_run_config(RunConfig().to_dict() | values).params)

@@ -8,8 +8,8 @@ import flwr
 import pytest
 from flwr.common.constant import ErrorCode
 
-from client_app import ending
-from rounds.exchange import _ERRORS
+from wildflower.client_app import ending
+from wildflower.rounds.exchange import _ERRORS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("client_app", "devices", "messages", "models", "plugins", "rounds", "server_app", "strategies", "tasks")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from server_app.config import RunConfig
-from server_app.keys import DOCS, key_table, pages, with_table
-from strategies import METHODS
+from wildflower.server_app.config import RunConfig
+from wildflower.server_app.keys import DOCS, key_table, pages, with_table
+from wildflower.strategies import METHODS
 
 ROOT = DOCS.parent
 SHARED = sorted({name for kind in METHODS.values() for name in kind.shared_params})
@@ -41,7 +41,7 @@ def test_every_method_and_every_shared_part_has_a_page():
 @pytest.mark.parametrize("name", pages())
 def test_the_tables_of_keys_are_those_of_the_settings(name):
     page = (DOCS / name).read_text()
-    assert with_table(page, pages()[name]) == page, "python -m server_app.keys writes the tables anew"
+    assert with_table(page, pages()[name]) == page, "python -m wildflower.server_app.keys writes the tables anew"
 
 
 def test_the_keys_of_the_run_and_of_all_methods_are_in_the_tables():

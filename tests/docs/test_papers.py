@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from benchmarks.runs import todays_names
-from server_app.keys import DOCS
+from wildflower.server_app.keys import DOCS
 
 ROOT = DOCS.parent
 PAGE = (DOCS / "papers.md").read_text()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.cost import cost, inference_macs
-from models.elastic import ElasticSpace
-from models.family import make_family
-from strategies.evolution import EvolutionParams
+from wildflower.models.cost import cost, inference_macs
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.family import make_family
+from wildflower.strategies.evolution import EvolutionParams
 
 torch.set_num_threads(1)
 

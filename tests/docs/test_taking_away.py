@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from server_app.app import run
 from tests.programs import run_python
 from tests.small_run import simulated_grid
-from wildflower.command import app
-from wildflower.settings import place, resolve
+from wildflower.cli.command import app
+from wildflower.runs.experiment_file import place, resolve
+from wildflower.server_app.app import run
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(sh|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from server_app.config import RunConfig
-from tasks.task import TASKS, TaskSpec, load_task
-from tasks.tokens import TextArguments
 from tests.tasks.text_files import make_tokenizer
+from wildflower.server_app.config import RunConfig
+from wildflower.tasks.task import TASKS, TaskSpec, load_task
+from wildflower.tasks.tokens import TextArguments
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("### Texts of your own")[2]

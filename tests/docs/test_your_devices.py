@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from client_app.app import app as client
-from server_app.app import run
-from server_app.run_folder import read_rounds
-from tasks.task import TASKS, TaskSpec, describe
 from tests.grid import InProcessGrid
 from tests.small_run import simulated_grid
-from wildflower.command import app
-from wildflower.settings import place, resolve
+from wildflower.cli.command import app
+from wildflower.client_app.app import app as client
+from wildflower.runs.experiment_file import place, resolve
+from wildflower.server_app.app import run
+from wildflower.server_app.run_folder import read_rounds
+from wildflower.tasks.task import TASKS, TaskSpec, describe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-devices.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

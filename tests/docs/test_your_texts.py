@@ -10,12 +10,12 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from server_app.app import run
-from server_app.run_folder import read_config, read_rounds
 from tests.small_run import simulated_grid
 from tests.tasks.text_files import VOCABULARY, make_tokenizer
-from wildflower.command import app
-from wildflower.settings import place, resolve
+from wildflower.cli.command import app
+from wildflower.runs.experiment_file import place, resolve
+from wildflower.server_app.app import run
+from wildflower.server_app.run_folder import read_config, read_rounds
 
 PAGE = (Path(__file__).parents[2] / "docs/your-texts.md").read_text()
 NAME = "sentence-transformers/all-MiniLM-L6-v2"

@@ -17,15 +17,20 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import strategies as st
 
-from client_app.policy import Policy
-from client_app.secure import SecureDevice
-from client_app.work import family_of
-from devices.budget import Budget
-from devices.fleet import Fleet
-from devices.report import DeviceReport
-from messages.encoding import Wire, encode
-from messages.error import MessageError
-from messages.masks import (
+from tests.client_app.work_orders import batch, work_order
+from tests.fuzz.mutations import Choices, as_text, changed_bytes, changed_json, changed_text, messages
+from tests.server_app.fake_runs import CONFIG, three_rounds
+from tests.small_run import FLEET, small_config, started
+from wildflower.client_app.policy import Policy
+from wildflower.client_app.secure_member import SecureDevice
+from wildflower.client_app.work import family_of
+from wildflower.devices.budget import Budget
+from wildflower.devices.fleet import Fleet
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.messages.encoding import Wire, encode
+from wildflower.messages.error import MessageError
+from wildflower.messages.flower_records import make_records
+from wildflower.messages.masks import (
     SEALED_BYTES,
     SEED_BYTES,
     Secrets,
@@ -36,7 +41,7 @@ from messages.masks import (
     seal,
     unseal,
 )
-from messages.orders import (
+from wildflower.messages.orders import (
     Batch,
     DataAnswer,
     KeyAnswer,
@@ -47,27 +52,22 @@ from messages.orders import (
     Update,
     parse,
 )
-from messages.records import make_records
-from messages.sums import SCALE, joined
-from messages.wire import DATA_ANSWER_LIMITS, NODE_REPORT_LIMITS, from_records
-from models.architecture import Architecture
-from models.cost import cost
-from models.lenet import LeNet5
-from rounds.replies import read_reply
-from rounds.secure import SecureRound
-from rounds.work import Assignment, Given, Work
-from server_app import checkpoint
-from server_app.checkpoint import Checkpoint, CheckpointError
-from server_app.config import ConfigError, RunConfig
-from server_app.run_folder import JournalError, read_config, read_devices, read_rounds, read_summary
-from strategies.heterofl import MaskedTraining
-from strategies.method import LEADING, Order, State, local_half
-from strategies.submodel import initial_weights
-from tasks.own import Agreed, Declared, Summary, agree
-from tests.client_app.work_orders import batch, work_order
-from tests.fuzz.mutations import Choices, as_text, changed_bytes, changed_json, changed_text, messages
-from tests.server_app.fake_runs import CONFIG, three_rounds
-from tests.small_run import FLEET, small_config, started
+from wildflower.messages.sums import SCALE, joined
+from wildflower.messages.wire import DATA_ANSWER_LIMITS, NODE_REPORT_LIMITS, from_records
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import cost
+from wildflower.models.lenet import LeNet5
+from wildflower.rounds.replies import read_reply
+from wildflower.rounds.requests import Assignment, Given, Work
+from wildflower.rounds.secure_aggregation import SecureRound
+from wildflower.server_app import checkpoint
+from wildflower.server_app.checkpoint import Checkpoint, CheckpointError
+from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.run_folder import JournalError, read_config, read_devices, read_rounds, read_summary
+from wildflower.strategies.heterofl import MaskedTraining
+from wildflower.strategies.method import LEADING, Order, State, local_half
+from wildflower.strategies.submodel import initial_weights
+from wildflower.tasks.device_data import Agreed, Declared, Summary, agree
 
 
 @dataclass(frozen=True)

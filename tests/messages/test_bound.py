@@ -1,4 +1,4 @@
-"""messages/bound.py."""
+"""wildflower/messages/bound.py."""
 
 import math
 import re
@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 
-from messages.bound import bounded, check_sum
-from messages.error import MessageError
-from messages.packing import Layout
-from messages.sums import SCALE, WeightedSum
+from wildflower.messages.bound import bounded, check_sum
+from wildflower.messages.error import MessageError
+from wildflower.messages.packing import Layout
+from wildflower.messages.sums import SCALE, WeightedSum
 
 SENT = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[0.0]])}
 

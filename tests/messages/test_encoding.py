@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messages.encoding import LEAST_BLOCK, Wire, decode, encode, encoded_bytes, restored
-from messages.error import MessageError
-from messages.packing import Layout
-from models.cnn import Cnn3
-from models.lenet import LeNet5
-from models.vit import VitTiny
 from tests.fuzz.mutations import changed_bytes
+from wildflower.messages.encoding import LEAST_BLOCK, Wire, decode, encode, encoded_bytes, restored
+from wildflower.messages.error import MessageError
+from wildflower.messages.packing import Layout
+from wildflower.models.cnn import Cnn3
+from wildflower.models.lenet import LeNet5
+from wildflower.models.vit import VitTiny
 
 WIRES: tuple[Wire, ...] = ("float32", "float16", "int8")
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from messages.orders import (
+from wildflower.messages.orders import (
     MAX_CLASSES,
     MAX_KEYS,
     Batch,
@@ -20,7 +20,7 @@ from messages.orders import (
     WorkOrder,
     parse,
 )
-from messages.packing import MessageError
+from wildflower.messages.packing import MessageError
 
 ORDER = WorkOrder(
     order=1,
@@ -30,7 +30,9 @@ ORDER = WorkOrder(
     payloads={"weights": 0, "control": 1},
     group=1,
     digest="0123456789abcdef",
-    local=LocalHalf(name="strategies.fedprox:ProximalTraining", settings={"mu": 0.5, "weighting": "examples"}),
+    local=LocalHalf(
+        name="wildflower.strategies.fedprox:ProximalTraining", settings={"mu": 0.5, "weighting": "examples"}
+    ),
     seed=2**62,
     memory_bytes=10**6,
     predicted_memory_bytes=10**5,
@@ -80,7 +82,7 @@ EVALUATION = EvaluationBatch(
             payloads={},
             digest="0123456789abcdef",
             data="shard",
-            local=LocalHalf(name="strategies.local:TrainingAlone"),
+            local=LocalHalf(name="wildflower.strategies.local:TrainingAlone"),
         )
     ],
 )
@@ -161,13 +163,13 @@ def test_an_unknown_field_is_named(model, path, value):
         (BATCH, "orders.0.kept", 1),
         (BATCH, "orders.0.architecture", [3, 8]),
         (BATCH, "orders.0.local.name", 3),
-        (BATCH, "orders.0.local.name", "strategies.fedprox:" + 300 * "P"),
+        (BATCH, "orders.0.local.name", "wildflower.strategies.fedprox:" + 300 * "P"),
         (BATCH, "orders.0.local.settings", [0.5]),
         (BATCH, "training.batch_size", 0),
         (BATCH, "training.optimizer", "lion"),
         (BATCH, "training.momentum", 1.0),
         (EVALUATION, "orders.0.data", "train"),
-        (EVALUATION, "orders.0.local", "strategies.local:TrainingAlone"),
+        (EVALUATION, "orders.0.local", "wildflower.strategies.local:TrainingAlone"),
         (REPLY, "updates", None),
         (REPLY, "updates.0.device", None),
         (REPLY, "updates.0.examples", 1.5),

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messages.packing import Layout, MessageError, pack, unpack
+from wildflower.messages.packing import Layout, MessageError, pack, unpack
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 

@@ -1,20 +1,20 @@
-"""messages/parcels.py, and what it says of the models of families."""
+"""wildflower/messages/parcels.py, and what it says of the models of families."""
 
 import pytest
 import torch
 
-from messages.orders import Merge
-from messages.packing import Layout, pack
-from messages.parcels import Parcel, digest, nbytes, parameters_of
-from models.base import Family
-from models.cnn import Cnn3, PflCnn
-from models.cost import cost
-from models.family import FAMILIES
-from models.lenet import LeNet5
-from models.resnet import ResNet18
-from models.vgg import Vgg
-from strategies.method import Training
-from strategies.statistics import TakeStatistics
+from wildflower.messages.orders import Merge
+from wildflower.messages.packing import Layout, pack
+from wildflower.messages.parcels import Parcel, digest, nbytes, parameters_of
+from wildflower.models.base import Family
+from wildflower.models.cnn import Cnn3, PflCnn
+from wildflower.models.cost import cost
+from wildflower.models.family import FAMILIES
+from wildflower.models.lenet import LeNet5
+from wildflower.models.resnet import ResNet18
+from wildflower.models.vgg import Vgg
+from wildflower.strategies.method import Training
+from wildflower.strategies.statistics import TakeStatistics
 
 SMALL: list[Family] = [LeNet5(), LeNet5(norm="static", scaler=True), Cnn3(), PflCnn(), Vgg()]
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from messages.retries import retry_closed_connections
 from tests.tls import self_signed
+from wildflower.messages.retries import retry_closed_connections
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def grid_to(server, certificate):
 
 
 def test_flower_gives_up_where_a_connection_under_tls_is_closed(certificate):
-    """Where this fails, Flower does better by now and `messages.retries` is not needed any more."""
+    """Where this fails, Flower does better by now and `wildflower.messages.retries` is not needed any more."""
     grid, waits = grid_to(ClosingServer(*certificate), certificate[0])
     with pytest.raises(httpx.ConnectError, match="EOF"):
         grid.get_nodes()

@@ -7,9 +7,19 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from messages.orders import Merge
-from messages.packing import Layout, MessageError
-from messages.sums import SCALE, UNIT, WeightedSum, device_weight, flatten, magnitude, present_mask, split, vectors
+from wildflower.messages.orders import Merge
+from wildflower.messages.packing import Layout, MessageError
+from wildflower.messages.sums import (
+    SCALE,
+    UNIT,
+    WeightedSum,
+    device_weight,
+    flatten,
+    magnitude,
+    present_mask,
+    split,
+    vectors,
+)
 
 LAYOUT = Layout.of({"w": torch.zeros(2, 2), "b": torch.zeros(2)})
 # Magnitudes seven decades apart: a sum of float32 or float64 numbers depends on the order of these.

@@ -4,10 +4,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from messages.orders import NodeReport, Reply, Update
-from messages.packing import MessageError, int64_bytes, int64_vector, pick
-from messages.records import STYPE
-from messages.wire import from_records, to_records
+from wildflower.messages.flower_records import STYPE
+from wildflower.messages.orders import NodeReport, Reply, Update
+from wildflower.messages.packing import MessageError, int64_bytes, int64_vector, pick
+from wildflower.messages.wire import from_records, to_records
 
 REPLY = Reply(run="a run", round=2, updates=[Update(order=0, device=3, outcome="trained", payloads={"weights": 1})])
 

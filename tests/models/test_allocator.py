@@ -6,7 +6,7 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from models.allocator import return_freed_memory
+from wildflower.models.allocator import return_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -1,6 +1,6 @@
 import pytest
 
-from models.architecture import Architecture
+from wildflower.models.architecture import Architecture
 
 
 def test_json_round_trip():

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.bert import Bert, BertTiny
-from models.cost import cost
+from wildflower.models.bert import Bert, BertTiny
+from wildflower.models.cost import cost
 
 torch.set_num_threads(1)
 

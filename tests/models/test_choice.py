@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from models.architecture import Architecture
-from models.cost import cost
-from models.family import make_family
-from models.layers import Channels
-from models.lenet import LeNet5
-from models.placement import Axis
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
+from wildflower.models.layers import Channels
+from wildflower.models.lenet import LeNet5
+from wildflower.models.placement import Axis
 
 torch.set_num_threads(1)
 

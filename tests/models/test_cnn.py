@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from models.cnn import Cnn3, PflCnn
-from models.placement import chosen, leading
+from wildflower.models.cnn import Cnn3, PflCnn
+from wildflower.models.placement import chosen, leading
 
 
 @pytest.mark.parametrize(

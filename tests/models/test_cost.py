@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from models import layers
-from models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, _Step, cost
-from models.family import make_family
-from models.layers import Block, Channels, Conv, Flatten, Linear, Relu
+from wildflower.models import layers
+from wildflower.models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, _Step, cost
+from wildflower.models.family import make_family
+from wildflower.models.layers import Block, Channels, Conv, Flatten, Linear, Relu
 
 torch.set_num_threads(1)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.darts import ALPHAS, OPERATIONS, edges_of, genotype_of
-from models.family import make_family
+from wildflower.models.darts import ALPHAS, OPERATIONS, edges_of, genotype_of
+from wildflower.models.family import make_family
 
 # DARTS_V2 of the authors: of each node two edges.
 PUBLISHED = {

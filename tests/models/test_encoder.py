@@ -6,12 +6,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from models.architecture import Architecture
-from models.base import with_weights
-from models.cost import cost
-from models.family import make_family
-from models.initial import load_initial, weights_file
 from tests.tasks.text_files import PAD, SEP, VOCABULARY
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import with_weights
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
+from wildflower.models.initial import load_initial, weights_file
 
 torch.set_num_threads(1)
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from models.architecture import Architecture
-from models.cnn import Cnn3, Cnn10
-from models.cost import cost
-from models.family import FAMILIES, make_family
-from models.lenet import LeNet5
-from models.resnet import ResNet18, ResNet34, ResNet152
-from models.vgg import Vgg
+from wildflower.models.architecture import Architecture
+from wildflower.models.cnn import Cnn3, Cnn10
+from wildflower.models.cost import cost
+from wildflower.models.family import FAMILIES, make_family
+from wildflower.models.lenet import LeNet5
+from wildflower.models.resnet import ResNet18, ResNet34, ResNet152
+from wildflower.models.vgg import Vgg
 
 torch.set_num_threads(1)
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from models.architecture import Architecture
-from models.base import BlockFamily, with_weights
-from models.family import FAMILIES, make_family
-from models.placement import chosen, leading, rolling
-from models.space import Space
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily, with_weights
+from wildflower.models.family import FAMILIES, make_family
+from wildflower.models.placement import chosen, leading, rolling
+from wildflower.models.space import Space
 
 torch.set_num_threads(1)
 

@@ -6,14 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import frontier as module
-from models.cnn import Cnn3
-from models.cost import ACCUMULATED, cost
-from models.family import make_family
-from models.frontier import Chain, Frontier
-from models.layers import Block
-from models.profile import pieces
-from models.space import Space
+from wildflower.models import frontier as module
+from wildflower.models.cnn import Cnn3
+from wildflower.models.cost import ACCUMULATED, cost
+from wildflower.models.family import make_family
+from wildflower.models.frontier import Chain, Frontier
+from wildflower.models.layers import Block
+from wildflower.models.profile import pieces
+from wildflower.models.space import Space
 
 torch.set_num_threads(1)
 

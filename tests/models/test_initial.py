@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from models.family import make_family
-from models.initial import digest_of, load_initial, weights_file
-from models.mobilenet import MobileNetV2, MobileNetV3
+from wildflower.models.family import make_family
+from wildflower.models.initial import digest_of, load_initial, weights_file
+from wildflower.models.mobilenet import MobileNetV2, MobileNetV3
 
 FAMILY = make_family({"name": "lenet5", "input_shape": [1, 8, 8]})
 WEIGHTS = {name: torch.full_like(tensor, 0.5) for name, tensor in FAMILY.initial().items()}

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from models.cnn import Cnn3, Cnn10
-from models.family import make_family
-from models.layers import (
+from wildflower.models.cnn import Cnn3, Cnn10
+from wildflower.models.family import make_family
+from wildflower.models.layers import (
     LEAST_BY_SLICES,
     BatchNorm,
     Block,
@@ -19,9 +19,9 @@ from models.layers import (
     fold_norms,
     pool_by_slices,
 )
-from models.lenet import LeNet5
-from models.mobilenet import MobileNetV2
-from strategies.supernet import calibrated
+from wildflower.models.lenet import LeNet5
+from wildflower.models.mobilenet import MobileNetV2
+from wildflower.strategies.supernet_training import calibrated
 
 SHAPE = (1, 28, 28)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from models.lenet import LeNet5
+from wildflower.models.lenet import LeNet5
 
 
 def parameters(family, arch):

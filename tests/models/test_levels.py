@@ -7,13 +7,13 @@ import pytest
 import torch
 from own_models import Deep
 
-from models.architecture import Architecture
-from models.base import with_weights
-from models.cost import cost
-from models.family import make_family
-from models.initial import load_initial
-from models.placement import rolling
-from strategies.statistics import take_statistics
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import with_weights
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
+from wildflower.models.initial import load_initial
+from wildflower.models.placement import rolling
+from wildflower.strategies.statistics import take_statistics
 
 torch.set_num_threads(1)
 

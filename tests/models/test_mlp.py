@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.mlp import Mlp
+from wildflower.models.mlp import Mlp
 
 
 def test_parameters_of_the_papers_2nn():

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from models.cost import cost, inference_macs
-from models.elastic import ElasticSpace, divisible
-from models.family import make_family
-from models.mobilenet import MobileNetV2, MobileNetV3, placed
-from models.ofa_resnet import OfaResNet50
+from wildflower.models.cost import cost, inference_macs
+from wildflower.models.elastic import ElasticSpace, divisible
+from wildflower.models.family import make_family
+from wildflower.models.mobilenet import MobileNetV2, MobileNetV3, placed
+from wildflower.models.ofa_resnet import OfaResNet50
 
 torch.set_num_threads(1)
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.operators import Operator, operators
+from wildflower.models.operators import Operator, operators
 
 
 def found(module, shape=(4,), dtype=torch.float32):

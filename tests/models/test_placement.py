@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from models.architecture import Architecture
-from models.lenet import LeNet5
-from models.placement import Axis, Placement, chosen, leading, rolling, spread
+from wildflower.models.architecture import Architecture
+from wildflower.models.lenet import LeNet5
+from wildflower.models.placement import Axis, Placement, chosen, leading, rolling, spread
 
 
 def place(select, kept, full=(4, 3), repeat=1):

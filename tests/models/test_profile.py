@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.cost import OPTIMIZERS, cost
-from models.family import FAMILIES, make_family
-from models.layers import Block, Channels, Conv, Flatten, Linear, Relu
-from models.profile import Frame, Piece, Total, pieces, profile, total
+from wildflower.models.cost import OPTIMIZERS, cost
+from wildflower.models.family import FAMILIES, make_family
+from wildflower.models.layers import Block, Channels, Conv, Flatten, Linear, Relu
+from wildflower.models.profile import Frame, Piece, Total, pieces, profile, total
 
 torch.set_num_threads(1)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from models.placement import chosen, leading
-from models.resnet import ResNet18, ResNet34, ResNet152
+from wildflower.models.placement import chosen, leading
+from wildflower.models.resnet import ResNet18, ResNet34, ResNet152
 
 
 def parameters(family, arch):

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.architecture import Architecture
-from models.family import make_family
-from models.space import Choice, Space
+from wildflower.models.architecture import Architecture
+from wildflower.models.family import make_family
+from wildflower.models.space import Choice, Space
 
 torch.set_num_threads(1)
 

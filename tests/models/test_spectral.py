@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from models.architecture import Architecture
-from models.base import with_weights
-from models.family import make_family
-from strategies.nested import leading_cut
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import with_weights
+from wildflower.models.family import make_family
+from wildflower.strategies.nested import leading_cut
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*spectral_norm. is deprecated")
 IMAGES = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))

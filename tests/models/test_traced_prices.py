@@ -3,10 +3,10 @@ import copy
 import pytest
 import torch
 
-from models.cost import OPTIMIZERS, cost
-from models.family import make_family
-from models.trace import follow
 from tests.models.test_cost import allocated_peak_bytes
+from wildflower.models.cost import OPTIMIZERS, cost
+from wildflower.models.family import make_family
+from wildflower.models.trace import follow
 
 torch.set_num_threads(1)
 

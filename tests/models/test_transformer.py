@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from models.bert import Bert
-from models.family import make_family
-from models.layers import Channels
-from models.placement import chosen, leading
-from models.transformer import Attention, CutPatches, Patches
-from models.vit import VitTiny
+from wildflower.models.bert import Bert
+from wildflower.models.family import make_family
+from wildflower.models.layers import Channels
+from wildflower.models.placement import chosen, leading
+from wildflower.models.transformer import Attention, CutPatches, Patches
+from wildflower.models.vit import VitTiny
 
 torch.set_num_threads(1)
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.cost import cost
-from models.vgg import Vgg
+from wildflower.models.cost import cost
+from wildflower.models.vgg import Vgg
 
 WIDE = (64, 128, 256, 512)
 EXITS = (1, 2, 3)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from models.cost import cost
-from models.vit import VitTiny
+from wildflower.models.cost import cost
+from wildflower.models.vit import VitTiny
 
 
 def parameters(family, arch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchvision
 
-from models.mobilenet import MobileNetV2, MobileNetV3, placed
+from wildflower.models.mobilenet import MobileNetV2, MobileNetV3, placed
 
 
 @pytest.mark.parametrize(("family", "function"), [(MobileNetV2, "mobilenet_v2"), (MobileNetV3, "mobilenet_v3_large")])

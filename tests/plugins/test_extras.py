@@ -14,24 +14,25 @@ import torch
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from models.encoder import EncoderNetwork, _sizes_of
-from models.initial import _from_hub
-from plugins.extras import EXTRAS, MissingExtraError, data_package_text
-from server_app import app, pages
-from server_app.compare import Group, _gap
-from server_app.journal import Journal
-from server_app.run_folder import JournalError
-from server_app.run_records import Summary
-from strategies.recipfl.recipfl import RecipFL
-from tasks import digits
-from tasks.hub import import_datasets
-from tasks.mat import read_mat
-from tasks.metrics import EntityF1, Scale
-from tasks.task import load_task
-from tasks.tokens import load_tokenizer
 from tests.small_run import small_config, started
-from wildflower import command, export, python
-from wildflower.experiment import run_experiment
+from wildflower.cli import command, export
+from wildflower.models.encoder import EncoderNetwork, _sizes_of
+from wildflower.models.initial import _from_hub
+from wildflower.plugins.extras import EXTRAS, MissingExtraError, data_package_text
+from wildflower.runs import python
+from wildflower.runs.experiment import run_experiment
+from wildflower.server_app import app, pages
+from wildflower.server_app.compare import Group, _gap
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.run_folder import JournalError
+from wildflower.server_app.run_records import Summary
+from wildflower.strategies.recipfl.recipfl import RecipFL
+from wildflower.tasks import digits
+from wildflower.tasks.hub import import_datasets
+from wildflower.tasks.mat import read_mat
+from wildflower.tasks.metrics import EntityF1, Scale
+from wildflower.tasks.task import load_task
+from wildflower.tasks.tokens import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -47,15 +48,15 @@ IMPORTED = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
 # Imports that nothing stands around: a function that runs before has looked, or the library comes with another one.
 LOOKED_BEFORE = {
     ("client_app/node_config.py", "click"),  # comes with typer
-    ("messages/orders.py", "pydantic_core"),  # comes with pydantic
+    ("wildflower/messages/orders.py", "pydantic_core"),  # comes with pydantic
     ("server_app/pages.py", "jinja2"),  # comes with torch
     ("server_app/trackers.py", "mlflow"),
     ("server_app/trackers.py", "wandb"),
-    ("strategies/recipfl/hypernetwork.py", "torch_geometric"),
-    ("tasks/hub.py", "datasets"),
-    ("tasks/hub.py", "huggingface_hub"),
-    ("tasks/hub.py", "pyarrow"),
-    ("wildflower/experiment.py", "IPython"),  # only in a notebook, where it is
+    ("strategies/recipfl/graph_hypernetwork.py", "torch_geometric"),
+    ("wildflower/tasks/hub.py", "datasets"),
+    ("wildflower/tasks/hub.py", "huggingface_hub"),
+    ("wildflower/tasks/hub.py", "pyarrow"),
+    ("wildflower/runs/experiment.py", "IPython"),  # only in a notebook, where it is
 }
 
 

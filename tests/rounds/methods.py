@@ -9,18 +9,29 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from messages.orders import Merge
-from messages.packing import Layout
-from messages.parcels import Parcel, Parcels, Weights
-from messages.sums import SCALE, WeightedSum, split
-from models.architecture import Architecture
-from models.base import Family
-from models.layers import TensorSpec
-from rounds.engine import Engine, Scorer
-from strategies.fedavg import OneModel
-from strategies.method import Answer, Bench, Contribution, Local, Method, Order, Setup, State, Trained, Training
-from strategies.params import Params
 from tests.small_run import METHODS, small_config, started
+from wildflower.messages.orders import Merge
+from wildflower.messages.packing import Layout
+from wildflower.messages.parcels import Parcel, Parcels, Weights
+from wildflower.messages.sums import SCALE, WeightedSum, split
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family
+from wildflower.models.layers import TensorSpec
+from wildflower.rounds.engine import Engine, Scorer
+from wildflower.strategies.fedavg import OneModel
+from wildflower.strategies.method import (
+    Answer,
+    Bench,
+    Contribution,
+    Local,
+    Method,
+    Order,
+    Setup,
+    State,
+    Trained,
+    Training,
+)
+from wildflower.strategies.params import Params
 
 
 def started_with(kind: type[Method], folder: Path, **changes: Any) -> tuple[Engine, Scorer]:

@@ -5,25 +5,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from devices.budget import Budget
-from models.architecture import Architecture
-from models.cost import Cost
-from rounds import delivery, scores
-from rounds.budgets import MESSAGE_COPIES
-from rounds.delivery import Recipient, delivered_models, delivered_on_devices, evenly_spread, represented
-from rounds.engine import Scores
-from server_app.scoring import scorer as server_scorer
-from strategies.fedavg import FedAvg, FedAvgParams
-from strategies.heterofl import HeteroFL, HeteroFLParams
-from strategies.local import LocalOnly
-from strategies.method import Order, fits
-from strategies.params import Params
-from tasks.metrics import ACCURACY, MeanAbsoluteError, Pearson
-from tasks.scoring import test_part as part_of_test
-from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import OneHidden, engine_of, setup
+from wildflower.devices.budget import Budget
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import Cost
+from wildflower.rounds import delivery, scores
+from wildflower.rounds.budgets import MESSAGE_COPIES
+from wildflower.rounds.delivery import Recipient, delivered_models, delivered_on_devices, evenly_spread, represented
+from wildflower.rounds.engine import Scores
+from wildflower.server_app.server_scoring import scorer as server_scorer
+from wildflower.strategies.fedavg import FedAvg, FedAvgParams
+from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
+from wildflower.strategies.local import LocalOnly
+from wildflower.strategies.method import Order, fits
+from wildflower.strategies.params import Params
+from wildflower.tasks.metrics import ACCURACY, MeanAbsoluteError, Pearson
+from wildflower.tasks.scoring import test_part as part_of_test
+from wildflower.tasks.task import TaskSpec, load_task
 
 GRID = InProcessGrid(lambda message, context: message, 1)
 BY_WIDTH = {4: 0.9, 2: 0.6, 1: 0.3}  # hidden channels -> the score of the model
@@ -303,13 +303,13 @@ def test_a_device_without_an_order_holds_the_message_of_what_it_is_delivered_in_
     message = MESSAGE_COPIES * engine._sent_bytes(Order(2, smallest))
     monkeypatch.setattr(engine, "_trains_beside_message", lambda device: True)
     for memory, affords in ((training, False), (training + message, True)):
-        monkeypatch.setattr("rounds.engine.budget_in_round", lambda *_, memory=memory: Budget(memory))
+        monkeypatch.setattr("wildflower.rounds.engine.budget_in_round", lambda *_, memory=memory: Budget(memory))
         budget = engine._recipients(GRID)[2].budget
         assert fits(engine.method.cost(smallest), budget) == affords
 
 
 def test_devices_do_not_score_what_only_held_out_examples_can_choose(tmp_path, monkeypatch):
-    """`server_app.app.build` refuses such a run before; no engine passes over it in silence."""
+    """`wildflower.server_app.app.build` refuses such a run before; no engine passes over it in silence."""
     engine = engine_of(HeteroFL(setup(tmp_path, OneHidden(), deliver="best"), HeteroFLParams()), tmp_path)
     monkeypatch.setattr(engine, "own", object())
     with pytest.raises(ValueError, match="needs a test set on the server"):

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from flwr.common.serde import message_to_proto
 
-from messages.orders import Batch, Reply
-from messages.wire import from_records
-from rounds import work
-from rounds.records import PARTS
-from strategies import method as contract
-from strategies.heterofl import HeteroFL, HeteroFLParams
-from strategies.method import Stopwatch
 from tests.small_run import METHODS, FakeTime, connected_grid, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, OneHidden, engine_of, no_scores, setup
+from wildflower.messages.orders import Batch, Reply
+from wildflower.messages.wire import from_records
+from wildflower.rounds import requests
+from wildflower.rounds.round_records import PARTS
+from wildflower.strategies import method as contract
+from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
+from wildflower.strategies.method import Stopwatch
 
 
 @pytest.mark.parametrize(("family", "width"), [("lenet5", 1.0), ("cnn3", 1.0), ("pfl-cnn", 0.5), ("resnet18", 0.25)])
@@ -103,7 +103,7 @@ def test_simulated_devices_are_added_up_on_their_node_and_shared_weights_travel_
 def test_a_round_of_many_weights_goes_out_in_waves(tmp_path, monkeypatch):
     expected, scorer = started(small_config(tmp_path))
     expected.run_round(simulated_grid(2), 1, scorer)
-    monkeypatch.setattr(work, "MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(requests, "MESSAGE_BYTES", 1000)
     engine, _ = started(small_config(tmp_path))
     grid = simulated_grid(2)
     held = []
@@ -116,7 +116,7 @@ def test_a_round_of_many_weights_goes_out_in_waves(tmp_path, monkeypatch):
 
 def test_over_selection_takes_the_first_and_does_not_wait_for_the_rest(tmp_path, monkeypatch):
     clock = FakeTime()
-    monkeypatch.setattr("rounds.exchange.time", clock)
+    monkeypatch.setattr("wildflower.rounds.exchange.time", clock)
     keys = {"fleet": "", "devices": 4, "devices-per-round": 2, "over-selection": 1.0, "deadline-seconds": 60.0}
     engine, scorer = started(small_config(tmp_path, **METHODS["all-large"] | keys))
     grid = connected_grid(4, tmp_path)
@@ -272,7 +272,7 @@ def test_batch_norm_statistics_are_of_thirty_devices_or_of_as_many_as_a_round_ha
 
     def seen(*arguments, of=engine._statistics):
         work, statistics = of(*arguments)
-        found.append(len({a.device for a in work.assignments}))
+        found.append(len({a.device for a in requests.assignments}))
         return work, statistics
 
     monkeypatch.setattr(engine, "_statistics", seen)

@@ -3,15 +3,15 @@ from collections import deque
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from rounds.exchange import Failure, exchange, failure_of
 from tests.grid import InProcessGrid
 from tests.small_run import FakeTime
+from wildflower.rounds.exchange import Failure, exchange, failure_of
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     fake = FakeTime()
-    monkeypatch.setattr("rounds.exchange.time", fake)
+    monkeypatch.setattr("wildflower.rounds.exchange.time", fake)
     return fake
 
 

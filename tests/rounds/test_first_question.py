@@ -2,12 +2,12 @@
 
 import pytest
 
-from messages.orders import Batch
-from messages.wire import from_records
-from server_app.checkpoint import Checkpoint, load, save
-from strategies.method import ClassCounts, local_half
-from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, FakeTime, connected_grid, simulated_grid, small_config, started
+from wildflower.messages.orders import Batch
+from wildflower.messages.wire import from_records
+from wildflower.server_app.checkpoint import Checkpoint, load, save
+from wildflower.strategies.method import ClassCounts, local_half
+from wildflower.tasks.task import TaskSpec, load_task
 
 
 def recipfl(folder, **changes):
@@ -108,8 +108,8 @@ def test_who_gives_no_answer_does_not_train_and_is_asked_again(code, outcome, tm
 
 def test_a_round_waits_for_a_silent_device_once(tmp_path, monkeypatch):
     clock = FakeTime()
-    monkeypatch.setattr("rounds.exchange.time", clock)
-    monkeypatch.setattr("rounds.population.time", clock)
+    monkeypatch.setattr("wildflower.rounds.exchange.time", clock)
+    monkeypatch.setattr("wildflower.rounds.population.time", clock)
     keys = {"fleet": "", "devices": 3, "devices-per-round": 3, "deadline-seconds": 30.0}
     engine, scorer = recipfl(tmp_path, **keys)
     grid = connected_grid(3, tmp_path)

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from client_app.state import DeviceState
-from messages.error import MessageError
-from messages.frozen import read_part
-from messages.parcels import frozen_layout
-from models.family import make_family
-from models.placement import chosen
-from rounds import frozen as rounds_frozen
-from rounds.frozen import MAX_HELD, Frozen, Owed
-from strategies.method import LEADING, Selection
+from wildflower.client_app.kept_state import DeviceState
+from wildflower.messages.error import MessageError
+from wildflower.messages.frozen_parts import read_part
+from wildflower.messages.parcels import frozen_layout
+from wildflower.models.family import make_family
+from wildflower.models.placement import chosen
+from wildflower.rounds import frozen as rounds_frozen
+from wildflower.rounds.frozen import MAX_HELD, Frozen, Owed
+from wildflower.strategies.method import LEADING, Selection
 
 SPEC = {
     **{"name": "encoder", "input_shape": [9], "classes": 2, "vocabulary": 40, "hidden": 16, "depth": 3, "heads": 4},

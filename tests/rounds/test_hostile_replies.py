@@ -12,15 +12,15 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from messages.orders import EvaluationReply, NodeReport, Reply
-from messages.packing import Layout, MessageError, int64_bytes
-from messages.records import STYPE
-from messages.wire import NODE_REPORT_LIMITS, evaluation_limits, from_records, to_records
-from rounds.exchange import Failure, pull
-from rounds.replies import read_reply
 from tests.grid import InProcessGrid
 from tests.small_run import changed_reply, connected_grid, same_bits, simulated_grid
 from tests.strategies.test_contract import HARDWARE, LENET, check_refusal, run_rounds
+from wildflower.messages.flower_records import STYPE
+from wildflower.messages.orders import EvaluationReply, NodeReport, Reply
+from wildflower.messages.packing import Layout, MessageError, int64_bytes
+from wildflower.messages.wire import NODE_REPORT_LIMITS, evaluation_limits, from_records, to_records
+from wildflower.rounds.exchange import Failure, pull
+from wildflower.rounds.replies import read_reply
 
 SECONDS, FREE_BYTES = 0.05, 2**20  # what reading a reply may cost, beside twice its own size
 
@@ -65,7 +65,7 @@ class Costs:
 @pytest.fixture
 def costs(monkeypatch):
     found = Costs()
-    monkeypatch.setattr("rounds.engine.read_reply", found.read)
+    monkeypatch.setattr("wildflower.rounds.engine.read_reply", found.read)
     return found
 
 

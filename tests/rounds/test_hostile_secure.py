@@ -11,15 +11,15 @@ import pytest
 import torch
 from flwr.app import Message
 
-from client_app import work, worker
-from messages.masks import Secrets, digest_of_members, hash_of_share, seal, split_seed
-from messages.orders import KeyAnswer, KeyReply, Member, Reply
-from messages.records import make_records
-from messages.wire import from_records, to_records
-from rounds.engine import Engine, RoundResult
-from rounds.quarantine import MAX_REFUSALS
 from tests.grid import InProcessGrid
 from tests.small_run import connected_grid, same_bits, small_config, started
+from wildflower.client_app import work, worker
+from wildflower.messages.flower_records import make_records
+from wildflower.messages.masks import Secrets, digest_of_members, hash_of_share, seal, split_seed
+from wildflower.messages.orders import KeyAnswer, KeyReply, Member, Reply
+from wildflower.messages.wire import from_records, to_records
+from wildflower.rounds.engine import Engine, RoundResult
+from wildflower.rounds.quarantine import MAX_REFUSALS
 
 LIAR = 2  # among the first seven, whose shares are tried first
 TEN = {

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from strategies.method import ClassCounts, Order
-from strategies.statistics import TakeStatistics
 from tests.programs import run_python
 from tests.small_run import METHODS, small_config, started
+from wildflower.strategies.method import ClassCounts, Order
+from wildflower.strategies.statistics import TakeStatistics
 
 HEAVY = ["torchvision", "torch_geometric", "transformers", "ray", "pandas", "datasets", "sklearn"]
 HEAVY += ["matplotlib", "plotly", "tensorboard", "hypothesis"]
@@ -47,11 +47,11 @@ def device_halves(folder):
 def test_a_device_does_not_load_what_only_servers_need(tmp_path):
     halves = device_halves(tmp_path)
     assert len(halves) > 10
-    names = ["client_app.work", "client_app.bench", *halves]
+    names = ["wildflower.client_app.work", "wildflower.client_app.context", *halves]
     assert loaded_by(names) == {name: [] for name in names}
 
 
 @pytest.mark.thorough
 def test_the_check_sees_what_is_loaded():
     """A server's module has it all."""
-    assert {"flwr", "rounds"} <= set(loaded_by(["rounds.engine"])["rounds.engine"])
+    assert {"flwr", "rounds"} <= set(loaded_by(["wildflower.rounds.engine"])["wildflower.rounds.engine"])

@@ -4,16 +4,16 @@ import logging
 
 import pytest
 
-from client_app import work
-from client_app.bench import Refusal
-from devices.budget import Budget
-from devices.report import DeviceReport
-from messages.orders import Batch, EvaluationBatch
-from messages.wire import from_records
-from rounds.budgets import MESSAGE_COPIES
-from rounds.population import OVERRUN_FACTOR, RECOVERY
-from strategies.wildflower import sizes_between
 from tests.small_run import METHODS, connected_grid, small_config, started
+from wildflower.client_app import work
+from wildflower.client_app.context import Refusal
+from wildflower.devices.budget import Budget
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.messages.orders import Batch, EvaluationBatch
+from wildflower.messages.wire import from_records
+from wildflower.rounds.budgets import MESSAGE_COPIES
+from wildflower.rounds.population import OVERRUN_FACTOR, RECOVERY
+from wildflower.strategies.wildflower import sizes_between
 
 HARDWARE = {"fleet": "", "devices": 1, "devices-per-round": 1, "memory-fraction": 1.0}
 

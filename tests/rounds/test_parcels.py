@@ -2,11 +2,11 @@
 
 import pytest
 
-from messages.orders import Batch, Reply, SumHeader
-from messages.wire import from_records, to_records
-from strategies.method import Order, parcel_bytes
 from tests.rounds.methods import FAULTS, HalfUp, Several, started_with
 from tests.small_run import changed_reply, connected_grid, same_bits, simulated_grid
+from wildflower.messages.orders import Batch, Reply, SumHeader
+from wildflower.messages.wire import from_records, to_records
+from wildflower.strategies.method import Order, parcel_bytes
 
 ALL = {"devices_per_round": 6}
 HARDWARE = {"fleet": "", "devices": 4, "devices_per_round": 4}
@@ -290,7 +290,7 @@ def test_a_message_is_bounded_with_what_its_reply_brings_of_every_device(tmp_pat
     whole = method.family.full()
     parcels = method.local(Order(0, whole)).returned(method.family, whole)
     merged = sum(parcel.layout.nbytes for parcel in parcels.values() if parcel.merge)
-    monkeypatch.setattr("rounds.work.MESSAGE_BYTES", merged + 2 * parcels["means"].layout.nbytes)
+    monkeypatch.setattr("wildflower.rounds.requests.MESSAGE_BYTES", merged + 2 * parcels["means"].layout.nbytes)
     result = engine.run_round(grid, 1, scorer)
     assert [len(from_records(Batch, message.content)[0].orders) for message in grid.sent] == [2, 2, 2]
     assert set(outcomes(result).values()) == {"trained"}

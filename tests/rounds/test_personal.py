@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
-from client_app import scoring
-from messages.orders import EvaluationBatch, EvaluationReply, LocalTraining
-from messages.packing import Layout, unpack
-from messages.wire import from_records, to_records
-from models.architecture import Architecture
-from server_app.config import ConfigError
-from strategies.heterofl import MaskedTraining
-from strategies.method import local_half
-from tasks.scoring import score
-from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, by_method, connected_grid, same_bits, simulated_grid, small_config, started
+from wildflower.client_app import evaluation
+from wildflower.messages.orders import EvaluationBatch, EvaluationReply, LocalTraining
+from wildflower.messages.packing import Layout, unpack
+from wildflower.messages.wire import from_records, to_records
+from wildflower.models.architecture import Architecture
+from wildflower.server_app.config import ConfigError
+from wildflower.strategies.heterofl import MaskedTraining
+from wildflower.strategies.method import local_half
+from wildflower.tasks.scoring import score
+from wildflower.tasks.task import TaskSpec, load_task
 
 PERSONAL = {"personal-every": 1, "test-fraction": 0.25, "evaluate-every": 4}
 CPU = torch.device("cpu")
@@ -132,7 +132,7 @@ def test_without_epochs_the_model_is_scored_as_it_is_given(tmp_path, monkeypatch
         raise AssertionError("nothing is trained")
 
     engine, grid, _ = a_round(tmp_path, **{"personal-epochs": 0, "personal-every": 4})
-    monkeypatch.setattr(scoring, "do_order", no_training)
+    monkeypatch.setattr(evaluation, "do_order", no_training)
     found = engine.evaluate_personally(grid)
     task = load_task(TaskSpec.from_json(asked(grid)[0][0].task))
     model = engine.method.family.build(engine.method.family.full())
@@ -272,7 +272,7 @@ def of_scores(**values):
 )
 def test_what_cannot_be_true_is_refused_and_counted(change, words, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr("rounds.scores.log", lambda level, text, *values: told.append(text % values))
+    monkeypatch.setattr("wildflower.rounds.scores.log", lambda level, text, *values: told.append(text % values))
     grid = simulated_grid(2)
     grid.tamper = changed(change)
     record = a_round(tmp_path, grid=grid)[2]
@@ -294,7 +294,7 @@ def test_what_cannot_be_true_is_refused_and_counted(change, words, tmp_path, mon
 )
 def test_a_score_of_a_second_network_that_cannot_be_true_is_refused(beside, words, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr("rounds.scores.log", lambda level, text, *values: told.append(text % values))
+    monkeypatch.setattr("wildflower.rounds.scores.log", lambda level, text, *values: told.append(text % values))
     grid = simulated_grid(2)
     grid.tamper = changed(of_scores(beside=beside))
     record = a_round(tmp_path, "rafl", grid=grid)[2]

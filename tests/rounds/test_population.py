@@ -4,22 +4,22 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from client_app.app import app as client
-from devices.fleet import Fleet
-from devices.report import DeviceReport
-from messages.orders import NodeReport
-from messages.wire import to_records
-from rounds.population import ConnectedDevices, Holdings, NoNodesError, SimulatedDevices
-from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
 from tests.small_run import FakeTime
+from wildflower.client_app.app import app as client
+from wildflower.devices.fleet import Fleet
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.messages.orders import NodeReport
+from wildflower.messages.wire import to_records
+from wildflower.rounds.population import ConnectedDevices, Holdings, NoNodesError, SimulatedDevices
+from wildflower.tasks.task import TaskSpec, load_task
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     fake = FakeTime()
-    monkeypatch.setattr("rounds.exchange.time", fake)
-    monkeypatch.setattr("rounds.population.time", fake)
+    monkeypatch.setattr("wildflower.rounds.exchange.time", fake)
+    monkeypatch.setattr("wildflower.rounds.population.time", fake)
     return fake
 
 

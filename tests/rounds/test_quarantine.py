@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from devices.instance import VARIABLE, draw_instance, instance
-from devices.report import DeviceReport
-from messages.error import MessageError
-from rounds.instances import Instances
-from rounds.quarantine import Quarantine
-from server_app.app import run
-from server_app.nodes import ask_release, read_nodes, take_releases
-from server_app.run_folder import JournalError, read_devices
 from tests.small_run import changed_reply, connected_grid, small_config
-from wildflower.nodes import table
+from wildflower.cli.nodes import table
+from wildflower.devices.instance import VARIABLE, draw_instance, instance
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.messages.error import MessageError
+from wildflower.rounds.instances import Instances
+from wildflower.rounds.quarantine import Quarantine
+from wildflower.server_app.app import run
+from wildflower.server_app.node_records import ask_release, read_nodes, take_releases
+from wildflower.server_app.run_folder import JournalError, read_devices
 
 REPORT = DeviceReport("jetson-nano", memory_total_bytes=10, memory_available_bytes=5)
 HARDWARE = {"fleet": "", "devices": 4, "devices_per_round": 4, "rounds": 6, "evaluate_every": 6}
@@ -107,7 +107,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     found = Clock()
-    monkeypatch.setattr("rounds.instances.time", found)
+    monkeypatch.setattr("wildflower.rounds.instances.time", found)
     return found
 
 

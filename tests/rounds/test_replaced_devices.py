@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from devices.fleet import Fleet, replaced_devices
-from rounds.population import Holdings, SimulatedDevices
-from server_app.config import ConfigError
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
+from wildflower.devices.fleet import Fleet, replaced_devices
+from wildflower.rounds.population import Holdings, SimulatedDevices
+from wildflower.server_app.config import ConfigError
 
 FLEET = """
 replaced_per_round = {share}

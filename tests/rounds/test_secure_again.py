@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message
 
-from client_app import work, worker
-from client_app.app import app as client
-from client_app.work import family_of
-from messages.orders import Batch, Reply
-from messages.parcels import digest
-from messages.wire import from_records, to_records
-from models.architecture import Architecture
 from tests.client_app.work_orders import Apart
 from tests.grid import InProcessGrid
 from tests.rounds.test_hostile_secure import run
 from tests.rounds.test_secure import kind_of
 from tests.small_run import connected_grid, same_bits
+from wildflower.client_app import work, worker
+from wildflower.client_app.app import app as client
+from wildflower.client_app.work import family_of
+from wildflower.messages.orders import Batch, Reply
+from wildflower.messages.parcels import digest
+from wildflower.messages.wire import from_records, to_records
+from wildflower.models.architecture import Architecture
 
 ALL, HALF = list(range(10)), [5, 6, 7, 8, 9]
 # What a device says that has been in a sum from the same weights.

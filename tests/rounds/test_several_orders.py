@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from client_app import bench
-from devices.budget import Budget
-from messages.orders import Batch
-from messages.parcels import Parcel
-from messages.wire import from_records
-from rounds import work
-from strategies.fedavg import FedAvg, FedAvgParams
-from strategies.heterofl import HeteroFL, HeteroFLParams
-from strategies.method import Training
 from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import FC, Devices, OneHidden, engine_of, filled, no_scores, setup
+from wildflower.client_app import context
+from wildflower.devices.budget import Budget
+from wildflower.messages.orders import Batch
+from wildflower.messages.parcels import Parcel
+from wildflower.messages.wire import from_records
+from wildflower.rounds import requests
+from wildflower.strategies.fedavg import FedAvg, FedAvgParams
+from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams
+from wildflower.strategies.method import Training
 
 ROOM = """
 [[group]]
@@ -78,7 +78,7 @@ def test_both_models_of_every_device_count_in_the_mean(tmp_path):
 def test_orders_of_a_device_go_together_whatever_the_nodes_and_the_size_of_messages(method, tmp_path, monkeypatch):
     states = []
     for nodes, nbytes in ((1, 2**25), (3, 2**25), (2, 100)):
-        monkeypatch.setattr(work, "MESSAGE_BYTES", nbytes)
+        monkeypatch.setattr(requests, "MESSAGE_BYTES", nbytes)
         (tmp_path / f"{nodes}").mkdir()
         engine, scorer = both(tmp_path / f"{nodes}", method, workers=nodes)
         grid = simulated_grid(nodes)
@@ -234,7 +234,7 @@ class ByItself(Training):
         return {"weights": Parcel.of(family.tensors(architecture))}
 
     def train(self, bench):
-        SEEN.append((bench.order, bench.earlier))
+        SEEN.append((context.order, context.earlier))
         return super().train(bench)
 
 
@@ -267,7 +267,7 @@ def test_an_order_reads_the_model_that_its_device_has_just_trained(tmp_path):
 
 def test_an_order_is_refused_when_the_one_that_it_reads_failed(tmp_path, monkeypatch):
     engine, scorer = reading(tmp_path)
-    fit = bench.DeviceBench.fit
+    fit = context.DeviceBench.fit
 
     def diverge(self, model, *arguments, **settings):
         mean = fit(self, model, *arguments, **settings)
@@ -275,7 +275,7 @@ def test_an_order_is_refused_when_the_one_that_it_reads_failed(tmp_path, monkeyp
             torch.nn.init.constant_(next(model.parameters()), float("inf"))
         return mean
 
-    monkeypatch.setattr(bench.DeviceBench, "fit", diverge)
+    monkeypatch.setattr(context.DeviceBench, "fit", diverge)
     result = engine.run_round(simulated_grid(1), 1, scorer)
     outcomes = [d["outcome"] for d in result.devices if d["device"] == 0]
     assert "finite" in outcomes[0]

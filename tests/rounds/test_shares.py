@@ -1,9 +1,9 @@
-"""rounds/shares.py: seeds of which some shares are wrong, and who has lied."""
+"""wildflower/rounds/shares.py: seeds of which some shares are wrong, and who has lied."""
 
 import pytest
 
-from messages.masks import hash_of_share, split_seed
-from rounds.shares import Shares
+from wildflower.messages.masks import hash_of_share, split_seed
+from wildflower.rounds.shares import Shares
 
 MEMBERS, THRESHOLD = 10, 7
 SEEDS = {owner: bytes([owner]) * 16 for owner in range(MEMBERS)}

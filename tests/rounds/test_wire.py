@@ -6,19 +6,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from client_app.bench import LOST_ON_THE_WIRE, DeviceBench
-from devices.budget import Budget
-from messages.encoding import decode, encode, restored
-from messages.orders import Reply
-from messages.packing import Layout
-from messages.wire import from_records
-from rounds.work import Work
-from server_app.app import build, run
-from server_app.checkpoint import load
-from server_app.config import ConfigError
-from server_app.run_folder import read_devices, read_rounds
-from strategies.recipfl.recipfl import RecipFL
 from tests.small_run import METHODS, changed_reply, connected_grid, same_bits, simulated_grid, small_config, started
+from wildflower.client_app.context import LOST_ON_THE_WIRE, DeviceBench
+from wildflower.devices.budget import Budget
+from wildflower.messages.encoding import decode, encode, restored
+from wildflower.messages.orders import Reply
+from wildflower.messages.packing import Layout
+from wildflower.messages.wire import from_records
+from wildflower.rounds.requests import Work
+from wildflower.server_app.app import build, run
+from wildflower.server_app.checkpoint import load
+from wildflower.server_app.config import ConfigError
+from wildflower.server_app.run_folder import read_devices, read_rounds
+from wildflower.strategies.recipfl.recipfl import RecipFL
 
 HARDWARE = {"fleet": "", "devices": 4, "devices-per-round": 4}
 FLEET_OF_TWO_LINKS = """
@@ -269,7 +269,7 @@ def test_late_devices_go_by_what_travels(tmp_path):
 @pytest.mark.parametrize("changes", [{"wire": "int8"}, {"norm-bound": 100.0}])
 def test_what_is_made_for_one_device_is_made_once(tmp_path, monkeypatch, changes):
     """However little is kept of what is sent: a reply is read against what its device was sent, and that is let go."""
-    monkeypatch.setattr("rounds.work.MESSAGE_BYTES", 1)
+    monkeypatch.setattr("wildflower.rounds.requests.MESSAGE_BYTES", 1)
     made, works = [], []
     payload, init = RecipFL.payload, Work.__post_init__
     monkeypatch.setattr(RecipFL, "payload", lambda method, group: made.append(group) or payload(method, group))

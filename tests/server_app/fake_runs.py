@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from server_app.journal import Journal
+from wildflower.server_app.journal import Journal
 
 CONFIG = {"task": "digits", "strategy": "heterofl", "rounds": 3, "seed": 7, "learning-rate": 0.1}
 

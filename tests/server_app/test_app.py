@@ -9,19 +9,26 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from rounds import engine
-from rounds.population import NoNodesError
-from server_app import checkpoint
-from server_app.app import app, build, run, run_folder
-from server_app.checkpoint import CheckpointError
-from server_app.config import ConfigError
-from server_app.journal import Journal
-from server_app.models import load_model
-from server_app.no_progress import NoProgressError
-from server_app.run_folder import JournalError, alone_in, read_config, read_devices, read_rounds, read_summary
-from tasks.task import load_task
 from tests.own_folders import digits, npz_folder
 from tests.small_run import FLEET, METHODS, FakeTime, by_method, connected_grid, same_bits, simulated_grid, small_config
+from wildflower.rounds import engine
+from wildflower.rounds.population import NoNodesError
+from wildflower.server_app import checkpoint
+from wildflower.server_app.app import app, build, run, run_folder
+from wildflower.server_app.checkpoint import CheckpointError
+from wildflower.server_app.config import ConfigError
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.models import load_model
+from wildflower.server_app.no_progress import NoProgressError
+from wildflower.server_app.run_folder import (
+    JournalError,
+    alone_in,
+    read_config,
+    read_devices,
+    read_rounds,
+    read_summary,
+)
+from wildflower.tasks.task import load_task
 
 
 class Crash(BaseException):
@@ -393,7 +400,7 @@ def test_a_disk_that_fills_before_the_first_checkpoint_does_not_block_the_runs_n
     config = small_config(tmp_path / "broken", rounds=2)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", full)
-        patch.setattr("server_app.journal.Journal.finish", full)  # nor is there room for the summary
+        patch.setattr("wildflower.server_app.journal.Journal.finish", full)  # nor is there room for the summary
         with pytest.raises(OSError, match="No space left"):
             run(simulated_grid(), config)
     broken = run_folder(config)
@@ -591,7 +598,7 @@ def test_a_run_in_which_nobody_trained_has_failed_and_says_what_would_help(metho
 
 
 def test_a_run_without_any_node_has_failed_and_says_so_in_words(tmp_path, monkeypatch):
-    monkeypatch.setattr("rounds.population.time", FakeTime())
+    monkeypatch.setattr("wildflower.rounds.population.time", FakeTime())
     with pytest.raises(NoNodesError):
         run(simulated_grid(nodes=0), small_config(tmp_path, fleet="", devices=3, devices_per_round=3))
     summary = read_summary(tmp_path / "runs" / "small")

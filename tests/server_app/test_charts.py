@@ -1,8 +1,8 @@
 import plotly.graph_objects as go
 import pytest
 
-from server_app.charts import Chart, Entry, Line, bar_chart, cell_chart, line_chart
-from server_app.units import bytes_text, percent, plain, seconds_text
+from wildflower.server_app.charts import Chart, Entry, Line, bar_chart, cell_chart, line_chart
+from wildflower.server_app.units import bytes_text, percent, plain, seconds_text
 
 
 def checked(chart: Chart) -> Chart:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from server_app import checkpoint
-from server_app.checkpoint import Checkpoint, CheckpointError, load, save
-from strategies.method import State
+from wildflower.server_app import checkpoint
+from wildflower.server_app.checkpoint import Checkpoint, CheckpointError, load, save
+from wildflower.strategies.method import State
 
 
 def of_round(number: int) -> Checkpoint:

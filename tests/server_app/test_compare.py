@@ -8,11 +8,11 @@ import pytest
 from fake_runs import CONFIG, a_round
 from page_figures import charts_of
 
-from server_app.app import run
-from server_app.compare import compare
-from server_app.journal import Journal
-from server_app.run_folder import JournalError, read_config, read_devices
 from tests.small_run import simulated_grid, small_config
+from wildflower.server_app.app import run
+from wildflower.server_app.compare import compare
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.run_folder import JournalError, read_config, read_devices
 
 
 def a_run(run_dir: Path, scores: list[float | None], *, finished: bool = True, **config) -> Path:

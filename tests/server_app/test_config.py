@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from server_app import keys as keys_of_pyproject
-from server_app.config import (
+from wildflower.server_app import keys as keys_of_pyproject
+from wildflower.server_app.config import (
     OTHER_NAMES,
     PARTS,
     READ_WITH,
@@ -20,11 +20,11 @@ from server_app.config import (
     all_settings,
     descriptions,
 )
-from server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
-from strategies import METHODS
-from strategies.distillation import Distillation
-from strategies.fedprox import FedProx
-from strategies.params import Numbers, Params, kebab
+from wildflower.server_app.keys import block, block_of_settings, listed_keys, missing_keys, with_block
+from wildflower.strategies import METHODS
+from wildflower.strategies.distillation import Distillation
+from wildflower.strategies.fedprox import FedProx
+from wildflower.strategies.params import Numbers, Params, kebab
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -43,7 +43,7 @@ def flat(table, prefix=""):
 
 def test_the_block_of_pyproject_is_made_from_the_settings():
     assert with_block(PYPROJECT.read_text(), block_of_settings()) == PYPROJECT.read_text(), (
-        "run `python -m server_app.keys`"
+        "run `python -m wildflower.server_app.keys`"
     )
     lines, meanings = block_of_settings().splitlines(), descriptions()
     for key, value in RunConfig().to_dict().items():
@@ -139,8 +139,8 @@ def test_settings_of_a_new_method_are_asked_for_line_by_line(monkeypatch):
         RunConfig.from_run_config({"strategy": "my-own"})
     where, *lines = str(error.value).splitlines()
     assert where == (
-        "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse; `python -m server_app.keys` "
-        "adds:"
+        "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse; "
+        "`python -m wildflower.server_app.keys` adds:"
     )
     assert lines == ["my-own.damping = 0.5", 'my-own.widths = ""', 'my-own.the-rule = "mean"', "my-part.depth = 2"]
 
@@ -148,7 +148,7 @@ def test_settings_of_a_new_method_are_asked_for_line_by_line(monkeypatch):
 def test_the_settings_of_a_new_method_stand_in_its_own_file_alone(monkeypatch):
     """Keys, defaults, bounds, descriptions and the block in pyproject.toml all come from the fields."""
     monkeypatch.setitem(METHODS, "my-own", Mine)
-    monkeypatch.setattr("server_app.config.listed_keys", lambda: None)
+    monkeypatch.setattr("wildflower.server_app.config.listed_keys", lambda: None)
     config = RunConfig.from_run_config({"strategy": "my-own", "my-own.damping": 1, "my-own.widths": [1, 0.5]})
     assert config.params == MineParams(damping=1.0, widths=(1.0, 0.5))
     assert config.shared == {"my-part": MineShared()}
@@ -176,12 +176,12 @@ def test_keys_that_pyproject_lacks_are_told_as_lines_to_add(tmp_path, monkeypatc
     left_out = ("strategy", "rounds", "resume", "fedprox.mu")
     lines = PYPROJECT.read_text().splitlines()
     file.write_text("\n".join(line for line in lines if not line.startswith(tuple(f"{key} = " for key in left_out))))
-    monkeypatch.setattr("server_app.config.listed_keys", lambda: listed_keys(file))
+    monkeypatch.setattr("wildflower.server_app.config.listed_keys", lambda: listed_keys(file))
     with pytest.raises(ConfigError) as error:
         RunConfig.from_run_config({})
     assert str(error.value).splitlines() == [
-        "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse; `python -m server_app.keys` "
-        "adds:",
+        "pyproject.toml, [tool.flwr.app.config], lacks keys, which Flower would refuse; "
+        "`python -m wildflower.server_app.keys` adds:",
         'strategy = "heterofl"',
         "rounds = 20",
         "resume = false",

@@ -7,16 +7,16 @@ import shutil
 import pytest
 import torch
 
-from messages.orders import LocalTraining
-from models.cost import cost
-from models.family import make_family
-from rounds.frozen import Frozen
-from server_app import checkpoint
-from server_app.app import build, run
-from server_app.config import ConfigError, RunConfig
-from server_app.run_folder import read_rounds
-from strategies.method import LEADING, Selection, of_one_device
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
+from wildflower.rounds.frozen import Frozen
+from wildflower.server_app import checkpoint
+from wildflower.server_app.app import build, run
+from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.run_folder import read_rounds
+from wildflower.strategies.method import LEADING, Selection, of_one_device
 
 MEMBERS = "members = { large = { name = 'cnn3' }, small = { name = 'mlp', hidden = [4] } }"
 ALL_PARTS = "large_block1, large_block2, large_block3, large_head, small_head"

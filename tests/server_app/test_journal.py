@@ -6,8 +6,8 @@ from fake_runs import CONFIG, a_device, a_round, three_rounds
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server_app.journal import Journal
-from server_app.run_folder import JournalError, read_config, read_devices, read_rounds, read_summary, runs_of
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.run_folder import JournalError, read_config, read_devices, read_rounds, read_summary, runs_of
 
 
 def test_config_holds_the_resolved_configuration_versions_and_seed(tmp_path):

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from client_app.simulation import NurseryError
-from server_app.app import run
-from server_app.local import local_grid, scorer_on
-from tasks.task import TaskSpec
 from tests.small_run import METHODS, small_config, started
+from wildflower.client_app.simulation import NurseryError
+from wildflower.server_app.app import run
+from wildflower.server_app.process_grid import local_grid, scorer_on
+from wildflower.tasks.task import TaskSpec
 
 WALL = {"wall_seconds", "server_seconds", "server_peak_rss_bytes", "seconds"}
 # Personal evaluations too, and models that the workers score for the server.
@@ -111,33 +111,33 @@ def in_round_2(batch, *args) -> bool:
 
 
 MOMENTS = {
-    "before it trains": ("stateful", "client_app.work:do_order", lambda bench: bench._before == 2, False),
+    "before it trains": ("stateful", "wildflower.client_app.work:do_order", lambda bench: bench._before == 2, False),
     "between the two files of a device": (
         "stateful",
-        "client_app.state:DeviceState.save",
+        "wildflower.client_app.kept_state:DeviceState.save",
         lambda state, key, number, *_: number == 2 and key.startswith("control"),
         True,
     ),
-    "before it answers": ("stateful", "client_app.work:_train", in_round_2, True),
-    "while it scores personal models": ("stateful", "client_app.work:score_order", lambda *args: True, True),
-    "while it scores for the server": ("plain", "client_app.simulation:score", lambda *args: True, False),
-    "plain": ("plain", "client_app.work:_train", in_round_2, True),
+    "before it answers": ("stateful", "wildflower.client_app.work:_train", in_round_2, True),
+    "while it scores personal models": ("stateful", "wildflower.client_app.work:score_order", lambda *args: True, True),
+    "while it scores for the server": ("plain", "wildflower.client_app.simulation:score", lambda *args: True, False),
+    "plain": ("plain", "wildflower.client_app.work:_train", in_round_2, True),
     "statistics": (
         "plain",
-        "client_app.work:do_order",
+        "wildflower.client_app.work:do_order",
         lambda bench: type(bench.local).__name__ == "TakeStatistics",
         True,
     ),
-    "hypernetwork": ("hypernetwork", "client_app.work:_train", in_round_2, True),
+    "hypernetwork": ("hypernetwork", "wildflower.client_app.work:_train", in_round_2, True),
     "keys": (
         "secure",
-        "client_app.work:_keys",
+        "wildflower.client_app.work:_keys",
         lambda b, *_: b.round == 2 and not (b.orders[0].members or b.orders[0].sealed),
         True,
     ),
-    "shares": ("secure", "client_app.work:_keys", lambda b, *_: b.round == 2 and b.orders[0].members, True),
-    "masks": ("secure", "client_app.work:_train", in_round_2, True),
-    "revealed": ("secure", "client_app.work:_keys", lambda b, *_: b.round == 2 and b.orders[0].sealed, True),
+    "shares": ("secure", "wildflower.client_app.work:_keys", lambda b, *_: b.round == 2 and b.orders[0].members, True),
+    "masks": ("secure", "wildflower.client_app.work:_train", in_round_2, True),
+    "revealed": ("secure", "wildflower.client_app.work:_keys", lambda b, *_: b.round == 2 and b.orders[0].sealed, True),
 }
 
 
@@ -162,11 +162,18 @@ def test_a_second_death_over_a_device_is_its_failure_alone_and_leaves_no_trace_o
             raise RuntimeError("as the test asked")
         return do_order(bench)
 
-    do_order = import_module("client_app.work").do_order
+    do_order = import_module("wildflower.client_app.work").do_order
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.work.do_order", refusing)
+        patch.setattr("wildflower.client_app.work.do_order", refusing)
         expected = trained(tmp_path / "refused", "stateful")
-    kill_once(monkeypatch, "client_app.bench:DeviceBench.save", tmp_path / "killed", when=is_3, after=True, times=2)
+    kill_once(
+        monkeypatch,
+        "wildflower.client_app.context:DeviceBench.save",
+        tmp_path / "killed",
+        when=is_3,
+        after=True,
+        times=2,
+    )
     found = trained(tmp_path / "killed twice", "stateful")
     (refused,), (killed_twice,) = (
         [line["outcome"] for line in of["devices"].pop(1) if line["outcome"] != "trained"] for of in (expected, found)
@@ -209,14 +216,14 @@ def takes_in_round_2(engine, work, *args) -> bool:
 
 # Of the server's process: in the middle of its round, between the journal and the checkpoint, and while it writes that.
 SERVER = {
-    "while devices train": ("stateful", "rounds.engine:Engine.take", takes_in_round_2),
-    "while devices are masked": ("secure", "rounds.engine:Engine.take", takes_in_round_2),
+    "while devices train": ("stateful", "wildflower.rounds.engine:Engine.take", takes_in_round_2),
+    "while devices are masked": ("secure", "wildflower.rounds.engine:Engine.take", takes_in_round_2),
     "after the journal": (
         "stateful",
-        "server_app.journal:Journal.write_round",
+        "wildflower.server_app.journal:Journal.write_round",
         lambda journal, record, *_: record["round"] == 2,
     ),
-    "at the checkpoint": ("stateful", "server_app.checkpoint:_sha256", lambda path: "round-2" in str(path)),
+    "at the checkpoint": ("stateful", "wildflower.server_app.checkpoint:_sha256", lambda path: "round-2" in str(path)),
 }
 
 
@@ -233,7 +240,9 @@ def test_a_run_whose_forking_process_is_killed_ends_in_words_and_is_gone_on_with
     tmp_path, monkeypatch, undisturbed_run
 ):
     with monkeypatch.context() as patch:
-        kill_once(patch, "client_app.work:_train", tmp_path / "killed", when=in_round_2, after=True, who=os.getppid)
+        kill_once(
+            patch, "wildflower.client_app.work:_train", tmp_path / "killed", when=in_round_2, after=True, who=os.getppid
+        )
         with pytest.raises(NurseryError, match="the process that workers are forked from is gone; short of memory"):
             run_here(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "runs" / "small" / "summary.json").read_text())

@@ -5,11 +5,11 @@ import pytest
 from fake_runs import a_device, a_round, three_rounds
 from page_figures import charts_of
 
-from server_app import labels as module
-from server_app.labels import FILE, Labels, class_names, read_labels, write_labels
-from server_app.report import write_report
-from server_app.run_folder import JournalError
-from tasks.task import TaskSpec, load_task
+from wildflower.server_app import label_spread as module
+from wildflower.server_app.label_spread import FILE, Labels, class_names, read_labels, write_labels
+from wildflower.server_app.report import write_report
+from wildflower.server_app.run_folder import JournalError
+from wildflower.tasks.task import TaskSpec, load_task
 
 SPEC = {"name": "digits", "devices": 4, "seed": 1, "partition": "dirichlet", "alpha": 0.1}
 

@@ -11,16 +11,24 @@ import pytest
 import torch
 from fake_runs import a_device, a_round
 
-from rounds.flower import FlowerStrategy
-from server_app import checkpoint, ledger, summary
-from server_app.app import run
-from server_app.compare import compare
-from server_app.journal import Journal
-from server_app.report import write_report
-from server_app.run_folder import JournalError, read_rounds, read_summary
-from strategies import privacy as of_privacy
-from strategies.privacy import Account, BudgetSpentError, Privacy, PrivateMean, Release, epsilon_after, epsilon_of
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config, started
+from wildflower.rounds.flower_strategy import FlowerStrategy
+from wildflower.server_app import checkpoint, ledger, summary
+from wildflower.server_app.app import run
+from wildflower.server_app.compare import compare
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.report import write_report
+from wildflower.server_app.run_folder import JournalError, read_rounds, read_summary
+from wildflower.strategies import privacy as of_privacy
+from wildflower.strategies.privacy import (
+    Account,
+    BudgetSpentError,
+    Privacy,
+    PrivateMean,
+    Release,
+    epsilon_after,
+    epsilon_of,
+)
 
 PRIVATE = {
     "strategy": "fedavg",
@@ -343,6 +351,6 @@ def test_flowers_loop_does_not_go_on_without_the_ledger(tmp_path, caplog):
     with pytest.raises(ValueError, match=r"2 rounds .* server_app\.ledger\.keep"):
         FlowerStrategy(engine, rounds_done=2)
     FlowerStrategy(engine)
-    assert "Noised models are written to no ledger: call server_app.ledger.begin and keep" in caplog.text
+    assert "Noised models are written to no ledger: call wildflower.server_app.ledger.begin and keep" in caplog.text
     engine.settings.privacy.account.releases = [Release(1, 1, 1.0, 0.5), Release(2, 1, 1.0, 0.5)]
     FlowerStrategy(engine, rounds_done=2)

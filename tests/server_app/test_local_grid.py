@@ -11,17 +11,17 @@ import pytest
 import torch
 from flwr.app import Message, MessageType
 
-from client_app.simulation import NurseryError
-from messages.error import MessageError
-from messages.records import make_records
-from rounds.exchange import pull
-from server_app.local import LocalGrid, local_grid, scorer_on
-from server_app.scoring import scorer as server_scorer
-from strategies.fedavg import FedAvg
-from strategies.method import Answer, Bench, Local, Model, Order, Training
-from tasks.task import TaskSpec, load_task
 from tests.rounds.methods import started_with
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
+from wildflower.client_app.simulation import NurseryError
+from wildflower.messages.error import MessageError
+from wildflower.messages.flower_records import make_records
+from wildflower.rounds.exchange import pull
+from wildflower.server_app.process_grid import LocalGrid, local_grid, scorer_on
+from wildflower.server_app.server_scoring import scorer as server_scorer
+from wildflower.strategies.fedavg import FedAvg
+from wildflower.strategies.method import Answer, Bench, Local, Model, Order, Training
+from wildflower.tasks.task import TaskSpec, load_task
 
 
 def workers_of(grid: LocalGrid) -> list[int]:
@@ -162,7 +162,7 @@ def test_a_worker_that_is_lost_with_all_others_is_no_reply_that_cannot_be_read()
 
 
 def test_a_stopped_worker_is_told_once_and_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr("server_app.local.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("wildflower.server_app.process_grid.LOOK_SECONDS", 0.0)
     with local_grid(1) as grid:
         pid, message_id = stopped_at_work(grid)
         end = time.monotonic() + 5.0
@@ -191,9 +191,10 @@ def test_a_stopped_worker_is_told_once_and_waited_for(monkeypatch, caplog):
 def test_the_log_says_how_a_worker_has_ended(code, memory, words, monkeypatch, caplog):
     """The kernel's count of what it has killed for memory is looked at when the grid begins, and when a worker ends."""
     counts = iter([5, 6 if memory else 5])
-    monkeypatch.setattr("client_app.worker.oom_kills", lambda: next(counts))
+    monkeypatch.setattr("wildflower.client_app.worker.oom_kills", lambda: next(counts))
     monkeypatch.setattr(
-        "client_app.work.do", lambda *_: os._exit(code) if code >= 0 else (os.kill(os.getpid(), -code), signal.pause())
+        "wildflower.client_app.work.do",
+        lambda *_: os._exit(code) if code >= 0 else (os.kill(os.getpid(), -code), signal.pause()),
     )
     with local_grid(1) as grid:
         (reply,) = grid.send_and_receive([Message(make_records(""), 1, MessageType.TRAIN)])
@@ -205,7 +206,7 @@ def test_workers_that_end_before_they_begin_end_the_run(monkeypatch, caplog):
     def fails(tell: object) -> None:
         raise ImportError("no GPU for this one")
 
-    monkeypatch.setattr("client_app.undo.tell_with", fails)
+    monkeypatch.setattr("wildflower.client_app.undo.tell_with", fails)
     with local_grid(2) as grid:
         words = (
             r"^3 workers in a row have ended before they began, the last of them so: worker 1 ended with code 1; what"

@@ -10,18 +10,18 @@ import pytest
 import torch
 from fake_runs import CONFIG
 
-from models.architecture import Architecture
-from models.layers import lighten
-from rounds.engine import Scores
-from server_app import app
-from server_app.app import build, run
-from server_app.journal import Journal
-from server_app.models import ModelError, ModelInfo, drop_models_after, load_model, save_models
-from server_app.run_folder import read_rounds
-from server_app.scoring import SCORED_TOGETHER
-from tasks.scoring import score
-from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, by_method, connected_grid, simulated_grid, small_config
+from wildflower.models.architecture import Architecture
+from wildflower.models.layers import lighten
+from wildflower.rounds.engine import Scores
+from wildflower.server_app import app
+from wildflower.server_app.app import build, run
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.models import ModelError, ModelInfo, drop_models_after, load_model, save_models
+from wildflower.server_app.run_folder import read_rounds
+from wildflower.server_app.server_scoring import SCORED_TOGETHER
+from wildflower.tasks.scoring import score
+from wildflower.tasks.task import TaskSpec, load_task
 
 ON_DEVICES = ("local", "recipfl", "spatl")
 TIERS_ON_DEVICES = ("rafl", "rafl ensemble")

@@ -14,19 +14,19 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from messages.records import read_records
-from models.initial import digest_of
-from models.mobilenet import MobileNetV2
-from plugins.beside import looked_for_beside
-from plugins.reference import named
-from server_app import checkpoint
-from server_app.app import build, run
-from server_app.config import ConfigError, RunConfig
-from server_app.models import load_model
-from server_app.run_folder import JournalError, read_config, read_rounds
-from tasks.task import TaskSpec, load_task
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config
-from wildflower.export import export
+from wildflower.cli.export import export
+from wildflower.messages.flower_records import read_records
+from wildflower.models.initial import digest_of
+from wildflower.models.mobilenet import MobileNetV2
+from wildflower.plugins.beside import looked_for_beside
+from wildflower.plugins.reference import named
+from wildflower.server_app import checkpoint
+from wildflower.server_app.app import build, run
+from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.models import load_model
+from wildflower.server_app.run_folder import JournalError, read_config, read_rounds
+from wildflower.tasks.task import TaskSpec, load_task
 
 MODELS = """
     import torch
@@ -62,8 +62,8 @@ MODELS = """
 """
 TASK = """
     import torch
-    from tasks.data import Data, DataSet
-    from tasks.task import Kind
+    from wildflower.tasks.data import Data, DataSet
+    from wildflower.tasks.task import Kind
 
     def load(data_dir):
         generator = torch.Generator().manual_seed(0)

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 import torch
 
-from messages.parcels import Weights
-from models.cost import ACCUMULATED
-from models.family import family_class, make_family
-from plugins.beside import ROOMS, looked_for_beside
-from plugins.reference import PluginError
-from rounds.rehearsal import RehearsalError
-from server_app import checkpoint
-from server_app.app import build, run, start
-from server_app.config import ConfigError, RunConfig, all_settings, defaults, descriptions, unread
-from server_app.journal import Journal
-from server_app.rehearsal import rehearse_step
-from server_app.resuming import check_resumable
-from server_app.run_folder import JournalError, read_config, read_rounds, read_summary
-from strategies.fedprox import FedProx
-from strategies.settings import RoundSettings
-from tasks.task import TaskSpec, load_task
 from tests.grid import InProcessGrid
 from tests.small_run import METHODS, by_method, connected_grid, same_bits, simulated_grid, small_config, started
+from wildflower.messages.parcels import Weights
+from wildflower.models.cost import ACCUMULATED
+from wildflower.models.family import family_class, make_family
+from wildflower.plugins.beside import ROOMS, looked_for_beside
+from wildflower.plugins.reference import PluginError
+from wildflower.rounds.layout_check import RehearsalError
+from wildflower.server_app import checkpoint
+from wildflower.server_app.app import build, run, start
+from wildflower.server_app.config import ConfigError, RunConfig, all_settings, defaults, descriptions, unread
+from wildflower.server_app.dry_run import rehearse_step
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.resuming import check_resumable
+from wildflower.server_app.run_folder import JournalError, read_config, read_rounds, read_summary
+from wildflower.strategies.fedprox import FedProx
+from wildflower.strategies.run_settings import RoundSettings
+from wildflower.tasks.task import TaskSpec, load_task
 
 ROOT = Path(__file__).parents[2]
 HEAD = """
@@ -39,14 +39,14 @@ HEAD = """
     from typing import ClassVar
     import torch
     from pydantic import Field
-    from messages.parcels import Parcel
-    from models.layers import Block, Flatten, Linear, Relu, TensorSpec
-    from models.base import ImageFamily
-    from strategies.method import Answer, Local, Model, State, Training
-    from strategies.params import Numbers, Params
-    from strategies.submodel import SubModelMethod
-    from tasks.data import Data, make_data_set
-    from tasks.task import Kind
+    from wildflower.messages.parcels import Parcel
+    from wildflower.models.layers import Block, Flatten, Linear, Relu, TensorSpec
+    from wildflower.models.base import ImageFamily
+    from wildflower.strategies.method import Answer, Local, Model, State, Training
+    from wildflower.strategies.params import Numbers, Params
+    from wildflower.strategies.submodel import SubModelMethod
+    from wildflower.tasks.data import Data, make_data_set
+    from wildflower.tasks.task import Kind
 """
 METHOD = """
     class Half(Training):
@@ -312,7 +312,7 @@ def test_settings_of_a_method_from_outside_in_one_key_for_plain_flwr_run(beside)
 
 
 SHARED = """
-    from strategies.distillation import Distillation
+    from wildflower.strategies.distillation import Distillation
 
     class Own(Params):
         depth: int = Field(2, description="How deep")
@@ -515,7 +515,7 @@ NO_METHOD = """
     WithoutDefault, WithTable, WithoutSettings = mine(NoDefault), mine(NoNumber), mine(dict)
     Clash, OtherPart = mine(Params, {"fedprox": Params}), mine(Params, {"distillation": Params})
     LikeHeterofl, Odd = mine(Params, own_name="heterofl"), mine(Params, own_name="a.b")
-    from strategies.fedavg import FedAvg
+    from wildflower.strategies.fedavg import FedAvg
 
     class Good(Params):
         rate: float = 1.0
@@ -527,13 +527,13 @@ NO_METHOD = """
 @pytest.mark.parametrize(
     ("attribute", "words"),
     [
-        ("NotAtAll", "is a class of builtins.object: a method is a class of strategies.method.Method"),
-        ("NUMBER", "is an int: a method is a class of strategies.method.Method"),
-        ("Half", "lacks a server half: it is a device half (strategies.method.Local)"),
-        ("Lacking", "lacks local, which every class of strategies.method.Method has"),
+        ("NotAtAll", "is a class of builtins.object: a method is a class of wildflower.strategies.method.Method"),
+        ("NUMBER", "is an int: a method is a class of wildflower.strategies.method.Method"),
+        ("Half", "lacks a server half: it is a device half (wildflower.strategies.method.Local)"),
+        ("Lacking", "lacks local, which every class of wildflower.strategies.method.Method has"),
         ("WithoutDefault", "the settings NoDefault need a default that is valid: rate"),
         ("WithTable", "the setting table of NoNumber is no number, text or truth value"),
-        ("WithoutSettings", "its settings are <class 'dict'>, and no class of strategies.params.Params"),
+        ("WithoutSettings", "its settings are <class 'dict'>, and no class of wildflower.strategies.params.Params"),
         ("Clash", "the project has other settings called fedprox.*"),
         ("OtherPart", "the project has other settings called distillation.*"),
         ("LikeHeterofl", "the project has settings called heterofl.*: give its file another name"),
@@ -558,13 +558,13 @@ def test_what_is_no_family_or_no_task_is_told(beside):
     """
     name = beside.module(METHOD, nameless, lacking)
     assert refused({"family": f"{name}:Mine"}).endswith(
-        ": a family, where it is no function and no nn.Module, is a class of models.base.Family"
+        ": a family, where it is no function and no nn.Module, is a class of wildflower.models.base.Family"
     )
     assert "has no name: give the class one" in refused({"family": f"{name}:Narrow"})
-    assert "lacks blocks and groups, which every class of models.base.Family has" in refused(
+    assert "lacks blocks and groups, which every class of wildflower.models.base.Family has" in refused(
         {"family": f"{name}:Lacking"}
     )
-    assert refused({"task": f"{name}:Mine"}).endswith(": a task is a value of tasks.task.Kind")
+    assert refused({"task": f"{name}:Mine"}).endswith(": a task is a value of wildflower.tasks.task.Kind")
     with pytest.raises(PluginError, match="a family, where it is no function"):
         family_class(f"{name}:Settings")
 
@@ -676,7 +676,7 @@ WRONG_HALVES = {
     ),
     "a device half that returns no answer": (
         changed("return answer", "return None"),
-        "`train` of {name}:Half must return a strategies.method.Answer, not a NoneType",
+        "`train` of {name}:Half must return a wildflower.strategies.method.Answer, not a NoneType",
     ),
     "figures that are none": (
         changed('return {"largest": max', 'return {"largest": lambda: max'),
@@ -700,7 +700,7 @@ WRONG_HALVES = {
     ),
     "a state of another kind": (
         with_function("def state(self):\n    return self.weights"),
-        "`state` must return a strategies.method.State",
+        "`state` must return a wildflower.strategies.method.State",
     ),
     "a method that cannot be made": (
         changed("self.params = params", "self.params = params.nothing"),

@@ -8,11 +8,11 @@ from fake_runs import CONFIG, a_device, a_round, three_rounds
 from page_figures import charts_of, split
 from plotly.offline import get_plotlyjs
 
-from server_app import report
-from server_app.journal import Journal
-from server_app.report import gather_activity, shade, shade_bounds, write_report
-from server_app.run_folder import JournalError, read_devices
-from server_app.run_records import DeviceRecord
+from wildflower.server_app import report
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.report import gather_activity, shade, shade_bounds, write_report
+from wildflower.server_app.run_folder import JournalError, read_devices
+from wildflower.server_app.run_records import DeviceRecord
 
 EVIL = "<script>alert('1')</script>&"
 
@@ -212,7 +212,7 @@ def test_devices_that_lost_what_they_kept_are_counted(tmp_path):
 
 
 def test_tiers_stand_as_in_the_fleet_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("server_app.report.MAX_DEVICES", 1)
+    monkeypatch.setattr("wildflower.server_app.report.MAX_DEVICES", 1)
     journal = Journal.open(tmp_path, CONFIG, resume=False)
     tiers = {"exit 10": 0.4, "exit 2": 0.3}
     devices = [a_device(1, 7, tier="exit 10"), a_device(1, 3, tier="exit 2")]

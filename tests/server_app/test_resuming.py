@@ -1,11 +1,11 @@
 import pytest
 from fake_runs import CONFIG, three_rounds
 
-from server_app import ledger
-from server_app.journal import Journal
-from server_app.resuming import DATA_OF_A_FOLDER, check_resumable
-from server_app.run_folder import JournalError
-from tasks.task import TASKS
+from wildflower.server_app import ledger
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.resuming import DATA_OF_A_FOLDER, check_resumable
+from wildflower.server_app.run_folder import JournalError
+from wildflower.tasks.task import TASKS
 
 
 @pytest.mark.parametrize(("end", "state"), [(True, "a finished run"), (False, "an unfinished run")])

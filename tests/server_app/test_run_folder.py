@@ -6,12 +6,12 @@ import stat
 
 import pytest
 
-from devices.private import private_open
-from server_app import ledger, run_folder
-from server_app.app import run
-from server_app.report import write_report
-from server_app.run_folder import LOCK, JournalError, alone_in, is_held
 from tests.small_run import simulated_grid, small_config
+from wildflower.devices.private import private_open
+from wildflower.server_app import ledger, run_folder
+from wildflower.server_app.app import run
+from wildflower.server_app.report import write_report
+from wildflower.server_app.run_folder import LOCK, JournalError, alone_in, is_held
 
 
 def test_one_process_at_a_time(tmp_path):

@@ -3,9 +3,9 @@ from fake_runs import CONFIG, a_round
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server_app.journal import Journal
-from server_app.run_folder import read_rounds, read_summary
-from tasks.metrics import Scale
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.run_folder import read_rounds, read_summary
+from wildflower.tasks.metrics import Scale
 
 
 def test_a_record_of_today_has_no_accuracy(tmp_path):

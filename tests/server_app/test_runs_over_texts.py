@@ -11,14 +11,14 @@ import transformers
 from own_words import Words
 from safetensors.torch import save_file
 
-from models.base import with_weights
-from server_app.app import run
-from server_app.config import ConfigError, RunConfig
-from server_app.run_folder import read_rounds
-from server_app.vocabulary import check_last_token, check_vocabulary
-from tasks.task import TaskSpec, load_task
 from tests.small_run import simulated_grid, small_config, started
 from tests.tasks.text_files import SEP, VOCABULARY, make_tokenizer, write_lines
+from wildflower.models.base import with_weights
+from wildflower.server_app.app import run
+from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.run_folder import read_rounds
+from wildflower.server_app.vocabulary import check_last_token, check_vocabulary
+from wildflower.tasks.task import TaskSpec, load_task
 
 SOURCES = 6
 SMALL = "hidden = 16, heads = 2, mlp = 16, depth = 2, positions = 16"
@@ -244,7 +244,7 @@ def test_a_name_on_the_hub_says_the_sizes_of_its_model(folder: Path, monkeypatch
             raise ValueError(f"{name} has no {file}")
         return model / file
 
-    monkeypatch.setattr("models.initial._from_hub", downloaded)
+    monkeypatch.setattr("wildflower.models.initial._from_hub", downloaded)
     engine, _ = started(config(folder, family="encoder", initial_weights="me/tiny"))
     family = engine.method.family
     assert (family.hidden, family.depth, family.heads) == (16, 1, 2)

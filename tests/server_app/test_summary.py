@@ -3,9 +3,9 @@ import json
 import pytest
 from fake_runs import CONFIG, a_device, a_round, three_rounds
 
-from server_app.journal import Journal
-from server_app.run_folder import read_summary
-from server_app.summary import in_fleet_order
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.run_folder import read_summary
+from wildflower.server_app.summary import in_fleet_order
 
 
 def test_summary_of_a_finished_run(tmp_path):

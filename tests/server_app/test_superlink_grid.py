@@ -7,11 +7,11 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from rounds.exchange import pull
-from server_app import superlink_grid
-from server_app.superlink_grid import SuperLinkError, SuperLinkGrid, database_of
 from tests.programs import run_python
 from tests.small_run import simulated_grid
+from wildflower.rounds.exchange import pull
+from wildflower.server_app import superlink_grid
+from wildflower.server_app.superlink_grid import SuperLinkError, SuperLinkGrid, database_of
 
 
 class BrokenGrid:
@@ -114,6 +114,6 @@ def test_the_database_is_that_of_the_command_line(tmp_path):
 def test_the_server_does_not_load_what_the_superlink_itself_needs():
     """It would take 0.8 s at every start."""
     done = run_python(
-        "-c", "import sys, server_app.app; print({'sqlalchemy', 'alembic', 'fastapi'} & set(sys.modules))"
+        "-c", "import sys, wildflower.server_app.app; print({'sqlalchemy', 'alembic', 'fastapi'} & set(sys.modules))"
     )
     assert done.stdout.strip() == "set()", done.stderr

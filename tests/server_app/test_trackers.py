@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from server_app import trackers
-from server_app.journal import Journal
-from server_app.run_folder import JournalError
 from tests.server_app.fake_runs import CONFIG, a_device, a_round
+from wildflower.server_app import trackers
+from wildflower.server_app.journal import Journal
+from wildflower.server_app.run_folder import JournalError
 
 
 class FakeMLflow(ModuleType):

@@ -5,12 +5,12 @@ from unittest import mock
 import pytest
 import torch
 
-from models.family import make_family
-from server_app.app import build
-from server_app.config import ConfigError
-from server_app.trial import Batches, try_networks
-from tasks.task import TaskSpec, load_task
 from tests.small_run import small_config
+from wildflower.models.family import make_family
+from wildflower.server_app.app import build
+from wildflower.server_app.config import ConfigError
+from wildflower.server_app.trial import Batches, try_networks
+from wildflower.tasks.task import TaskSpec, load_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 

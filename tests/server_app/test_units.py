@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from server_app.units import bytes_text, counted, percent, plain, range_text, seconds_text, time_unit
+from wildflower.server_app.units import bytes_text, counted, percent, plain, range_text, seconds_text, time_unit
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import json
 import mlflow
 import wandb  # noqa: F401
 
-from server_app.journal import Journal
 from tests.server_app.fake_runs import CONFIG, a_device, a_round
+from wildflower.server_app.journal import Journal
 
 
 def tracked(run_dir, tracker):

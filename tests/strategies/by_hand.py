@@ -15,24 +15,24 @@ import torch.nn.functional as F
 from flwr.app import Context, Message
 from torch import Tensor, nn
 
-from devices.fleet import Fleet
-from messages.error import MessageError
-from messages.orders import Batch, LocalTraining, Reply, SumHeader, Update, WorkOrder
-from messages.packing import int64_bytes, pack, unpack
-from messages.parcels import Parcels, Weights
-from messages.sums import WeightedSum, device_weight, flatten, present_mask
-from messages.wire import from_records, to_records
-from models.architecture import Architecture
-from models.base import Family, ImageFamily
-from models.cost import cost
-from models.layers import Block, Flatten, Linear, Relu
-from rounds.engine import Engine
-from rounds.population import Holdings, SimulatedDevices
-from strategies.distillation import Distillation
-from strategies.losses import Loss
-from strategies.method import Local, Method, Setup, local_half
-from strategies.settings import RoundSettings
 from tests.grid import InProcessGrid
+from wildflower.devices.fleet import Fleet
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import Batch, LocalTraining, Reply, SumHeader, Update, WorkOrder
+from wildflower.messages.packing import int64_bytes, pack, unpack
+from wildflower.messages.parcels import Parcels, Weights
+from wildflower.messages.sums import WeightedSum, device_weight, flatten, present_mask
+from wildflower.messages.wire import from_records, to_records
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import Family, ImageFamily
+from wildflower.models.cost import cost
+from wildflower.models.layers import Block, Flatten, Linear, Relu
+from wildflower.rounds.engine import Engine
+from wildflower.rounds.population import Holdings, SimulatedDevices
+from wildflower.strategies.distillation import Distillation
+from wildflower.strategies.method import Local, Method, Setup, local_half
+from wildflower.strategies.run_settings import RoundSettings
+from wildflower.strategies.shared_losses import Loss
 
 FC, FC_BIAS, CLASSIFIER, CLASSIFIER_BIAS = (
     "all.fc.weight",

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client_app.bench import regularizing
-from messages.orders import LocalTraining
-from messages.sums import WeightedSum, device_weight, flatten
-from models.lenet import LeNet5
-from strategies.losses import Loss, Regularizer
-from strategies.method import Contribution, Group, Method, Order, Setup, Trained
-from strategies.settings import RoundSettings
+from wildflower.client_app.context import regularizing
+from wildflower.messages.orders import LocalTraining
+from wildflower.messages.sums import WeightedSum, device_weight, flatten
+from wildflower.models.lenet import LeNet5
+from wildflower.strategies.method import Contribution, Group, Method, Order, Setup, Trained
+from wildflower.strategies.run_settings import RoundSettings
+from wildflower.strategies.shared_losses import Loss, Regularizer
 
 FAMILY = LeNet5(input_shape=(1, 8, 8))
 

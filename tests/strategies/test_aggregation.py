@@ -5,14 +5,14 @@ import itertools
 import pytest
 import torch
 
-from messages.packing import Layout
-from messages.sums import UNIT, WeightedSum, flatten
-from models.lenet import LeNet5
-from models.placement import whole
-from server_app.config import ConfigError
-from strategies.aggregation import Aggregation, running_mean
 from tests.small_run import METHODS, by_method, changed_reply, connected_grid, small_config, started
 from tests.strategies.test_contract import HARDWARE, run_rounds
+from wildflower.messages.packing import Layout
+from wildflower.messages.sums import UNIT, WeightedSum, flatten
+from wildflower.models.lenet import LeNet5
+from wildflower.models.placement import whole
+from wildflower.server_app.config import ConfigError
+from wildflower.strategies.aggregation import Aggregation, running_mean
 
 ROBUST = ("trimmed-mean", "median", "norm-bounded-mean")
 

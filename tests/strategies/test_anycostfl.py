@@ -8,19 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from messages.error import MessageError
-from messages.packing import Layout
-from models.family import make_family
-from models.resnet import ResNet18
-from models.vit import VitTiny
-from rounds.rehearsal import RehearsalError
-from server_app.app import run
-from server_app.checkpoint import load
-from server_app.config import ConfigError
-from server_app.run_folder import read_devices, read_rounds
-from strategies.anycostfl import AnycostFL, AnycostFLParams, Code, channel_norms, code_of, strongest
-from strategies.method import Contribution, Group, Order, Training, local_half, with_parameter_copies
-from strategies.submodel import initial_weights
 from tests.rounds.test_wire import arrays_of
 from tests.small_run import connected_grid, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import (
@@ -35,6 +22,19 @@ from tests.strategies.by_hand import (
     no_scores,
     setup,
 )
+from wildflower.messages.error import MessageError
+from wildflower.messages.packing import Layout
+from wildflower.models.family import make_family
+from wildflower.models.resnet import ResNet18
+from wildflower.models.vit import VitTiny
+from wildflower.rounds.layout_check import RehearsalError
+from wildflower.server_app.app import run
+from wildflower.server_app.checkpoint import load
+from wildflower.server_app.config import ConfigError
+from wildflower.server_app.run_folder import read_devices, read_rounds
+from wildflower.strategies.anycostfl import AnycostFL, AnycostFLParams, Code, channel_norms, code_of, strongest
+from wildflower.strategies.method import Contribution, Group, Order, Training, local_half, with_parameter_copies
+from wildflower.strategies.submodel import initial_weights
 
 
 def make(folder):

@@ -14,10 +14,6 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from messages.packing import Layout
-from models.lenet import LeNet5
-from strategies import METHODS as KINDS
-from strategies.method import Local, Order
 from tests.small_run import (
     METHODS,
     FakeTime,
@@ -29,6 +25,10 @@ from tests.small_run import (
     small_config,
     started,
 )
+from wildflower.messages.packing import Layout
+from wildflower.models.lenet import LeNet5
+from wildflower.strategies import METHODS as KINDS
+from wildflower.strategies.method import Local, Order
 
 SUMMING = ["heterofl", "all-large"]  # a node adds up its devices' parcels; the first with present classes
 REPRESENTATIVES = [*SUMMING, "hypemefed", "local"]
@@ -518,8 +518,8 @@ def test_error_replies_count_as_failed_or_late_devices(method, code, tmp_path):
 @pytest.mark.parametrize("method", ON_HARDWARE)
 def test_a_silent_node_is_late_at_the_deadline_and_left_out_while_it_is_busy(method, tmp_path, monkeypatch):
     clock = FakeTime()
-    monkeypatch.setattr("rounds.exchange.time", clock)
-    monkeypatch.setattr("rounds.population.time", clock)
+    monkeypatch.setattr("wildflower.rounds.exchange.time", clock)
+    monkeypatch.setattr("wildflower.rounds.population.time", clock)
     grid = connected_grid(4, tmp_path)
     config = small_config(tmp_path, **METHODS[method] | HARDWARE | {"deadline-seconds": 30.0, "evaluate-every": 4})
     engine, scorer = started(config)

@@ -4,19 +4,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from client_app.state import DeviceState
-from devices.budget import Budget
-from messages.orders import LocalTraining
-from models.cnn import Cnn3
-from models.encoder import Encoder
-from models.layers import MeanOfExits
-from models.vgg import Vgg
-from strategies.depthfl import DepthFL, DepthFLParams, MutualLearningOfExits, ramp
-from strategies.method import Model, Order, local_half
-from tasks.task import TaskSpec, load_task
 from tests.client_app.work_orders import bench_of, cut, do, work_order
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
+from wildflower.client_app.kept_state import DeviceState
+from wildflower.devices.budget import Budget
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.cnn import Cnn3
+from wildflower.models.encoder import Encoder
+from wildflower.models.layers import MeanOfExits
+from wildflower.models.vgg import Vgg
+from wildflower.strategies.depthfl import DepthFL, DepthFLParams, MutualLearningOfExits, ramp
+from wildflower.strategies.method import Model, Order, local_half
+from wildflower.tasks.task import TaskSpec, load_task
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
 

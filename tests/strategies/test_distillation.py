@@ -5,14 +5,14 @@ from typing import ClassVar
 import pytest
 import torch
 
-from models.architecture import Architecture
-from models.base import BlockFamily
-from models.cnn import Cnn3
-from models.layers import Block, Channels, Linear
-from models.lenet import LeNet5
-from models.resnet import ResNet18
-from strategies.distillation import Distillation, Noise, distill, mutual_information_nats
-from strategies.submodel import initial_weights
+from wildflower.models.architecture import Architecture
+from wildflower.models.base import BlockFamily
+from wildflower.models.cnn import Cnn3
+from wildflower.models.layers import Block, Channels, Linear
+from wildflower.models.lenet import LeNet5
+from wildflower.models.resnet import ResNet18
+from wildflower.strategies.distillation import Distillation, Noise, distill, mutual_information_nats
+from wildflower.strategies.submodel import initial_weights
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def test_the_whole_as_a_student_stays_as_it_is_and_counts_in_the_mean():
 
 
 def test_noise_takes_the_place_of_token_embeddings():
-    from models.bert import Bert
+    from wildflower.models.bert import Bert
 
     family = Bert(input_shape=(6,), classes=11, hidden=8, depth=2, heads=2, mlp=16)
     model = family.build(family.full()).eval()
@@ -212,7 +212,7 @@ def test_noise_takes_the_place_of_token_embeddings():
 
 
 def test_noise_is_spread_as_the_embeddings_of_all_tokens():
-    from models.bert import Bert
+    from wildflower.models.bert import Bert
 
     family = Bert(input_shape=(6,), classes=3, hidden=2, depth=1, heads=1, mlp=4)
     table = torch.tensor([[1.0, 10.0], [2.0, 10.0], [3.0, 40.0]])  # means 2 and 20, deviations 1 and 300^1/2

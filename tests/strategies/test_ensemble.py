@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from messages.error import MessageError
-from models.family import make_family
-from server_app.config import ConfigError
-from strategies.ensemble import Ensemble, Teachers, distill, logits_of, require_public, teach
-from strategies.fedavg import FedAvg
-from strategies.feddf import FedDF
-from strategies.method import Contribution, Group, Order
-from strategies.params import Params
-from tasks.public import PublicData
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import CLASSIFIER_BIAS, Logits, OneHidden
 from tests.strategies.halves import FAMILY, setup
+from wildflower.messages.error import MessageError
+from wildflower.models.family import make_family
+from wildflower.server_app.config import ConfigError
+from wildflower.strategies.ensemble import Ensemble, Teachers, distill, logits_of, require_public, teach
+from wildflower.strategies.fedavg import FedAvg
+from wildflower.strategies.feddf import FedDF
+from wildflower.strategies.method import Contribution, Group, Order
+from wildflower.strategies.params import Params
+from wildflower.tasks.public import PublicData
 
 PUBLIC = PublicData(torch.arange(20.0).view(20, 1, 1, 1), (torch.tensor([9.5]), torch.tensor([5.0])))
 SAID = torch.tensor([0.0, log(3), 0.0]).expand(20, -1)  # p = (1/5, 3/5, 1/5)

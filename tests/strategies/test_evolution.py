@@ -3,14 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from devices.budget import Budget
-from models.cost import cost, inference_macs
-from models.elastic import ElasticSpace
-from models.family import make_family
-from models.frontier import Prices
-from models.space import Space
-from strategies.evolution import EvolutionParams, EvolutionSearch, evolve
-from strategies.search import ExactSearch, PoolSearch
+from wildflower.devices.budget import Budget
+from wildflower.models.cost import cost, inference_macs
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.family import make_family
+from wildflower.models.frontier import Prices
+from wildflower.models.space import Space
+from wildflower.strategies.evolution import EvolutionParams, EvolutionSearch, evolve
+from wildflower.strategies.search import ExactSearch, PoolSearch
 
 V3 = make_family(
     {

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from models.base import with_weights
-from models.cnn import Cnn3
-from models.lenet import LeNet5
-from rounds.engine import Scores
-from strategies.depthfl import MutualLearningOfExits
-from strategies.hypemefed.hypemefed import SumOfExits
-from strategies.method import Training
-from strategies.scalefl import WeightedExits
-from tasks.scoring import score
-from tasks.task import TaskSpec, load_task
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import TwoExits, loss_of
+from wildflower.models.base import with_weights
+from wildflower.models.cnn import Cnn3
+from wildflower.models.lenet import LeNet5
+from wildflower.rounds.engine import Scores
+from wildflower.strategies.depthfl import MutualLearningOfExits
+from wildflower.strategies.hypemefed.hypemefed import SumOfExits
+from wildflower.strategies.method import Training
+from wildflower.strategies.scalefl import WeightedExits
+from wildflower.tasks.scoring import score
+from wildflower.tasks.task import TaskSpec, load_task
 
 CPU = torch.device("cpu")
 DEEPEST = {"depthfl": {"depthfl.scored": "deepest"}}  # by default its exits are scored together (test_depthfl.py)

@@ -1,9 +1,9 @@
 import torch
 
-from devices.budget import Budget
-from models.lenet import LeNet5
-from strategies.fedadam import FedAdam, FedAdamParams
 from tests.strategies.by_hand import Devices, engine_of, filled, no_scores, setup
+from wildflower.devices.budget import Budget
+from wildflower.models.lenet import LeNet5
+from wildflower.strategies.fedadam import FedAdam, FedAdamParams
 
 
 def test_two_steps_by_hand(tmp_path):

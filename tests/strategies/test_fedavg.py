@@ -5,12 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.base import Family
-from models.vit import VitTiny
-from strategies.fedavg import FedAvg, FedAvgParams
-from tasks.task import TaskSpec, load_task
 from tests.small_run import simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, OneHidden, engine_of, filled, no_scores, setup
+from wildflower.models.base import Family
+from wildflower.models.vit import VitTiny
+from wildflower.strategies.fedavg import FedAvg, FedAvgParams
+from wildflower.tasks.task import TaskSpec, load_task
 
 
 def test_the_mean_is_weighted_by_examples(tmp_path):

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from messages.parcels import STATISTICS
-from strategies.fedavgm import FedAvgM, FedAvgMParams
 from tests.small_run import simulated_grid, small_config, started
 from tests.strategies.halves import came_back, filled, setup
+from wildflower.messages.parcels import STATISTICS
+from wildflower.strategies.fedavgm import FedAvgM, FedAvgMParams
 
 
 def test_two_steps_by_hand():

@@ -1,9 +1,9 @@
 import torch
 
-from models.resnet import ResNet18
-from strategies.federated_dropout import FederatedDropout
-from strategies.params import Params
 from tests.strategies.by_hand import CLASSIFIER, FC, Devices, OneHidden, engine_of, no_scores, setup
+from wildflower.models.resnet import ResNet18
+from wildflower.strategies.federated_dropout import FederatedDropout
+from wildflower.strategies.params import Params
 
 
 def received_channels(folder, rounds, seed=1):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from messages.orders import LocalTraining
-from models.darts import ALPHAS
-from strategies.fednas import FedNAS, FedNASParams, Searching
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import setup
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.darts import ALPHAS
+from wildflower.strategies.fednas import FedNAS, FedNASParams, Searching
 
 
 class Line(nn.Module):

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.aggregation import Aggregation
-from strategies.fednova import FedNova, NormalizedTraining, effective_steps
-from strategies.method import Order
-from strategies.params import Params
 from tests.strategies.halves import HandBench, came_back, filled, setup
+from wildflower.strategies.aggregation import Aggregation
+from wildflower.strategies.fednova import FedNova, NormalizedTraining, effective_steps
+from wildflower.strategies.method import Order
+from wildflower.strategies.params import Params
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
-from client_app.bench import regularizing
-from strategies.fedprox import FedProx, FedProxParams, ProximalTraining
-from strategies.losses import Regularizer
-from strategies.method import local_half
 from tests.strategies.by_hand import Devices, Logits, OneHidden, engine_of, loss_of, no_scores, setup
 from tests.strategies.halves import HandBench
+from wildflower.client_app.context import regularizing
+from wildflower.strategies.fedprox import FedProx, FedProxParams, ProximalTraining
+from wildflower.strategies.method import local_half
+from wildflower.strategies.shared_losses import Regularizer
 
 
 def test_devices_minimize_with_the_proximal_term_on_the_whole_model(tmp_path):

@@ -1,8 +1,8 @@
 import torch
 
-from strategies.fedrolex import FedRolex
-from strategies.params import Params
 from tests.strategies.by_hand import CLASSIFIER, FC, FC_BIAS, Devices, OneHidden, engine_of, no_scores, setup
+from wildflower.strategies.fedrolex import FedRolex
+from wildflower.strategies.params import Params
 
 
 def test_the_window_rolls_by_one_channel_a_round_and_wraps_on_both_sides_of_a_layer(tmp_path):

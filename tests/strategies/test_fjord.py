@@ -5,13 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from messages.error import MessageError
-from models.cnn import Cnn3
-from models.cost import _Step, cost, distinct_convolutions
-from models.lenet import LeNet5
-from models.resnet import ResNet18
-from strategies.fjord import FjORD, FjORDParams, OrderedDropout, training_cost
-from strategies.method import Order, local_half
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import (
     CLASSIFIER,
@@ -26,6 +19,13 @@ from tests.strategies.by_hand import (
     no_scores,
     setup,
 )
+from wildflower.messages.error import MessageError
+from wildflower.models.cnn import Cnn3
+from wildflower.models.cost import _Step, cost, distinct_convolutions
+from wildflower.models.lenet import LeNet5
+from wildflower.models.resnet import ResNet18
+from wildflower.strategies.fjord import FjORD, FjORDParams, OrderedDropout, training_cost
+from wildflower.strategies.method import Order, local_half
 
 WIDTHS = (1.0, 0.5, 0.25)
 

@@ -5,17 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from messages.orders import LocalTraining
-from messages.sums import WeightedSum, device_weight, flatten
-from models.choice import Choice
-from models.lenet import LeNet5
-from models.resnet import ResNet18
-from models.vgg import Vgg
-from models.vit import VitTiny
-from strategies.flexifed import FlexiFed, FlexiFedParams, TrainingOfCommonLayers, alike, common_length
-from strategies.method import LEADING, Contribution, Group, Order, Setup, Trained
-from strategies.settings import RoundSettings
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
+from wildflower.messages.orders import LocalTraining
+from wildflower.messages.sums import WeightedSum, device_weight, flatten
+from wildflower.models.choice import Choice
+from wildflower.models.lenet import LeNet5
+from wildflower.models.resnet import ResNet18
+from wildflower.models.vgg import Vgg
+from wildflower.models.vit import VitTiny
+from wildflower.strategies.flexifed import FlexiFed, FlexiFedParams, TrainingOfCommonLayers, alike, common_length
+from wildflower.strategies.method import LEADING, Contribution, Group, Order, Setup, Trained
+from wildflower.strategies.run_settings import RoundSettings
 
 VIT = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
 SHARED = 3 + 16  # tensors of the embedding and of block0: two norms, attention of four linear layers, an MLP of two

@@ -3,11 +3,6 @@ import math
 import pytest
 import torch
 
-from models.lenet import LeNet5
-from rounds.engine import Scores
-from strategies.heterofl import HeteroFL, HeteroFLParams, MaskedTraining
-from strategies.method import local_half
-from strategies.statistics import TakeStatistics
 from tests.strategies.by_hand import (
     CLASSIFIER,
     CLASSIFIER_BIAS,
@@ -22,6 +17,11 @@ from tests.strategies.by_hand import (
     no_scores,
     setup,
 )
+from wildflower.models.lenet import LeNet5
+from wildflower.rounds.engine import Scores
+from wildflower.strategies.heterofl import HeteroFL, HeteroFLParams, MaskedTraining
+from wildflower.strategies.method import local_half
+from wildflower.strategies.statistics import TakeStatistics
 
 STATISTICS = TakeStatistics(examples=2).reference()
 VALUES = {0: 1.0, 1: 3.0, 2: 8.0}  # what the devices of width 4, 2 and 1 answer everywhere

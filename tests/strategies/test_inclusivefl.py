@@ -6,18 +6,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from messages.error import MessageError
-from messages.orders import LocalTraining
-from messages.sums import WeightedSum, device_weight, flatten
-from models.encoder import Encoder
-from models.family import make_family
-from models.lenet import LeNet5
-from models.vit import VitTiny
-from strategies import inclusivefl
-from strategies.inclusivefl import InclusiveFL, InclusiveFLLocal, InclusiveFLParams, _check_alike, layers_of, types_of
-from strategies.method import Contribution, Group, Order, Setup, Trained
-from strategies.settings import RoundSettings
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import LocalTraining
+from wildflower.messages.sums import WeightedSum, device_weight, flatten
+from wildflower.models.encoder import Encoder
+from wildflower.models.family import make_family
+from wildflower.models.lenet import LeNet5
+from wildflower.models.vit import VitTiny
+from wildflower.strategies import inclusivefl
+from wildflower.strategies.inclusivefl import (
+    InclusiveFL,
+    InclusiveFLLocal,
+    InclusiveFLParams,
+    _check_alike,
+    layers_of,
+    types_of,
+)
+from wildflower.strategies.method import Contribution, Group, Order, Setup, Trained
+from wildflower.strategies.run_settings import RoundSettings
 
 VIT = VitTiny(input_shape=(1, 8, 8), hidden=4, depth=3, heads=2, mlp=4)
 # The server's Adam makes its step as long as the update, within a millionth: w + eta g / (|g| + tau).

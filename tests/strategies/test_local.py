@@ -3,16 +3,16 @@ import math
 import pytest
 from flwr.app import ConfigRecord
 
-from devices.budget import Budget
-from messages.error import MessageError
-from messages.orders import EvaluationReply, Score
-from messages.wire import from_records, to_records
-from server_app.config import ConfigError
-from strategies.local import LocalOnly, TrainingAlone
-from strategies.method import LEADING, Contribution, Group, Order, Trained
-from strategies.params import Params
 from tests.small_run import METHODS, connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import OneHidden, setup
+from wildflower.devices.budget import Budget
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import EvaluationReply, Score
+from wildflower.messages.wire import from_records, to_records
+from wildflower.server_app.config import ConfigError
+from wildflower.strategies.local import LocalOnly, TrainingAlone
+from wildflower.strategies.method import LEADING, Contribution, Group, Order, Trained
+from wildflower.strategies.params import Params
 
 LOCAL = METHODS["local"]
 

@@ -8,14 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from messages.error import MessageError
-from messages.orders import LocalTraining
-from messages.parcels import nbytes
-from models.layers import TensorSpec
-from strategies.lotteryfl import LotteryFL, LotteryFLParams, TicketTraining, kept_after, pack_bits, prune, unpack_bits
-from strategies.method import Contribution, Group, Order, Trained
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import FAMILY, filled, setup
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import LocalTraining
+from wildflower.messages.parcels import nbytes
+from wildflower.models.layers import TensorSpec
+from wildflower.strategies.lotteryfl import (
+    LotteryFL,
+    LotteryFLParams,
+    TicketTraining,
+    kept_after,
+    pack_bits,
+    prune,
+    unpack_bits,
+)
+from wildflower.strategies.method import Contribution, Group, Order, Trained
 
 
 def test_a_pruning_drops_what_lies_below_the_percentile():

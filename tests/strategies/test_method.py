@@ -7,21 +7,21 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from messages.error import MessageError
-from messages.orders import LocalHalf
-from models.architecture import Architecture
-from models.lenet import LeNet5
-from strategies.depthfl import MutualLearningOfExits
-from strategies.fedprox import ProximalTraining
-from strategies.fjord import OrderedDropout
-from strategies.heterofl import MaskedTraining
-from strategies.hypemefed.hypemefed import SumOfExits
-from strategies.local import TrainingAlone
-from strategies.method import ClassCounts, Local, Training, local_half
-from strategies.recipfl.device import TaughtTraining
-from strategies.scalefl import WeightedExits
-from strategies.statistics import TakeStatistics
 from tests.strategies.by_hand import Logits, loss_of
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import LocalHalf
+from wildflower.models.architecture import Architecture
+from wildflower.models.lenet import LeNet5
+from wildflower.strategies.depthfl import MutualLearningOfExits
+from wildflower.strategies.fedprox import ProximalTraining
+from wildflower.strategies.fjord import OrderedDropout
+from wildflower.strategies.heterofl import MaskedTraining
+from wildflower.strategies.hypemefed.hypemefed import SumOfExits
+from wildflower.strategies.local import TrainingAlone
+from wildflower.strategies.method import ClassCounts, Local, Training, local_half
+from wildflower.strategies.recipfl.device import TaughtTraining
+from wildflower.strategies.scalefl import WeightedExits
+from wildflower.strategies.statistics import TakeStatistics
 
 HALVES = [
     Training(),
@@ -76,21 +76,21 @@ def test_a_device_half_comes_back_with_its_settings(local):
     [
         "",
         "Training",
-        "strategies.method",
-        "strategies.method:",
+        "wildflower.strategies.method",
+        "wildflower.strategies.method:",
         ":Training",
         ".method:Training",
         "../strategies/method:Training",
         "strategies/method:Training",
-        "strategies.method:Training.sent",
-        "strategies.method:Training:sent",
-        "strategies.method:Training()",
-        "strategies.method:Training\n",
-        " strategies.method:Training",
+        "wildflower.strategies.method:Training.sent",
+        "wildflower.strategies.method:Training:sent",
+        "wildflower.strategies.method:Training()",
+        "wildflower.strategies.method:Training\n",
+        " wildflower.strategies.method:Training",
         "strategies.m\u00e9thode:Training",
         "os.system('true'):Training",
         "1strategies:Training",
-        "strategies.method:" + 101 * "T",
+        "wildflower.strategies.method:" + 101 * "T",
     ],
     ids=repr,
 )
@@ -102,7 +102,7 @@ def test_a_name_that_is_no_reference_is_refused(name):
 
 def test_a_name_is_bounded_before_anything_reads_it():
     with pytest.raises(ValidationError, match="at most 300 characters"):
-        LocalHalf(name="strategies.method:" + 300 * "T")
+        LocalHalf(name="wildflower.strategies.method:" + 300 * "T")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_a_name_is_bounded_before_anything_reads_it():
         ("strategies.no_such:Training", "there is no module 'strategies.no_such'"),
         ("strategies..method:Training", "there is no module 'strategies."),
         ("strategies.:Training", "there is no module 'strategies.'"),
-        ("strategies.method.Training:sent", "there is no module 'strategies.method.Training'"),
-        ("strategies.method:NoSuch", "strategies.method has no NoSuch"),
+        ("wildflower.strategies.method.Training:sent", "there is no module 'wildflower.strategies.method.Training'"),
+        ("wildflower.strategies.method:NoSuch", "wildflower.strategies.method has no NoSuch"),
     ],
 )
 def test_what_this_device_has_not_is_said(name, why):
@@ -129,12 +129,12 @@ def test_what_this_device_has_not_is_said(name, why):
         "os:path",
         "json:loads",
         "builtins:dict",
-        "strategies.method:Method",
-        "strategies.method:LEADING",
-        "strategies.fedprox:FedProx",
-        "strategies.fedprox:FedProxParams",
-        "messages.orders:LocalTraining",
-        "strategies.method:Local",
+        "wildflower.strategies.method:Method",
+        "wildflower.strategies.method:LEADING",
+        "wildflower.strategies.fedprox:FedProx",
+        "wildflower.strategies.fedprox:FedProxParams",
+        "wildflower.messages.orders:LocalTraining",
+        "wildflower.strategies.method:Local",
     ],
 )
 def test_what_is_no_device_half_is_refused_and_not_called(name):

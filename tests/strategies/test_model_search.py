@@ -1,23 +1,23 @@
 import pytest
 import torch
 
-from client_app import work as client_module
-from devices.budget import Budget
-from devices.report import DeviceReport
-from messages.orders import Merge
-from messages.packing import Layout
-from messages.sums import WeightedSum, flatten
-from models.cnn import Cnn3
-from models.cost import cost
-from models.resnet import ResNet18
-from server_app.config import ConfigError
-from strategies import METHODS
-from strategies.aggregation import CoordinateMean
-from strategies.heterofl import HeteroFL, MaskedTraining
-from strategies.method import Means, Order, Trained, Training, fits
-from strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, layer_shares
 from tests.small_run import connected_grid, simulated_grid, small_config, started
 from tests.strategies.by_hand import CLASSIFIER, CLASSIFIER_BIAS, FC, FC_BIAS, OneHidden, loss_of, setup
+from wildflower.client_app import work as client_module
+from wildflower.devices.budget import Budget
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.messages.orders import Merge
+from wildflower.messages.packing import Layout
+from wildflower.messages.sums import WeightedSum, flatten
+from wildflower.models.cnn import Cnn3
+from wildflower.models.cost import cost
+from wildflower.models.resnet import ResNet18
+from wildflower.server_app.config import ConfigError
+from wildflower.strategies import METHODS
+from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.heterofl import HeteroFL, MaskedTraining
+from wildflower.strategies.method import Means, Order, Trained, Training, fits
+from wildflower.strategies.model_search import ModelSearch, ModelSearchParams, SandwichTraining, layer_shares
 
 SEARCH = {
     "strategy": "model-search",

@@ -10,17 +10,17 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from messages.bound import bounded_change
-from messages.packing import Layout
-from messages.sums import UNIT, WeightedSum
-from models.placement import whole
-from server_app.app import run
-from server_app.config import ConfigError
-from server_app.run_folder import JournalError, read_rounds, read_summary
-from strategies.method import LEADING, Contribution, Group, Method, Order
-from strategies.privacy import Privacy, PrivateMean, epsilon_after, gaussian, noise_multiplier_for
 from tests.small_run import METHODS, connected_grid, same_bits, simulated_grid, small_config, started
-from wildflower.plan import make_plan
+from wildflower.cli.plan import make_plan
+from wildflower.messages.bound import bounded_change
+from wildflower.messages.packing import Layout
+from wildflower.messages.sums import UNIT, WeightedSum
+from wildflower.models.placement import whole
+from wildflower.server_app.app import run
+from wildflower.server_app.config import ConfigError
+from wildflower.server_app.run_folder import JournalError, read_rounds, read_summary
+from wildflower.strategies.method import LEADING, Contribution, Group, Method, Order
+from wildflower.strategies.privacy import Privacy, PrivateMean, epsilon_after, gaussian, noise_multiplier_for
 
 STATIC = {"strategy": "fedavg", "family-arguments": "norm = 'static'"}
 VIT = {
@@ -60,7 +60,7 @@ def test_epsilon_is_that_of_the_sampled_gaussian_mechanism():
 @pytest.mark.thorough
 def test_the_accountant_adds_no_second_handler_to_the_log():
     code = (
-        "import logging; from strategies.privacy import epsilon_after; epsilon_after(1, 1.0, 0.1, 1e-3); "
+        "import logging; from wildflower.strategies.privacy import epsilon_after; epsilon_after(1, 1.0, 0.1, 1e-3); "
         "print(logging.getLogger().handlers)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,7 +1,7 @@
 import pytest
 
-from strategies.q_fedavg import FairTraining, QFedAvg, QFedAvgParams
 from tests.strategies.halves import HandBench, came_back, filled, setup
+from wildflower.strategies.q_fedavg import FairTraining, QFedAvg, QFedAvgParams
 
 
 @pytest.mark.parametrize(

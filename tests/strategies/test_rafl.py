@@ -12,25 +12,25 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from devices.budget import Budget
-from messages.orders import LocalTraining
-from messages.parcels import STATISTICS
-from models.base import with_weights
-from models.cost import cost, inference_macs
-from models.elastic import ElasticSpace
-from models.family import make_family
-from models.lenet import LeNet5
-from models.mlp import Mlp
-from strategies.ensemble import Ensemble
-from strategies.method import Order, parcel_bytes
-from strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
-from strategies.submodel import initial_weights
-from tasks.public import PublicData
-from tasks.task import TaskSpec, load_task
 from tests.client_app.work_orders import bench_of, work_order
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import Logits
 from tests.strategies.halves import FAMILY, came_back, setup
+from wildflower.devices.budget import Budget
+from wildflower.messages.orders import LocalTraining
+from wildflower.messages.parcels import STATISTICS
+from wildflower.models.base import with_weights
+from wildflower.models.cost import cost, inference_macs
+from wildflower.models.elastic import ElasticSpace
+from wildflower.models.family import make_family
+from wildflower.models.lenet import LeNet5
+from wildflower.models.mlp import Mlp
+from wildflower.strategies.ensemble import Ensemble
+from wildflower.strategies.method import Order, parcel_bytes
+from wildflower.strategies.rafl import RaFL, RaFLParams, learn_mutually, mutual_losses
+from wildflower.strategies.submodel import initial_weights
+from wildflower.tasks.public import PublicData
+from wildflower.tasks.task import TaskSpec, load_task
 
 SHARES = RaFLParams(shares=(0.25, 0.5, 1.0))
 

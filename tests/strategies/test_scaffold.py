@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies.method import Group, Order
-from strategies.scaffold import ControlledTraining, Scaffold, ScaffoldParams
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import FAMILY, HandBench, came_back, filled, setup
+from wildflower.strategies.method import Group, Order
+from wildflower.strategies.scaffold import ControlledTraining, Scaffold, ScaffoldParams
 
 
 def tensor(value):

@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
-from devices.budget import Budget
-from models.cnn import Cnn10
-from models.vgg import Vgg
-from strategies.method import local_half
-from strategies.scalefl import ScaleFL, ScaleFLParams, WeightedExits, levels
 from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
+from wildflower.devices.budget import Budget
+from wildflower.models.cnn import Cnn10
+from wildflower.models.vgg import Vgg
+from wildflower.strategies.method import local_half
+from wildflower.strategies.scalefl import ScaleFL, ScaleFLParams, WeightedExits, levels
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(4, 4, 4), exits=(0, 1, 2))
 HALVES = ScaleFLParams(widths=(0.5, 0.5, 1.0))

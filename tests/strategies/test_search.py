@@ -7,13 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.budget import Budget
-from models.architecture import Architecture
-from models.cost import Cost, cost
-from models.family import make_family
-from models.space import Space
-from strategies.method import Means, fits
-from strategies.search import AscentSearch, ExactSearch, PoolSearch, find_priced, fleet_options, in_common, together
+from wildflower.devices.budget import Budget
+from wildflower.models.architecture import Architecture
+from wildflower.models.cost import Cost, cost
+from wildflower.models.family import make_family
+from wildflower.models.space import Space
+from wildflower.strategies.method import Means, fits
+from wildflower.strategies.search import (
+    AscentSearch,
+    ExactSearch,
+    PoolSearch,
+    find_priced,
+    fleet_options,
+    in_common,
+    together,
+)
 
 torch.set_num_threads(1)
 
@@ -318,7 +326,9 @@ def test_the_largest_of_a_pool_is_found_without_looking_at_all(monkeypatch):
         expected = max(fitting, key=lambda arch: searcher.pool[arch].parameters)  # of equal ones the first
         assert searcher.largest(budget) == restored.largest(budget) == expected
     looked_at = []
-    monkeypatch.setattr("strategies.search.fits", lambda price, budget: looked_at.append(price) or fits(price, budget))
+    monkeypatch.setattr(
+        "wildflower.strategies.search.fits", lambda price, budget: looked_at.append(price) or fits(price, budget)
+    )
     assert searcher.largest(UNLIMITED) == SPACES["lenet5"].largest()
     assert len(looked_at) == 1
 

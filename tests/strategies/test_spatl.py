@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from messages.error import MessageError
-from models.family import make_family
-from strategies.method import Contribution, Group, Order, Trained
-from strategies.spatl import Spatl, SpatlParams, encoder_groups, encoder_of
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.halves import FAMILY, setup
+from wildflower.messages.error import MessageError
+from wildflower.models.family import make_family
+from wildflower.strategies.method import Contribution, Group, Order, Trained
+from wildflower.strategies.spatl import Spatl, SpatlParams, encoder_groups, encoder_of
 
 WHOLE = FAMILY.full()
 CONV = "block1.conv.weight"

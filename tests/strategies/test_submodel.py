@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from strategies import distillation
-from strategies.distillation import Distilled
 from tests.small_run import simulated_grid, small_config, started
+from wildflower.strategies import distillation
+from wildflower.strategies.distillation import Distilled
 
 DISTILLED = {
     "distillation.steps": 1,

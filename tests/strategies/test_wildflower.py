@@ -6,25 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from devices.budget import Budget
-from messages.error import MessageError
-from messages.orders import LocalTraining
-from models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Cost, cost, distinct_convolutions
-from models.family import make_family
-from models.lenet import LeNet5
-from models.resnet import ResNet18
-from models.trace import _Storages
-from models.vit import VitTiny
-from rounds.engine import Engine
-from strategies.method import Means, Order, local_half
-from strategies.nested import below, fitted_levels, is_cut, step_bytes, training_cost
-from strategies.wildflower import (
-    LevelTraining,
-    Wildflower,
-    WildflowerParams,
-    level_cost,
-    sizes_between,
-)
 from tests.small_run import METHODS, simulated_grid, small_config, started
 from tests.strategies.by_hand import (
     CLASSIFIER,
@@ -38,6 +19,25 @@ from tests.strategies.by_hand import (
     loss_of,
     no_scores,
     setup,
+)
+from wildflower.devices.budget import Budget
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import LocalTraining
+from wildflower.models.cost import ACCUMULATED, CONVOLUTION_KERNEL_BYTES, OPTIMIZERS, Cost, cost, distinct_convolutions
+from wildflower.models.family import make_family
+from wildflower.models.lenet import LeNet5
+from wildflower.models.resnet import ResNet18
+from wildflower.models.trace import _Storages
+from wildflower.models.vit import VitTiny
+from wildflower.rounds.engine import Engine
+from wildflower.strategies.method import Means, Order, local_half
+from wildflower.strategies.nested import below, fitted_levels, is_cut, step_bytes, training_cost
+from wildflower.strategies.wildflower import (
+    LevelTraining,
+    Wildflower,
+    WildflowerParams,
+    level_cost,
+    sizes_between,
 )
 
 LN2 = math.log(2)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import text_files
 
-from tasks.task import load_task
+from wildflower.tasks.task import load_task
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasks import task as tasks
-from tasks.data import Data, DataSet, make_data_set
-from tasks.labels import NO_LABEL
-from tasks.losses import squared_error, token_cross_entropy
-from tasks.metrics import MeanAbsoluteError, Metric, Pearson, TokenAccuracy
-from tasks.task import Kind, Task, TaskSpec
+from wildflower.tasks import task as tasks
+from wildflower.tasks.data import Data, DataSet, make_data_set
+from wildflower.tasks.labels import NO_LABEL
+from wildflower.tasks.losses import squared_error, token_cross_entropy
+from wildflower.tasks.metrics import MeanAbsoluteError, Metric, Pearson, TokenAccuracy
+from wildflower.tasks.task import Kind, Task, TaskSpec
 
 SEQUENCE = 6
 

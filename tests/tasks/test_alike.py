@@ -7,14 +7,24 @@ import numpy as np
 import pytest
 import torch
 
-from server_app.app import build
-from server_app.config import RunConfig
-from tasks.labels import alike, label_text, same, shown
-from tasks.own import Declared, Form, Moments, Summary, UnfitError, agree, check_labels, label_warnings, made
-from tasks.tables import TableArguments
-from tasks.task import TaskSpec, describe
-from tasks.texts import as_name
 from tests.own_folders import npz_folder
+from wildflower.server_app.app import build
+from wildflower.server_app.config import RunConfig
+from wildflower.tasks.device_data import (
+    Declared,
+    Form,
+    Moments,
+    Summary,
+    UnfitError,
+    agree,
+    check_labels,
+    label_warnings,
+    made,
+)
+from wildflower.tasks.labels import alike, label_text, same, shown
+from wildflower.tasks.tables import TableArguments
+from wildflower.tasks.task import TaskSpec, describe
+from wildflower.tasks.texts import as_name
 
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.data import Data, DataSet, cache_folder, decoded_once, make_data_set, stratified_test, written_whole
+from wildflower.tasks.data import (
+    Data,
+    DataSet,
+    cache_folder,
+    decoded_once,
+    make_data_set,
+    stratified_test,
+    written_whole,
+)
 
 
 def _data(*, train: int = 30, test: int = 10, channels: int = 2) -> tuple[Data, Data]:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import hapt
-from tasks.hapt import CHANNELS, Recording, make_windows, read_recordings, read_texts
-from tasks.task import TaskSpec, load_task
 from tests.programs import run_python
+from wildflower.tasks import hapt
+from wildflower.tasks.hapt import CHANNELS, Recording, make_windows, read_recordings, read_texts
+from wildflower.tasks.task import TaskSpec, load_task
 
 COLUMNS = (*CHANNELS, "sequence", "label")
 
@@ -284,7 +284,7 @@ def test_without_data_the_message_says_what_to_install(tmp_path: Path, monkeypat
 @pytest.mark.thorough
 def test_the_task_imports_nothing_heavy(data_dir: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tasks.hapt import read_recordings;"
+        "import sys; from pathlib import Path; from wildflower.tasks.hapt import read_recordings;"
         f"print(len(read_recordings(Path({str(data_dir / hapt.FILE)!r}))));"
         f"print({{'datasets', 'pandas', {hapt.PACKAGE!r}}} & set(sys.modules))"
     )

@@ -14,8 +14,8 @@ import pytest
 import torch
 from idx_files import write_folder
 
-from tasks import hub, idx
-from tasks.task import TASKS, TaskSpec, load_task
+from wildflower.tasks import hub, idx
+from wildflower.tasks.task import TASKS, TaskSpec, load_task
 
 # Columns as on the hub; the images of one data set all have one size.
 COLUMNS = {

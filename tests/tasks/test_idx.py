@@ -6,7 +6,7 @@ import pytest
 import torch
 from idx_files import idx_bytes, write_folder
 
-from tasks import hub, idx
+from wildflower.tasks import hub, idx
 
 IMAGES = "train-images-idx3-ubyte"
 LABELS = "train-labels-idx1-ubyte"

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from server_app.app import build, run, run_folder
-from server_app.compare import compare
-from server_app.config import ConfigError
-from server_app.no_progress import NoProgressError
-from server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
-from strategies.heterofl import HeteroFL
-from tasks.data import Data, make_data_set
-from tasks.labels import NO_LABEL
-from tasks.metrics import Accuracy
-from tasks.scoring import score
-from tasks.task import TASKS, Kind, Task, TaskSpec, load_task
 from tests.small_run import EXITS, simulated_grid, small_config
+from wildflower.server_app.app import build, run, run_folder
+from wildflower.server_app.compare import compare
+from wildflower.server_app.config import ConfigError
+from wildflower.server_app.no_progress import NoProgressError
+from wildflower.server_app.run_folder import JournalError, read_devices, read_rounds, read_summary
+from wildflower.strategies.heterofl import HeteroFL
+from wildflower.tasks.data import Data, make_data_set
+from wildflower.tasks.labels import NO_LABEL
+from wildflower.tasks.metrics import Accuracy
+from wildflower.tasks.scoring import score
+from wildflower.tasks.task import TASKS, Kind, Task, TaskSpec, load_task
 
 CPU = torch.device("cpu")
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tasks.labels import NO_LABEL
-from tasks.losses import squared_error, token_cross_entropy
+from wildflower.tasks.labels import NO_LABEL
+from wildflower.tasks.losses import squared_error, token_cross_entropy
 
 
 def test_the_squared_error_of_one_output() -> None:

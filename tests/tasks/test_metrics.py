@@ -9,8 +9,8 @@ from seqeval.metrics import f1_score as entity_f1_score
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_absolute_error
 from torch import Tensor
 
-from tasks.labels import NO_LABEL
-from tasks.metrics import (
+from wildflower.tasks.labels import NO_LABEL
+from wildflower.tasks.metrics import (
     ACCURACY,
     F1,
     METRICS,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.cost import cost
-from models.family import make_family
-from tasks import npz
-from tasks.task import TaskSpec, load_task
+from wildflower.models.cost import cost
+from wildflower.models.family import make_family
+from wildflower.tasks import npz
+from wildflower.tasks.task import TaskSpec, load_task
 
 RNG = np.random.default_rng(7)
 

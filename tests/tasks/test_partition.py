@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks import partition
-from tasks.partition import Index, divide, draw
+from wildflower.tasks import partition
+from wildflower.tasks.partition import Index, divide, draw
 
 RECORDED = json.loads((Path(__file__).parent / "flwr_datasets.json").read_text())
 LABELS = np.random.default_rng(3).integers(0, 5, 600)

@@ -7,8 +7,8 @@ import pytest
 import scipy.io
 import torch
 
-from tasks import stl10, svhn, unimib
-from tasks.task import TaskSpec, load_task
+from wildflower.tasks import stl10, svhn, unimib
+from wildflower.tasks.task import TaskSpec, load_task
 
 RNG = np.random.default_rng(0)
 

@@ -1,10 +1,10 @@
 import torch
 from torch import nn
 
-from models.cnn import Cnn3
-from models.layers import MeanOfExits
-from tasks.scoring import score, score_exits
-from tasks.task import TaskSpec, load_task
+from wildflower.models.cnn import Cnn3
+from wildflower.models.layers import MeanOfExits
+from wildflower.tasks.scoring import score, score_exits
+from wildflower.tasks.task import TaskSpec, load_task
 
 CPU = torch.device("cpu")
 

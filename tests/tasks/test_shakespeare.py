@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks import shakespeare
-from tasks.shakespeare import SEQUENCE, TEST_STRIDE, TRAIN_STRIDE, make_windows, read_roles, split_speeches
-from tasks.task import TaskSpec, load_task
 from tests.programs import run_python
+from wildflower.tasks import shakespeare
+from wildflower.tasks.shakespeare import SEQUENCE, TEST_STRIDE, TRAIN_STRIDE, make_windows, read_roles, split_speeches
+from wildflower.tasks.task import TaskSpec, load_task
 
 PLAY = """THE TRAGEDY OF NOBODY
 
@@ -189,6 +189,6 @@ def test_folders_without_texts_are_refused(tmp_path: Path) -> None:
 
 def test_the_task_imports_nothing_heavy() -> None:
     heavy = "{'datasets', 'torchvision', 'transformers', 'shksprdata'}"
-    program = f"import sys; import tasks.task; print({heavy} & set(sys.modules))"
+    program = f"import sys; import wildflower.tasks.task; print({heavy} & set(sys.modules))"
     done = run_python("-c", program)
     assert done.stdout.strip() == "set()", done.stderr

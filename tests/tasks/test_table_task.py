@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from server_app.app import run
-from server_app.config import RunConfig
-from server_app.run_folder import read_devices, read_rounds
-from tasks.own import Agreed, Declared, Form, agree, problem_of
-from tasks.tables import TableArguments, load
-from tasks.task import TaskSpec, describe, load_task
 from tests.small_run import simulated_grid
+from wildflower.server_app.app import run
+from wildflower.server_app.config import RunConfig
+from wildflower.server_app.run_folder import read_devices, read_rounds
+from wildflower.tasks.device_data import Agreed, Declared, Form, agree, problem_of
+from wildflower.tasks.tables import TableArguments, load
+from wildflower.tasks.task import TaskSpec, describe, load_task
 
 ARGUMENTS = TableArguments(columns=("height", "weight"), label="kind")
 AGREED = Agreed(

@@ -8,11 +8,11 @@ import pytest
 import torch
 from idx_files import write_folder
 
-from tasks.arguments import read_arguments
-from tasks.data import Data, make_data_set
-from tasks.task import TASKS, Task, TaskSpec, channels_last, crop_and_flip, load_task, readable
-from tasks.tokens import TextArguments
 from tests.programs import run_python
+from wildflower.tasks.arguments import read_arguments
+from wildflower.tasks.data import Data, make_data_set
+from wildflower.tasks.task import TASKS, Task, TaskSpec, channels_last, crop_and_flip, load_task, readable
+from wildflower.tasks.tokens import TextArguments
 
 DIGITS = TaskSpec(name="digits", devices=20)
 
@@ -276,7 +276,7 @@ def imported_by_client() -> Callable[[list[TaskSpec]], set[str]]:
     def run(specs: list[TaskSpec]) -> set[str]:
         program = (
             "import json, sys\n"
-            "from tasks.task import TaskSpec, load_task\n"
+            "from wildflower.tasks.task import TaskSpec, load_task\n"
             "for spec in json.loads(sys.argv[1]):\n"
             "    task = load_task(TaskSpec.from_json(spec))\n"
             "    task.prepare(task.train.inputs[task.shard(1).train], augment=None)\n"
@@ -301,7 +301,7 @@ def test_a_client_with_kept_files_imports_nothing_heavy(
     for spec in specs:
         load_task(spec)
     modules = imported_by_client(specs)
-    assert "tasks.task" in modules
+    assert "wildflower.tasks.task" in modules
     assert modules & HEAVY == set()
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from text_files import CLS, SEP, ids
 
-from tasks import glue, hub, nero, sentiment, trec
-from tasks.arguments import read_arguments
-from tasks.metrics import F1, Accuracy, EntityF1, Matthews, MeanAbsoluteError, Metric, Pearson, Spearman
-from tasks.task import TASKS, Task, TaskSpec, load_task
+from wildflower.tasks import glue, hub, nero, sentiment, trec
+from wildflower.tasks.arguments import read_arguments
+from wildflower.tasks.metrics import F1, Accuracy, EntityF1, Matthews, MeanAbsoluteError, Metric, Pearson, Spearman
+from wildflower.tasks.task import TASKS, Task, TaskSpec, load_task
 
 
 def load(

@@ -10,13 +10,13 @@ import pytest
 import torch
 from text_files import CLS, PAD, SEP, UNK, VOCABULARY, ids, make_tokenizer, write_lines
 
-from plugins.extras import MissingExtraError
-from tasks import hub, texts
-from tasks.arguments import read_arguments
-from tasks.labels import NO_LABEL
-from tasks.metrics import EntityF1, Matthews
-from tasks.task import TASKS, Task, TaskSpec, load_task
-from tasks.tokens import load_tokenizer
+from wildflower.plugins.extras import MissingExtraError
+from wildflower.tasks import hub, texts
+from wildflower.tasks.arguments import read_arguments
+from wildflower.tasks.labels import NO_LABEL
+from wildflower.tasks.metrics import EntityF1, Matthews
+from wildflower.tasks.task import TASKS, Task, TaskSpec, load_task
+from wildflower.tasks.tokens import load_tokenizer
 
 
 def load(folder: Path | str, tokenizer: str, *, devices: int = 2, partition: str = "iid", **arguments: Any) -> Task:
@@ -489,7 +489,7 @@ def test_files_of_another_kind_are_refused(
 def test_a_line_without_an_end_is_not_read_whole(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.texts.MAX_LINE_BYTES", 40)
+    monkeypatch.setattr("wildflower.tasks.texts.MAX_LINE_BYTES", 40)
     (tmp_path / "train.jsonl").write_text('{"text": "good", "label": "a"}\n' + "x" * 100)
     with pytest.raises(ValueError, match=r"train\.jsonl:2: the line has 40 bytes or more"):
         load(tmp_path, tokenizer)

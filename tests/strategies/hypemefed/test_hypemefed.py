@@ -7,20 +7,20 @@ from typing import ClassVar
 import pytest
 import torch
 
-from messages.error import MessageError
-from messages.sums import WeightedSum
-from models.base import ExitFamily
-from models.cnn import Cnn3, Cnn10
-from models.layers import Block, Flatten, Linear, Relu
-from models.vgg import Vgg
-from strategies.aggregation import CoordinateMean
-from strategies.hypemefed import HypeMeFed, HypeMeFedParams
-from strategies.hypemefed import hypemefed as hypemefed_module
-from strategies.hypemefed.hypemefed import SumOfExits, follow
-from strategies.hypemefed.hypernetwork import LowRankHypernetwork, Reading
-from strategies.method import LEADING, Contribution, Group, Order, local_half
 from tests.small_run import METHODS, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import Devices, TwoExits, engine_of, filled, loss_of, no_scores, setup
+from wildflower.messages.error import MessageError
+from wildflower.messages.sums import WeightedSum
+from wildflower.models.base import ExitFamily
+from wildflower.models.cnn import Cnn3, Cnn10
+from wildflower.models.layers import Block, Flatten, Linear, Relu
+from wildflower.models.vgg import Vgg
+from wildflower.strategies.aggregation import CoordinateMean
+from wildflower.strategies.hypemefed import HypeMeFed, HypeMeFedParams
+from wildflower.strategies.hypemefed import hypemefed as hypemefed_module
+from wildflower.strategies.hypemefed.hypemefed import SumOfExits, follow
+from wildflower.strategies.hypemefed.layer_hypernetwork import LowRankHypernetwork, Reading
+from wildflower.strategies.method import LEADING, Contribution, Group, Order, local_half
 
 VGG = Vgg(input_shape=(1, 8, 8), classes=3, block_channels=(2, 3, 4), exits=(0, 1, 2))
 
@@ -97,7 +97,7 @@ def test_every_convolution_behind_the_first_exit_follows_its_like_in_the_segment
 
 
 def test_a_segment_of_other_names_follows_the_last_convolution():
-    from models.resnet import ResNet18
+    from wildflower.models.resnet import ResNet18
 
     family = ResNet18(input_shape=(1, 8, 8), first_channels=2, exits=(1, 2, 3, 4))
     sources = follow(family)
@@ -156,7 +156,7 @@ def test_all_that_may_be_guessed():
         )
         for name in names
     }
-    from models.resnet import ResNet18
+    from wildflower.models.resnet import ResNet18
 
     family = ResNet18(input_shape=(1, 8, 8), first_channels=2, exits=(1, 2, 3, 4))
     assert follow(family)[2]["stage2_0.shortcut.conv.weight"] == "stage1_1.conv2.weight"
@@ -247,7 +247,7 @@ def test_guesses_of_weights_may_be_shifted_to_the_owners_mean(tmp_path, monkeypa
     monkeypatch.setattr(hypemefed_module, "fit", lambda *args, **kwargs: 0.0)
     ten = lambda network, inputs: torch.full(network.target, 10.0)  # noqa: E731
     monkeypatch.setattr(hypemefed_module, "generate", ten)
-    monkeypatch.setattr("strategies.hypemefed.hypernetwork.generate", ten)
+    monkeypatch.setattr("wildflower.strategies.hypemefed.layer_hypernetwork.generate", ten)
     for shift, wanted in ((True, 5.0), (False, (2 + 18 + 4 * 10) / 8)):
         strategy = hypemefed(tmp_path, shift=shift)
         deep = update(VGG, 3, 2.0, examples=1), update(VGG, 3, 6.0, examples=3, device=1)
@@ -260,10 +260,11 @@ def test_guessed_layers_by_hand(tmp_path, monkeypatch):
     strategy = hypemefed(tmp_path)
     trained = []
     monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.fit", lambda network, pairs, **settings: trained.append((network, pairs)) or 0.0
+        "wildflower.strategies.hypemefed.hypemefed.fit",
+        lambda network, pairs, **settings: trained.append((network, pairs)) or 0.0,
     )
     monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.generate",
+        "wildflower.strategies.hypemefed.hypemefed.generate",
         lambda network, factors: torch.full(network.target, 2 * as_weight_value(factors)),
     )
     weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 2, 4.0, 2), update(VGG, 1, 10.0, 3))
@@ -312,7 +313,7 @@ def test_changes_are_guessed_by_hand(tmp_path, monkeypatch):
     """
     samples = {}
     monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.fit",
+        "wildflower.strategies.hypemefed.hypemefed.fit",
         lambda network, pairs, **settings: (
             samples.update({network.target: [p[1].unique().item() for p in pairs]}) or 0.0
         ),
@@ -321,7 +322,7 @@ def test_changes_are_guessed_by_hand(tmp_path, monkeypatch):
     guesses = {0: 2.0, 1: 1.0, 2: 4.0}
     for module in ("hypemefed", "hypernetwork"):
         monkeypatch.setattr(
-            f"strategies.hypemefed.{module}.generate",
+            f"wildflower.strategies.hypemefed.{module}.generate",
             lambda network, device: torch.full(network.target, guesses[device]),
         )
     strategy = hypemefed(tmp_path, guess="change")
@@ -339,7 +340,7 @@ def test_what_is_read_of_a_change_is_as_large_as_the_weight(tmp_path, monkeypatc
     """Block 0 is -7 + 1 and -7 + 0.5, the unit ((1 + 0.25) / 2)^1/2 = 0.7906: read as -7 + 7 / 0.7906, and half."""
     read = []
     monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.fit",
+        "wildflower.strategies.hypemefed.hypemefed.fit",
         lambda network, pairs, **settings: read.append([as_weight_value(p[0]) for p in pairs]) or 0.0,
     )
     after(hypemefed(tmp_path, guess="change"), changed(VGG, 3, 1.0, 0), changed(VGG, 3, 0.5, 1))
@@ -479,9 +480,9 @@ def test_linear_layers_are_guessed_by_hand(tmp_path, monkeypatch):
     """As for convolutions: exit 1's device gets 2 x 10 in layer 2 and 4 x 10 in layer 3."""
     family = Mlp(exits=(1, 2, 3))
     strategy = hypemefed(tmp_path, family)
-    monkeypatch.setattr("strategies.hypemefed.hypemefed.fit", lambda *arguments, **settings: 0.0)
+    monkeypatch.setattr("wildflower.strategies.hypemefed.hypemefed.fit", lambda *arguments, **settings: 0.0)
     monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.generate",
+        "wildflower.strategies.hypemefed.hypemefed.generate",
         lambda network, factors: torch.full(network.target, 2 * as_weight_value(factors)),
     )
     weights = after(strategy, update(family, 3, 1.0), update(family, 1, 10.0, 3))
@@ -493,9 +494,9 @@ def test_linear_layers_are_guessed_by_hand(tmp_path, monkeypatch):
 
 def test_all_is_guessed_by_hand(tmp_path, monkeypatch):
     strategy = hypemefed(tmp_path, generate="all")
-    monkeypatch.setattr("strategies.hypemefed.hypemefed.fit", lambda *arguments, **settings: 0.0)
+    monkeypatch.setattr("wildflower.strategies.hypemefed.hypemefed.fit", lambda *arguments, **settings: 0.0)
     monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.generate",
+        "wildflower.strategies.hypemefed.hypemefed.generate",
         lambda network, factors: torch.full(network.target, 2 * as_weight_value(factors)),
     )
     weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 1, 10.0, 3))
@@ -553,7 +554,7 @@ def test_an_upload_with_nan_is_refused_and_nothing_learns_from_it(tmp_path):
 def test_a_guess_too_large_to_be_added_up_is_left_out(tmp_path, monkeypatch, caplog):
     strategy = hypemefed(tmp_path)
     monkeypatch.setattr(
-        "strategies.hypemefed.hypemefed.generate", lambda network, factors: torch.full(network.target, 1e20)
+        "wildflower.strategies.hypemefed.hypemefed.generate", lambda network, factors: torch.full(network.target, 1e20)
     )
     with caplog.at_level("WARNING", "flwr"):
         weights = after(strategy, update(VGG, 3, 1.0), update(VGG, 1, 10.0, 3, device=4))
@@ -564,11 +565,11 @@ def test_a_guess_too_large_to_be_added_up_is_left_out(tmp_path, monkeypatch, cap
 
 def test_a_source_is_factorized_once(tmp_path, monkeypatch):
     """Exit 2's device: its block 0 to learn from and its block 1 to guess from, two convolutions each."""
-    from strategies.hypemefed import hypernetwork
+    from wildflower.strategies.hypemefed import layer_hypernetwork
 
     made = []
-    whole = hypernetwork.factorize
-    monkeypatch.setattr(hypernetwork, "factorize", lambda weight, rank: made.append(rank) or whole(weight, rank))
+    whole = layer_hypernetwork.factorize
+    monkeypatch.setattr(layer_hypernetwork, "factorize", lambda weight, rank: made.append(rank) or whole(weight, rank))
     strategy = hypemefed(tmp_path)
     after(strategy, update(VGG, 3, 0.25, device=1), update(VGG, 2, 0.25))
     assert len(made) == 8  # the deepest device's blocks 0 and 1 as well
@@ -585,7 +586,7 @@ def test_the_seconds_of_hypernetworks_are_their_own(tmp_path, monkeypatch):
 
         return spend
 
-    monkeypatch.setattr("strategies.method.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("wildflower.strategies.method.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(hypemefed_module, "fit", spending(5.0, hypemefed_module.fit))
     monkeypatch.setattr(hypemefed_module, "generate", spending(3.0, hypemefed_module.generate))
     monkeypatch.setattr(CoordinateMean, "mean", spending(2.0, CoordinateMean.mean))

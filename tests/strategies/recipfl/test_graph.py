@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from models.densenet import DenseNet121
-from models.family import make_family
-from models.lenet import LeNet5
-from models.operators import Operator
-from models.resnet import ResNet18
-from models.vgg import Vgg
-from models.vit import VitTiny
-from strategies.recipfl.graph import Graph, GraphError, Node, _scale, graph_of
+from wildflower.models.densenet import DenseNet121
+from wildflower.models.family import make_family
+from wildflower.models.lenet import LeNet5
+from wildflower.models.operators import Operator
+from wildflower.models.resnet import ResNet18
+from wildflower.models.vgg import Vgg
+from wildflower.models.vit import VitTiny
+from wildflower.strategies.recipfl.graph import Graph, GraphError, Node, _scale, graph_of
 
 # input -> a -> b -> sum, and a -> sum; the sum goes to the output.
 DIAMOND = Graph(tuple(map(Node, ("input", "a", "b", "sum", "output"))), ((0, 1), (1, 2), (2, 3), (1, 3), (3, 4)))

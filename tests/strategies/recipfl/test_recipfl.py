@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.bench import DeviceBench
-from messages.orders import LocalHalf
-from messages.packing import MessageError
-from models.family import make_family
-from strategies.method import ClassCounts, Contribution, Group, Order, Trained, local_half
-from strategies.recipfl import RecipFL, RecipFLParams
-from strategies.recipfl.device import TaughtTraining
-from strategies.recipfl.recipfl import MAX_GRADIENT
 from tests.small_run import METHODS, changed_reply, same_bits, simulated_grid, small_config, started
 from tests.strategies.by_hand import loss_of, setup
+from wildflower.client_app.context import DeviceBench
+from wildflower.messages.orders import LocalHalf
+from wildflower.messages.packing import MessageError
+from wildflower.models.family import make_family
+from wildflower.strategies.method import ClassCounts, Contribution, Group, Order, Trained, local_half
+from wildflower.strategies.recipfl import RecipFL, RecipFLParams
+from wildflower.strategies.recipfl.device import TaughtTraining
+from wildflower.strategies.recipfl.recipfl import MAX_GRADIENT
 
 torch.set_num_threads(1)
 

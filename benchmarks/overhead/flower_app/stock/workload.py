@@ -17,7 +17,7 @@ PARAMETERS = 1_626_442
 
 
 def network() -> nn.Sequential:
-    """The CNN of pfl-research's CIFAR-10 benchmark; activations in place, as in Wildflower's `models.cnn`."""
+    """The CNN of pfl-research's CIFAR-10 benchmark; activations in place, as in `wildflower.models.cnn`."""
     model = nn.Sequential(
         nn.Conv2d(3, 32, 3),
         nn.ReLU(inplace=True),

@@ -1,0 +1,46 @@
+"""The report of a device, as its node's worker and `wildflower probe` make it.
+
+Nothing here needs torch but measuring the speed, which happens once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from wildflower.client_app.board_link import BoardError, about
+from wildflower.devices.node import node_report
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.devices.speed import with_speed
+from wildflower.devices.state_folder import node_state_dir
+from wildflower.devices.validation import check_text
+
+log = logging.getLogger("flwr")  # what Flower's own log is called
+
+
+def device_report(config: Mapping[str, object], traffic_bytes: int = 0, *, left_bytes: int = 0) -> DeviceReport:
+    """The report of the node that a node config describes, with the GPU of the board's trainer where it has one.
+
+    `traffic_bytes` is as of `wildflower.devices.node.node_report`; `left_bytes` are held by a process that is about to
+    end. Raises ValueError where the config does not say what it must.
+    """
+    report = node_report(config, node_state_dir(config), traffic_bytes=traffic_bytes)
+    free_bytes = min(report.memory_available_bytes + left_bytes, report.memory_total_bytes)
+    report = replace(report, memory_available_bytes=free_bytes)
+    report = with_speed(report, config, node_state_dir(config))
+    path = gpu_trainer(config)
+    if path is None:
+        return report
+    try:
+        return replace(report, accelerator=about(path)["device"])
+    except BoardError as error:  # the report tells what this device has now
+        log.warning("%s", error)
+        return report
+
+
+def gpu_trainer(config: Mapping[str, object]) -> Path | None:
+    """Where the trainer listens that has the board's GPU: `gpu-trainer` in the node config."""
+    path = config.get("gpu-trainer")
+    return None if path is None else Path(check_text(path, "node config gpu-trainer"))

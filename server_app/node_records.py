@@ -1,0 +1,120 @@
+"""nodes.json: what the nodes of real devices said last, for `wildflower nodes`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from wildflower.devices.private import private_open
+from wildflower.devices.resource_report import DeviceReport
+from wildflower.devices.validation import check_number, check_text, check_whole, json_object
+from wildflower.rounds.population import NodeState
+from wildflower.server_app.run_folder import JournalError
+from wildflower.server_app.whole_files import file_written_whole
+
+FILE = "nodes.json"
+RELEASES = "release"  # the nodes that are to be released from quarantine, one a line
+KEYS = ("node", "device", "report", "reported_at", "memory_factor", "quarantined")
+
+
+@dataclass(frozen=True)
+class LastReport:
+    """A node's last report; `reported_at` is seconds since 1970, `memory_factor` the share of its budget it gets.
+
+    quarantined: why it is asked nothing any more; None where it is.
+    """
+
+    node: int
+    device: int
+    report: DeviceReport
+    reported_at: float
+    memory_factor: float
+    quarantined: str | None
+
+
+def write_nodes(run_dir: Path, nodes: Sequence[NodeState], quarantined: Mapping[int, str] | None = None) -> None:
+    """Write nodes.json anew: beside, then renamed.
+
+    Nodes that are quarantined, each with the reason, stay in it also where a resumed run has not heard of them.
+    """
+    now, quarantined = time.time(), quarantined or {}
+    unheard = quarantined.keys() - {state.node for state in nodes}
+    earlier = (
+        [last for last in read_nodes(run_dir) if last.node in unheard] if unheard and (run_dir / FILE).exists() else []
+    )
+    lines: list[dict[str, Any]] = [
+        {
+            "node": state.node,
+            "device": state.device,
+            "report": state.report.to_json(),
+            "reported_at": now - state.age_seconds,
+            "memory_factor": state.memory_factor,
+            "quarantined": quarantined.get(state.node),
+        }
+        for state in nodes
+    ]
+    lines += [asdict(last) | {"quarantined": quarantined[last.node]} for last in earlier]
+    with file_written_whole(run_dir / FILE) as file:
+        file.write(json.dumps(lines, indent=1).encode())
+
+
+def read_nodes(run_dir: Path) -> list[LastReport]:
+    """The last reports that a run has left. Raises JournalError where there are none, or they are damaged."""
+    path = run_dir / FILE
+    try:
+        lines = json.loads(path.read_text())
+        if not isinstance(lines, list):
+            raise ValueError(f"expected a list, got {type(lines).__name__}")
+        return [_read(line) for line in lines]
+    except FileNotFoundError:
+        raise JournalError(
+            f"{path} does not exist: {run_dir} is no run with real devices, or has no round yet"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise JournalError(f"{path} cannot be read: {error}") from None
+
+
+def _read(value: object) -> LastReport:
+    line = json_object(value, "a node", KEYS)
+    return LastReport(
+        _node(line["node"]),
+        check_whole(line["device"], "device"),
+        DeviceReport.from_json(line["report"]),
+        check_number(line["reported_at"], "reported_at"),
+        check_number(line["memory_factor"], "memory_factor", maximum=1.0),
+        None if line["quarantined"] is None else check_text(line["quarantined"], "quarantined"),
+    )
+
+
+def ask_release(run_dir: Path, node: int) -> None:
+    """Have the run release a node from quarantine before its next round. Raises JournalError where it holds no such."""
+    held = {report.node for report in read_nodes(run_dir) if report.quarantined is not None}
+    if node not in held:
+        there = ", ".join(map(str, sorted(held))) or "none"
+        raise JournalError(f"node {node} is not quarantined in {run_dir}; quarantined: {there}")
+    with private_open(run_dir / RELEASES, "a") as file:
+        file.write(f"{node}\n")
+
+
+def take_releases(run_dir: Path) -> list[int]:
+    """The nodes that were asked to be released since the last call."""
+    taken = run_dir / f"{RELEASES}.taken"
+    try:
+        os.replace(run_dir / RELEASES, taken)  # what is written from now on is of the next call
+    except FileNotFoundError:
+        return []
+    lines = taken.read_text().split()
+    taken.unlink()
+    return [int(line) for line in lines if line.isascii() and line.isdecimal()]
+
+
+def _node(value: object) -> int:
+    """Flower's numbers of nodes have 64 bits, the highest included."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+        raise ValueError(f"node = {value!r}: must be a whole number below 2^64")
+    return value

@@ -1,0 +1,146 @@
+"""Before round 1 of a run whose devices have their own data: what they agree on, kept in the run's folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from flwr.serverapp import Grid
+from pydantic import ValidationError
+
+from wildflower.rounds.own_data import OwnData, ask_here, ask_nodes, tell, tell_labels, tell_remarks
+from wildflower.rounds.population import WAIT_SECONDS, ConnectedDevices, wait_for_nodes
+from wildflower.server_app.config import ConfigError, RunConfig
+from wildflower.server_app.run_folder import JournalError
+from wildflower.server_app.whole_files import file_written_whole
+from wildflower.tasks.arguments import in_words
+from wildflower.tasks.data import DataSet
+from wildflower.tasks.device_data import (
+    Agreed,
+    Declared,
+    Summary,
+    agree,
+    declared_by,
+    label_warnings,
+    moments_of,
+    normalization,
+)
+from wildflower.tasks.remarks import by_kind
+from wildflower.tasks.task import TaskSpec, server_test
+
+FILE = "agreed.json"
+REST_SECONDS = 60.0  # that nodes beyond those of a round are waited for, so that their labels are known
+
+
+def agree_with_nodes(grid: Grid, config: RunConfig, spec: TaskSpec) -> OwnData:
+    """Ask the connected nodes what their devices' data are. ConfigError where no device has any that fit."""
+    test = server_test(spec)
+    declared = _declared(config, spec, test)
+    end = time.monotonic() + REST_SECONDS
+    least = min(config.devices, config.devices_per_round)
+    wait_for_nodes(grid, lambda found: len(found) >= least, WAIT_SECONDS)
+    nodes = wait_for_nodes(grid, lambda found: len(found) >= config.devices, max(0.0, end - time.monotonic()))
+    said = ask_nodes(
+        grid,
+        spec,
+        config.run_name,
+        dict.fromkeys(nodes),
+        busy=set(),
+        poll_seconds=ConnectedDevices.poll_seconds,
+        moments=not declared.mean,
+    )
+    return _own_data(said, declared, config, spec, test)
+
+
+def agree_here(config: RunConfig, spec: TaskSpec) -> OwnData:
+    """Read the folders of simulated devices, which lie on this machine. ConfigError where none has data that fit."""
+    test = server_test(spec)
+    declared = _declared(config, spec, test)
+    said = ask_here(spec, range(config.devices), moments=not declared.mean)
+    return _own_data(said, declared, config, spec, test)
+
+
+def own_of_run(run_dir: Path, config: RunConfig, spec: TaskSpec) -> OwnData | None:
+    """The devices of a run that has begun, under what they had agreed on; None where it broke off before."""
+    agreed = read_agreed(run_dir)
+    if agreed is None:
+        return None
+    test = server_test(spec)
+    _declared(config, spec, test)
+    return OwnData(replace(spec, agreed=agreed), config.run_name, test)
+
+
+def _declared(config: RunConfig, spec: TaskSpec, test: DataSet | None) -> Declared:
+    """What the server says of the data beforehand; ConfigError where a private run would have it from devices.
+
+    What devices say of their data, and scores that they take on it, has no noise. The first is in the model, as its
+    normalization and its number of outputs, and the second in the journal, and in which model is the best.
+    """
+    declared = declared_by(spec.arguments, test)
+    if not config.is_private:
+        return declared
+    private = "partition = 'own' under differential privacy (dp-epsilon, dp-noise-multiplier)"
+    if test is None:
+        raise ConfigError(
+            f"{private}: only devices have examples to test on, and their scores have no noise, nor has what they say "
+            "of their labels and of the shape of their inputs: give the server a test set in data-dir, from examples "
+            "that are of no device (docs/privacy.md)"
+        )
+    if test.test.inputs.dtype != torch.int32 and not declared.mean:
+        raise ConfigError(
+            f"{private}: the mean and the deviation that inputs are normalized by would be sums over devices' data "
+            f"without noise: set mean and std in task-arguments{_of_test(test)} (docs/privacy.md)"
+        )
+    return declared
+
+
+def _of_test(test: DataSet) -> str:
+    """The normalization that the server's test set would have, in words; "" where it has none."""
+    try:
+        found = normalization([moments_of(test.test.inputs)])
+    except ValueError:  # one value only
+        return ""
+    mean, std = (", ".join(f"{value:.6g}" for value in values) for values in found)
+    return f"; those of the server's test set are mean = [{mean}], std = [{std}]"
+
+
+def _own_data(
+    said: Mapping[int, Summary], declared: Declared, config: RunConfig, spec: TaskSpec, test: DataSet | None
+) -> OwnData:
+    try:
+        agreed, unfit = agree(said.values(), declared, spec.max_examples)
+    except ValueError as error:
+        raise ConfigError(f"partition = 'own': {error}") from None
+    if declared.form is None and not any(s.test_examples for s in said.values() if s.device not in unfit):
+        raise ConfigError(
+            f"partition = 'own' with test-fraction = {spec.test_fraction:g}: neither the server nor any device has "
+            "examples to test on: set test-fraction, such as 0.2, or give the server a test set in its data-dir"
+        )
+    tell(agreed, unfit, len(said) - len(unfit))
+    own = OwnData(replace(spec, agreed=agreed), config.run_name, test)
+    fitting = [each for _, each in sorted(said.items()) if each.device not in unfit]
+    own.take(fitting)
+    tell_remarks(by_kind(own.remarks))
+    tell_labels(label_warnings(fitting))
+    return own
+
+
+def write_agreed(run_dir: Path, agreed: Agreed) -> None:
+    """Write agreed.json, whole or not at all."""
+    with file_written_whole(run_dir / FILE) as file:
+        file.write(f"{agreed.model_dump_json(indent=2)}\n".encode())
+
+
+def read_agreed(run_dir: Path) -> Agreed | None:
+    """What the devices of a run agreed on; None where it broke off before. JournalError where it cannot be read."""
+    try:
+        return Agreed.model_validate_json((run_dir / FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(f"{run_dir / FILE} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise JournalError(f"{run_dir / FILE} cannot be read: {in_words(error)}") from None

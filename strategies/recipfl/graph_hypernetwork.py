@@ -1,0 +1,359 @@
+"""The graph hypernetwork: from a network's graph, a client's current parameters and its descriptor to new parameters.
+
+RecipFL (Zhang et al., WWW 2024), section 3.2, on the graph hypernetworks of Zhang et al. (ICLR 2019) and
+Knyazev et al. (NeurIPS 2021). torch-geometric is imported when graphs are first batched, so that only a server which
+runs this method needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from wildflower.strategies.params import CountOrZero, Params
+from wildflower.strategies.recipfl.graph import Graph, Node
+
+DIGEST = 128  # values by which a tensor of any size is read
+SIZES = 48  # buckets of a dimension's size
+FARTHEST = 50  # the most edges that a virtual edge stands for
+
+
+class ShapeParams(Params):
+    """How large the hypernetwork is, and what it looks at."""
+
+    hypernetwork: Literal["printed", "published"] = Field(
+        "printed",
+        description="The hypernetwork of section 3.2; or that of the published code, which also reads sizes of "
+        "tensors, sends messages between operators further apart, and has a norm before its decoders",
+    )
+    hidden: Annotated[int, Field(ge=8, lt=2**16)] = Field(
+        128, description="Width of the hypernetwork's node states; a multiple of 8"
+    )
+    decoder_hidden: Annotated[int, Field(ge=1, lt=2**16)] = Field(
+        256, description="Width of the decoders' hidden layer"
+    )
+    tile: CountOrZero = Field(
+        0,
+        description="Maximum output and input channels of a decoder; larger tensors repeat them. 0: all channels",
+    )
+    descriptor: Literal["classes", "client"] = Field(
+        "classes",
+        description='What tells devices apart: how their labels are distributed, or a learned vector per "client"',
+    )
+    conditioned: Literal["all", "classifier"] = Field(
+        "all", description='Decoders that read the descriptor: all (Eq. 8), or those of the "classifier"'
+    )
+
+
+@dataclass(frozen=True)
+class Request:
+    """One client's network to generate.
+
+    digests: (tensors of the graph, DIGEST), what `digest` makes of its current parameters, zeros behind their end.
+    client: its number; distribution: (classes,), how its labels are distributed. The hypernetwork reads one of the two.
+    """
+
+    graph: Graph
+    digests: Tensor
+    client: int
+    distribution: Tensor
+
+
+class Hypernetwork(nn.Module):
+    """Generates the tensors of any of `graphs`, for many clients in one pass.
+
+    As printed, the state of a node begins with what it is beside what is read of its current weight (section 3.2),
+    messages come from incoming nodes (Eq. 6), and a decoder reads the state beside the descriptor a_m itself (Eq. 8).
+
+    As published, the state begins with the sum of the two and of an encoding of the tensor's sizes. Messages also pass
+    along virtual edges (Knyazev et al.), divided by their length. A layer norm comes before the decoders, and a_m goes
+    through a small network first.
+
+    Operators that are in none of `graphs` have no decoder: their tensors are left out of what is generated.
+    """
+
+    def __init__(self, graphs: Collection[Graph], shape: ShapeParams, *, classes: int, clients: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.made: dict[Graph, Any] = {}
+        hidden, self.published = shape.hidden, shape.hypernetwork == "published"
+        part = hidden if self.published else hidden // 2
+        self.operators = sorted({node.operator for graph in graphs for node in graph.nodes})
+        # One more for operators that are in none of the graphs.
+        self.operator = nn.Embedding(len(self.operators) + 1, part)
+        self.sizes = nn.ModuleList(nn.Embedding(SIZES, hidden // 4) for _ in range(4 if self.published else 0))
+        self.parameter = ParameterEncoder(part)
+        self.message, self.far_message = _message(hidden), _message(hidden) if self.published else None
+        self.gate = nn.GRUCell(hidden, hidden)
+        self.norm = nn.LayerNorm(hidden) if self.published else nn.Identity()
+        self.descriptor: nn.Module
+        if shape.descriptor == "client":
+            described, self.descriptor = hidden, nn.Embedding(clients, hidden)
+        elif self.published:
+            layers = nn.Linear(classes, hidden), nn.ReLU(), nn.Linear(hidden, hidden)
+            described, self.descriptor = hidden, nn.Sequential(*layers)
+        else:
+            described, self.descriptor = classes, nn.Identity()
+        self.decoders = nn.ModuleDict()
+        for operator in self.operators:
+            nodes = [node for graph in graphs for node in graph.tensors if node.operator == operator]
+            if nodes:
+                reads = hidden + described if self._conditioned(operator) else hidden
+                parts = _tiles(operator, nodes, shape.tile)
+                # Without a norm, states are about a quarter: at first a gated unit keeps half, in each of two sweeps.
+                quarters = 0 if self.published else hidden
+                self.decoders[operator] = Decoder(reads, shape.decoder_hidden, parts, quarters)
+
+    def forward(self, requests: Sequence[Request]) -> list[dict[str, Tensor]]:
+        """The generated tensors of every request, by name."""
+        states = self._nodes(requests)
+        descriptors = self._descriptors(requests)
+        found: list[dict[str, Tensor]] = [{} for _ in requests]
+        wanted: dict[str, list[tuple[int, Node, int]]] = defaultdict(list)  # operator -> (request, node, row of states)
+        row = 0
+        for number, request in enumerate(requests):
+            for node in request.graph.nodes:
+                if node.tensor and node.operator in self.decoders:
+                    wanted[node.operator].append((number, node, row))
+                row += 1
+        for operator, places in wanted.items():
+            inputs = states[[row for _, _, row in places]]
+            if self._conditioned(operator):
+                inputs = torch.cat([inputs, descriptors[[number for number, _, _ in places]]], dim=1)
+            for (number, node, _), tile in zip(places, self.decoders[operator](inputs), strict=True):
+                values = tiled(tile, node.shape, node.positions)
+                found[number][node.tensor] = normalized(values, node.operator, node.scale)
+        return found
+
+    def _conditioned(self, operator: str) -> bool:
+        """Whether the operator's decoder reads the descriptor."""
+        return self.shape.conditioned == "all" or operator.startswith("classifier")
+
+    def _descriptors(self, requests: Sequence[Request]) -> Tensor:
+        """(requests, hidden); as printed the distributions themselves, (requests, classes)."""
+        if self.shape.descriptor == "client":
+            return self.descriptor(torch.tensor([request.client for request in requests]))
+        return self.descriptor(torch.stack([request.distribution for request in requests]))
+
+    def _nodes(self, requests: Sequence[Request]) -> Tensor:
+        """The states of all nodes of all graphs, one behind the other: (nodes, hidden)."""
+        from torch_geometric.data import Batch
+
+        batch: Any = Batch.from_data_list([self._data(request.graph) for request in requests])
+        states = self.operator(batch.operator)
+        rows = (batch.counts > 0).nonzero().flatten()
+        read = self.parameter(torch.cat([request.digests for request in requests]), batch.counts[rows])
+        if self.published:
+            states = states + torch.cat([table(batch.sizes[:, i]) for i, table in enumerate(self.sizes)], dim=1)
+            states = states.index_add(0, rows, read)
+        else:
+            states = torch.cat([states, torch.zeros_like(states).index_add(0, rows, read)], dim=1)
+        edges, far = batch.edge_index, batch.far_index
+        states = self._sweep(states, edges, far, batch.distance, batch.forward_level)
+        states = self._sweep(states, edges.flip(0), far.flip(0), batch.distance, batch.backward_level)
+        return self.norm(states)
+
+    def _data(self, graph: Graph) -> Any:
+        """The graph as torch-geometric batches it, made once."""
+        from torch_geometric.data import Data
+
+        if graph in self.made:
+            return self.made[graph]
+        known = {operator: position for position, operator in enumerate(self.operators)}
+        far = graph.distances(FARTHEST) if self.published else {}
+        self.made[graph] = Data(
+            num_nodes=len(graph.nodes),
+            operator=torch.tensor([known.get(node.operator, len(known)) for node in graph.nodes]),
+            sizes=torch.tensor([_buckets(node.shape) for node in graph.nodes]),
+            counts=torch.tensor([min(math.prod(node.shape), DIGEST) if node.tensor else 0 for node in graph.nodes]),
+            forward_level=torch.tensor(graph.forward_levels),
+            backward_level=torch.tensor(graph.backward_levels),
+            edge_index=torch.tensor(graph.edges).T,
+            far_index=torch.tensor(list(far)).reshape(-1, 2).T,
+            distance=torch.tensor(list(far.values()), dtype=torch.float32),
+        )
+        return self.made[graph]
+
+    def _sweep(self, states: Tensor, edges: Tensor, far: Tensor, distance: Tensor, level: Tensor) -> Tensor:
+        """One sweep of the gated graph network along the edges: a node's state changes after those of all before it.
+
+        Nodes of one level, of all graphs, change at once: h_v <- GRU(sum over u before v of MLP(h_u), h_v) (Eqs. 6 and
+        7). What nodes with none before them receive is 0.
+        """
+        order = level.argsort(stable=True)
+        sizes = level.bincount()
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
+        row = place - (sizes.cumsum(0) - sizes)[level]  # of a node in its level
+        parts = list(states[order].split(sizes.tolist()))
+        kinds = [(self.message, _by_level(edges, torch.ones(edges.shape[1]), level, place, row))]
+        if self.far_message is not None:
+            kinds.append((self.far_message, _by_level(far, 1 / distance, level, place, row)))
+        said: list[list[Tensor]] = [[] for _ in kinds]  # messages of the nodes of each level so far
+        for number, part in enumerate(parts):
+            total = torch.zeros_like(part)
+            if number:
+                for before, (_, incoming) in zip(said, kinds, strict=True):
+                    starts, rows, shares = incoming[number]
+                    total = total.index_add(0, rows, torch.cat(before)[starts] * shares[:, None])
+            parts[number] = self.gate(total, part)
+            for before, (message, _) in zip(said, kinds, strict=True):
+                before.append(message(parts[number]))
+        return torch.cat(parts)[place]
+
+
+class ParameterEncoder(nn.Module):
+    """Reads digests of tensors: every value by itself, a Transformer layer and a layer norm over them, the mean.
+
+    The paper does not print it: the layers are those of the published code, but for the dropout.
+    """
+
+    positions: Tensor
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(1, hidden)
+        self.layer = nn.TransformerEncoderLayer(hidden, 4, 64, dropout=0.0, batch_first=True)
+        self.norm = nn.LayerNorm(hidden)
+        angles = torch.arange(DIGEST)[:, None] * torch.exp(torch.arange(0, hidden, 2) * (-math.log(10_000) / hidden))
+        self.register_buffer(
+            "positions", torch.stack([angles.sin(), angles.cos()], dim=2).reshape(DIGEST, hidden), persistent=False
+        )
+
+    def forward(self, digests: Tensor, counts: Tensor) -> Tensor:
+        """(tensors, DIGEST), of which the first `counts` (tensors,) values are meant -> (tensors, hidden)."""
+        digests = digests[:, : int(counts.max())]
+        absent = torch.arange(digests.shape[1]) >= counts[:, None]
+        encoded = self.layer(
+            self.value(digests[:, :, None]) + self.positions[: digests.shape[1]], src_key_padding_mask=absent
+        )
+        return self.norm(encoded).masked_fill(absent[:, :, None], 0.0).sum(1) / counts[:, None]
+
+
+class Decoder(nn.Module):
+    """The MLP of one operator: (nodes, reads) -> (nodes, *tile), the tile being as large as all of `parts` together.
+
+    Where none of them is as large, as with weights of 32 x 384 and 384 x 32, the MLP makes only the entries that one of
+    them has; the others are 0. The first `quarters` values that are read vary by about a quarter, the others by about
+    1.
+    """
+
+    made: Tensor
+
+    def __init__(self, reads: int, hidden: int, parts: Collection[tuple[int, ...]], quarters: int = 0) -> None:
+        super().__init__()
+        self.tile = tuple(max(sizes) for sizes in zip(*parts, strict=True))
+        self.whole = self.tile in parts
+        made = torch.empty(0, dtype=torch.int64)
+        if not self.whole:
+            needed = torch.zeros(self.tile, dtype=torch.bool, device="cpu")  # where their number is, if all is on meta
+            for part in parts:
+                needed[tuple(slice(size) for size in part)] = True
+            made = needed.flatten().nonzero().flatten()
+        self.register_buffer("made", made, persistent=False)
+        entries = math.prod(self.tile) if self.whole else len(made)
+        first, last = nn.Linear(reads, hidden), nn.Linear(hidden, entries)
+        # So that what comes out varies by about 1 whatever the size of the tile, as `normalized` wants it.
+        nn.init.kaiming_normal_(first.weight, nonlinearity="relu")
+        first.weight.detach()[:, :quarters].mul_(4)
+        nn.init.kaiming_normal_(last.weight, nonlinearity="linear")
+        nn.init.zeros_(first.bias)
+        nn.init.zeros_(last.bias)
+        self.layers = nn.Sequential(first, nn.ReLU(), last)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """One tile per row."""
+        values: Tensor = self.layers(states)
+        if not self.whole:
+            values = values.new_zeros(len(values), math.prod(self.tile)).index_copy(1, self.made, values)
+        return values.reshape(-1, *self.tile)
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """The DIGEST values by which the hypernetwork reads a tensor, zeros behind a shorter one's end.
+
+    Of more values, the means of DIGEST stretches of equal length; a rest at the end is dropped.
+    """
+    values = tensor.detach().float().flatten()
+    if len(values) >= DIGEST:
+        length = len(values) // DIGEST
+        return values[: length * DIGEST].reshape(DIGEST, length).mean(1)
+    return torch.cat([values, values.new_zeros(DIGEST - len(values))])
+
+
+def digests(graph: Graph, weights: Mapping[str, Tensor]) -> Tensor:
+    """The digests of the tensors of a graph: (tensors, DIGEST)."""
+    return torch.stack([digest(weights[node.tensor]) for node in graph.tensors])
+
+
+def tiled(tile: Tensor, shape: Sequence[int], positions: int = 1) -> Tensor:
+    """A tensor of `shape`: the tile cut to it, or repeated along output and then input channels.
+
+    Where `positions` inputs belong to one channel, whole channels repeat.
+    """
+    cut = tile[tuple(slice(size) for size in shape)]
+    if len(shape) > 1 and cut.shape[1] < shape[1]:
+        cut = cut[:, : cut.shape[1] // positions * positions]
+    times = [-(-size // have) for size, have in zip(shape, cut.shape, strict=True)]
+    if max(times) > 1:
+        cut = cut.repeat(times)[tuple(slice(size) for size in shape)]
+    return cut
+
+
+def normalized(values: Tensor, operator: str, scale: float = 1.0) -> Tensor:
+    """Generated values of about unit variance as parameters of an operator.
+
+    Weights w sqrt(2 / fan in), 1 in place of 2 for depthwise kernels and those wider than high; a norm's weight 2
+    sigmoid(w / 2), which is about 1; biases tanh(b / 5). All but a norm's `scale` times that.
+    """
+    if operator.startswith("norm"):
+        return 2 * torch.sigmoid(values / 2)
+    if values.dim() > 1:
+        depthwise = values.dim() == 4 and (values.shape[1] == 1 or values.shape[2] < values.shape[3])
+        return values * (scale * math.sqrt((1 if depthwise else 2) / values[0].numel()))
+    return torch.tanh(values / 5) * scale
+
+
+def _message(hidden: int) -> nn.Sequential:
+    """The MLP of Eq. 6. The paper does not print its layers: the last ReLU is of the published code."""
+    return nn.Sequential(nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, hidden), nn.ReLU())
+
+
+def _tiles(operator: str, nodes: Sequence[Node], maximum: int) -> set[tuple[int, ...]]:
+    """What the tensors of an operator have of its tile.
+
+    That is as large as the largest of them in every dimension, of which channels of weights are bounded, classes never.
+    """
+    bounded = [list(node.shape) for node in nodes]
+    if maximum:
+        for node, sizes in zip(nodes, bounded, strict=True):
+            if len(sizes) > 1:
+                sizes[1] = min(sizes[1], maximum * node.positions)
+                if not operator.startswith("classifier"):
+                    sizes[0] = min(sizes[0], maximum)
+    tile = tuple(max(sizes) for sizes in zip(*bounded, strict=True))
+    return {tuple(map(min, node.shape, tile)) for node in nodes}
+
+
+def _buckets(shape: tuple[int, ...]) -> list[int]:
+    """Of the four dimensions of a tensor (out, in, height, width): 0 where there is none, else by its logarithm."""
+    sizes = [1 + min(SIZES - 2, round(3 * math.log2(size))) for size in shape]
+    return (sizes + [0] * 4)[:4]
+
+
+def _by_level(
+    edges: Tensor, shares: Tensor, level: Tensor, place: Tensor, row: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Of the edges that end in each level: where their starts lie in the order of levels, their ends' rows, shares."""
+    starts, ends = edges
+    sorted_edges = level[ends].argsort(stable=True)
+    counts = level[ends].bincount(minlength=int(level.max()) + 1).tolist()
+    columns = (place[starts][sorted_edges], row[ends][sorted_edges], shares[sorted_edges])
+    return list(zip(*(column.split(counts) for column in columns), strict=True))

@@ -1,0 +1,378 @@
+"""`wildflower export`: a model of a run as a file that is used without Wildflower.
+
+What is written takes inputs as the task stores them, such as the bytes of an image: preparing them is part of the
+program. It says logits, and beside it lies a JSON file with the names of the labels.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from wildflower.devices.validation import one_line
+from wildflower.models.architecture import Architecture
+from wildflower.models.layers import MeanOfExits
+from wildflower.plugins.extras import MissingExtraError, needed
+from wildflower.plugins.reference import PluginError, is_reference, one_sentence
+from wildflower.server_app.models import ModelInfo, Which, load_model, modules_of, network_of
+from wildflower.tasks.arguments import in_words
+
+Format = Literal["safetensors", "pt2", "onnx", "pte"]
+Program = Callable[[Tensor], Tensor]
+FORMATS: tuple[str, ...] = get_args(Format)
+MAX_BATCH = 1024  # inputs that a program takes at once
+CHECKED = 8  # random inputs on which a written program is compared with the model
+MAX_DIFFERENCE = 1e-4  # of its logits from the model's, relative to the largest of them
+MAX_FACTS_BYTES = 10 * 2**20
+DTYPES = {
+    "uint8": torch.uint8,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+
+
+class ExportError(RuntimeError):
+    """A model that cannot be written or read; the text says why, and what would be right."""
+
+
+class Facts(BaseModel):
+    """What lies beside an exported model as JSON: how inputs look, and what outputs mean.
+
+    Attributes:
+        input_shape, input_dtype: of one input, without the batch.
+        labels: names of the outputs, in their order: "0", "1" and so on where classes have none; empty where the one
+            output is a number. Earlier versions wrote none where classes have no names.
+        mean, std: with which the program normalizes by channel; None where inputs are tokens.
+        family, architecture, exits: from which the network is built again around the tensors of a safetensors file.
+        score: the value of `metric` on the task's test set, or on the tier's devices where they test.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+    format: Format
+    task: str
+    input_shape: Annotated[list[Annotated[int, Field(ge=1, le=2**20)]], Field(min_length=1, max_length=4)]
+    input_dtype: Literal["uint8", "float32", "float64", "int32", "int64"]
+    classes: Annotated[int, Field(ge=1)]
+    labels: list[str]
+    mean: list[float] | None
+    std: list[float] | None
+    family: dict[str, Any]
+    architecture: dict[str, list[int]]
+    exits: Literal["deepest", "mean"]
+    metric: str
+    score: float
+    round: int
+
+
+class Deployed(nn.Module):
+    """A model together with how its inputs are prepared: (batch, *input shape) as stored -> (batch, classes)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mean: list[float] | None,
+        std: list[float] | None,
+        dimensions: int,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.tokens = mean is None or std is None
+        per_channel = (-1, *[1] * (dimensions - 1))
+        self.register_buffer("mean", torch.tensor(mean or [0.0], dtype=precision).view(per_channel))
+        self.register_buffer("std", torch.tensor(std or [1.0], dtype=precision).view(per_channel))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Prepare as `wildflower.tasks.task.Task.prepare` does, and ask the model."""
+        if self.tokens:
+            return self.model(inputs.long())
+        return self.model(((inputs.to(self.mean.dtype) - self.mean) / self.std).float())
+
+
+def export(
+    run_dir: Path,
+    *,
+    file_format: Format = "pt2",
+    which: Which = "best",
+    tier: str | None = None,
+    architecture: Architecture | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Write a model of a run exactly as it was scored, and compare what was written with it.
+
+    Args:
+        which: of the best evaluation, or of the newest.
+        tier, architecture: which of its models; None: the global one.
+        out: where to; None: the folder `export` of the run. Its JSON file has the same name with .json behind it.
+
+    Raises:
+        ModelError: the run has no such model.
+        ExportError: the format's library is not installed, or what was written says something else than the model.
+    """
+    with modules_of(run_dir):
+        model, info = load_model(run_dir, which, tier, architecture)
+        facts = facts_of(info, file_format)
+        name = f"{which}-{re.sub('[^A-Za-z0-9.]+', '-', tier) if tier else 'model'}"
+        path = run_dir / "export" / f"{name}.{file_format}" if out is None else out
+        if path.suffix != f".{file_format}":
+            raise ExportError(f"{path}: the name of a {file_format} file ends in .{file_format}")
+        deployed = with_preparation(model, facts)
+        with torch.no_grad():
+            check_numbers(deployed(examples(facts, CHECKED)), str(run_dir))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = safetensors.torch.save(_tensors(model)) if file_format == "safetensors" else _written(deployed, facts)
+        for target, contents in ((path, data), (facts_path(path), facts.model_dump_json(indent=2).encode())):
+            beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+            beside.write_bytes(contents)
+            os.replace(beside, target)
+        _compare(deployed, path, facts)
+        return path
+
+
+def facts_path(path: Path) -> Path:
+    """Where the facts of an exported model lie: model.pt2.json beside model.pt2."""
+    return path.with_name(f"{path.name}.json")
+
+
+def facts_of(info: ModelInfo, file_format: Format) -> Facts:
+    """The facts of a model of a run."""
+    stored = "uint8" if info.mean is None else "float32"  # earlier versions did not say
+    return Facts(
+        format=file_format,
+        task=info.task,
+        input_shape=info.input_shape,
+        input_dtype=info.input_dtype or stored,
+        classes=info.classes,
+        labels=info.label_names or ([] if info.classes == 1 else [str(number) for number in range(info.classes)]),
+        mean=info.mean,
+        std=info.std,
+        family=info.model.family,
+        architecture=info.model.architecture,
+        exits=info.model.exits,
+        metric=info.metric,
+        score=info.model.score,
+        round=info.round,
+    )
+
+
+def with_preparation(model: nn.Module, facts: Facts) -> Deployed:
+    """A model that prepares its inputs."""
+    precision = torch.float64 if facts.input_dtype == "float64" else torch.float32
+    return Deployed(model, facts.mean, facts.std, len(facts.input_shape), precision).eval()
+
+
+def check_numbers(outputs: Tensor, where: str) -> None:
+    """Raise ExportError where a model says something that is no number."""
+    if not bool(outputs.isfinite().all()):
+        raise ExportError(
+            f"{where}: what the model says are no finite numbers: its training has diverged; train with a smaller "
+            "learning-rate, or with clip-norm"
+        )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    network = model.model if isinstance(model, MeanOfExits) else model
+    return {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
+
+
+def examples(facts: Facts, count: int) -> Tensor:
+    """Random inputs, always the same, as the task stores them."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (count, *facts.input_shape)
+    if facts.input_dtype in ("float32", "float64"):
+        return torch.randn(shape, generator=generator, dtype=DTYPES[facts.input_dtype])
+    highest = 2 if facts.mean is None else 256  # tokens: the first two of any vocabulary
+    return torch.randint(0, highest, shape, generator=generator).to(DTYPES[facts.input_dtype])
+
+
+def _exported(deployed: Deployed, facts: Facts, *, one: bool = False) -> torch.export.ExportedProgram:
+    """The program over batches of any size up to `MAX_BATCH`, or over `one` input at a time."""
+    batch = {} if one else {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}
+    with torch.no_grad():
+        return torch.export.export(deployed, (examples(facts, 1 if one else 2),), dynamic_shapes=(batch,))
+
+
+def _written(deployed: Deployed, facts: Facts) -> bytes:
+    """The program of a model; ExportError where PyTorch cannot make one of a user's module."""
+    try:
+        return _WRITERS[facts.format](deployed, facts)
+    except (ExportError, MissingExtraError):
+        raise
+    except Exception as error:  # of any kind: a model is any Python
+        name = facts.family["name"]
+        if not is_reference(name):
+            raise
+        why = one_line(one_sentence(error))
+        raise ExportError(
+            f"{name} cannot be written as {facts.format}: {why}. Its weights can: --format safetensors"
+        ) from error
+
+
+def _pt2(deployed: Deployed, facts: Facts) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(_exported(deployed, facts), buffer)
+    return buffer.getvalue()
+
+
+def _onnx(deployed: Deployed, facts: Facts) -> bytes:
+    with needed("onnxscript", "the format onnx"):
+        import onnxscript  # noqa: F401  what torch.onnx translates with
+    with _quietly():
+        program = torch.onnx.export(
+            _exported(deployed, facts), input_names=["inputs"], output_names=["logits"], dynamo=True, verbose=False
+        )
+    assert program is not None
+    return program.model_proto.SerializeToString()
+
+
+def _pte(deployed: Deployed, facts: Facts) -> bytes:
+    with needed("executorch", "the format pte"):
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+    with _quietly():
+        # Its memory is planned beforehand, so that a board holds no more than one input needs.
+        one = _exported(deployed, facts, one=True)
+        lowered = to_edge_transform_and_lower(one, partitioner=[XnnpackPartitioner()])
+        return bytes(lowered.to_executorch().buffer)
+
+
+_WRITERS: dict[str, Callable[[Deployed, Facts], bytes]] = {"pt2": _pt2, "onnx": _onnx, "pte": _pte}
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def read_facts(path: Path) -> Facts:
+    """The facts beside an exported model. Raises ExportError."""
+    beside = facts_path(path)
+    if not beside.exists() and (earlier := path.with_suffix(".json")).exists():  # of an earlier version
+        beside = earlier
+    try:
+        if beside.stat().st_size > MAX_FACTS_BYTES:
+            raise ExportError(f"{beside}: no facts of a model have more than {MAX_FACTS_BYTES} bytes")
+        facts = Facts.model_validate_json(beside.read_bytes())
+    except OSError as error:
+        raise ExportError(f"cannot read {beside}, which belongs to {path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise ExportError(f"{beside} does not hold the facts of a model: {in_words(error)}") from None
+    if path.suffix != f".{facts.format}":
+        raise ExportError(f"{beside} is about a .{facts.format} file, and not about {path.name}")
+    return facts
+
+
+def read_program(path: Path) -> tuple[Program, Facts]:
+    """An exported model, ready to be asked: inputs as the task stores them, at most `MAX_BATCH` -> logits.
+
+    Raises ExportError where it cannot be read, or its library is not installed.
+    """
+    if path.suffix.removeprefix(".") not in FORMATS:
+        raise ExportError(f"{path}: an exported model ends in {', '.join(f'.{name}' for name in FORMATS)}")
+    if not path.is_file():
+        raise ExportError(f"{path} is no file")
+    facts = read_facts(path)
+    try:
+        return _READERS[facts.format](path, facts), facts
+    except ExportError:
+        raise
+    except Exception as error:  # each library has its own
+        raise ExportError(f"{path} cannot be read as {facts.format}: {one_line(str(error))}") from None
+
+
+def _read_safetensors(path: Path, facts: Facts) -> Program:
+    try:
+        model = network_of(facts.family, facts.architecture, path.read_bytes(), facts.exits)
+    except PluginError as error:
+        raise ExportError(
+            f"{path} has the weights of a model of your own, whose module belongs beside it: {error}. A file of "
+            "another format, such as --format pt2, needs no module"
+        ) from None
+    return asked(with_preparation(model, facts))
+
+
+def _read_pt2(path: Path, facts: Facts) -> Program:
+    return asked(torch.export.load(path).module())
+
+
+def asked(module: nn.Module) -> Program:
+    """A module as a program."""
+
+    def ask(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            return module(inputs)
+
+    return ask
+
+
+def _read_onnx(path: Path, facts: Facts) -> Program:
+    with needed("onnxruntime", "the format onnx"):
+        import onnxruntime
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda inputs: torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
+
+
+def _read_pte(path: Path, facts: Facts) -> Program:
+    with needed("executorch", "the format pte"):
+        from executorch.runtime import Runtime
+    program = Runtime.get().load_program(path)
+    method = program.load_method("forward")
+    assert method is not None
+
+    def ask(inputs: Tensor) -> Tensor:
+        # A method reads the memory of its program, which lives as long as this function names it.
+        assert program is not None
+        return torch.cat([method.execute([one.contiguous()])[0].clone() for one in inputs.split(1)])
+
+    return ask
+
+
+_READERS: dict[str, Callable[[Path, Facts], Program]] = {
+    "safetensors": _read_safetensors,
+    "pt2": _read_pt2,
+    "onnx": _read_onnx,
+    "pte": _read_pte,
+}
+
+
+def _compare(deployed: Deployed, path: Path, facts: Facts) -> None:
+    """ExportError where what was written says something else than the model."""
+    program, _ = read_program(path)
+    inputs = examples(facts, CHECKED)
+    with torch.no_grad():
+        right = deployed(inputs)
+    far = float((program(inputs) - right).abs().max())
+    most = MAX_DIFFERENCE * max(1.0, float(right.abs().max()))
+    if not far <= most:  # also where it is no number
+        raise ExportError(
+            f"{path} says other things than the model: logits differ by {far:.3g}, at most {most:.3g} is right"
+        )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Exporters warn of their own future, and log every pass."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

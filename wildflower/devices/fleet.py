@@ -1,0 +1,482 @@
+"""The fleet: simulated devices, described by a TOML file (docs/fleets.md).
+
+Everything a device is follows from (seed, device number, simulated time) by hashing, so that nothing is stored per
+device: a fleet of 100,000 devices costs what its sampled devices cost.
+"""
+
+import hashlib
+import struct
+import tomllib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from wildflower.devices.quantity import (
+    COMPUTE_UNITS,
+    LINK_UNITS,
+    MEMORY_UNITS,
+    TIME_UNITS,
+    Fixed,
+    Quantity,
+    parse_amount,
+    parse_quantity,
+)
+from wildflower.devices.resource_report import MAX_FLOP_PER_S, MAX_MBIT_PER_S, DeviceReport
+from wildflower.devices.time_series import LINK_COLUMNS, MEMORY_COLUMNS, Trace, read_trace
+from wildflower.devices.validation import MAX_WHOLE, check_number, nearest
+
+Requirement = Callable[[float], tuple[int, int]]
+
+MAX_FILE_BYTES = 2**20
+FLEETS_DIR = Path(__file__).parent / "fleets"
+
+
+def _memory(value: object) -> Quantity:
+    return parse_quantity(
+        value, lambda amount: check_number(parse_amount(amount, MEMORY_UNITS, "512 MB"), "bytes", maximum=MAX_WHOLE)
+    )
+
+
+def _link(value: object) -> Quantity:
+    return parse_quantity(
+        value,
+        lambda amount: check_number(parse_amount(amount, LINK_UNITS, "20 Mbit/s"), "Mbit/s", maximum=MAX_MBIT_PER_S),
+    )
+
+
+def _speed(value: object) -> Quantity:
+    return parse_quantity(value, lambda amount: check_number(amount, "speed", positive=True))
+
+
+def _reference(value: object) -> float:
+    return check_number(parse_amount(value, COMPUTE_UNITS, "10 GFLOP/s"), "reference", positive=True)
+
+
+def _payload(value: object) -> int:
+    return int(check_number(parse_amount(value, MEMORY_UNITS, "400 kB"), "bytes", minimum=1, maximum=MAX_WHOLE))
+
+
+def _transfer(value: object) -> float:
+    return check_number(parse_amount(value, TIME_UNITS, "2 s"), "transfer", positive=True)
+
+
+def _link_range(value: object) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("must be a list of two amounts, such as ['30 Mbit/s', '100 Mbit/s']")
+    low, high = (
+        check_number(parse_amount(end, LINK_UNITS, "20 Mbit/s"), "Mbit/s", maximum=MAX_MBIT_PER_S) for end in value
+    )
+    if low >= high:
+        raise ValueError(f"{value[0]!r} is not less than {value[1]!r}; the lowest amount comes first")
+    return low, high
+
+
+class GroupTable(BaseModel):
+    """One `[[group]]` of a fleet file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    name: str = Field(min_length=1)
+    count: int | None = Field(default=None, ge=1)
+    share: float | None = Field(default=None, gt=0, le=1)
+    kind: str = Field(default="simulated", min_length=1)
+    memory: Annotated[Quantity, BeforeValidator(_memory)] | None = None
+    training_memory: Annotated[Quantity, BeforeValidator(_memory)] | None = None
+    memory_trace: str | None = Field(default=None, min_length=1)
+    fits_width: float | None = Field(default=None, gt=0, le=1)
+    payload: Annotated[int, BeforeValidator(_payload)] | None = None
+    link: Annotated[Quantity, BeforeValidator(_link)] | None = None
+    down: Annotated[Quantity, BeforeValidator(_link)] | None = None
+    up: Annotated[Quantity, BeforeValidator(_link)] | None = None
+    down_trace: str | None = Field(default=None, min_length=1)
+    up_trace: str | None = Field(default=None, min_length=1)
+    link_range: Annotated[tuple[float, float], BeforeValidator(_link_range)] | None = None
+    speed: Annotated[Quantity, BeforeValidator(_speed)] = Fixed(1.0)
+
+    @model_validator(mode="after")
+    def _check(self) -> "GroupTable":
+        def given(*keys: str) -> list[str]:
+            return [key for key in keys if getattr(self, key) is not None]
+
+        for keys, needed in [
+            (("count", "share"), True),
+            (("memory", "training_memory", "memory_trace", "fits_width"), True),
+            (("payload", "fits_width"), False),
+            (("link", "down", "down_trace"), False),
+            (("link", "up", "up_trace"), False),
+        ]:
+            if len(given(*keys)) > 1:
+                raise ValueError(f"{' and '.join(given(*keys))} exclude each other")
+            if needed and not given(*keys):
+                raise ValueError(f"needs one of {', '.join(keys)}")
+        if self.link_range is not None and not given("down_trace", "up_trace"):
+            raise ValueError("link_range stretches traces: it needs down_trace or up_trace")
+        return self
+
+
+class FleetTable(BaseModel):
+    """A whole fleet file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    reference: Annotated[float, BeforeValidator(_reference)] = 10e9
+    transfer: Annotated[float, BeforeValidator(_transfer)] | None = None
+    replaced_per_round: float = Field(default=0.0, ge=0, lt=1)
+    group: list[GroupTable] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Links:
+    """What one device's links carry, in Mbit/s over time; None: no limit."""
+
+    down: Trace | None
+    up: Trace | None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group as the fleet uses it: widths measured, traces read."""
+
+    name: str
+    kind: str
+    memory: Quantity | Trace
+    memory_total_bytes: int
+    memory_is_set_apart: bool  # for training, so that a budget takes all of it
+    payload_limit_bytes: int | None
+    down: Quantity | Trace | None
+    up: Quantity | Trace | None
+    same_links: bool
+    speed: Quantity
+
+
+class Fleet:
+    """The set of simulated devices.
+
+    Attributes:
+        size: Number of devices at any time; the first ones are numbered from 0, the groups of the file one after the
+            other.
+        replaced: How many of them leave after every round; as many new ones come, with numbers from `size` on.
+        tiers: Names of the groups that have devices, in the order of the file.
+        counts: How many devices each group has, where the file says so; empty where it has shares.
+        digest: SHA-256 of the fleet file and of all traces that it names; "" for a fleet that no file describes.
+    """
+
+    def __init__(
+        self,
+        groups: list[_Group],
+        counts: list[int],
+        *,
+        seed: int,
+        reference_flop_per_s: float = 10e9,
+        transfer_seconds: float | None = None,
+        digest: str = "",
+        counted: bool = False,
+        replaced: int = 0,
+    ) -> None:
+        filled = [(group, count) for group, count in zip(groups, counts, strict=True) if count > 0]
+        self._groups = [group for group, _ in filled]
+        self._ends = list(accumulate(count for _, count in filled))
+        self._seed = seed
+        self._reference_flop_per_s = reference_flop_per_s
+        self._transfer_seconds = transfer_seconds
+        self.size = self._ends[-1]
+        self.replaced = replaced
+        self.tiers = [group.name for group in self._groups]
+        self.counts = {group.name: count for group, count in filled} if counted else {}
+        self.digest = digest
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        devices: int | None = None,
+        seed: int = 0,
+        requirement: Requirement | None = None,
+        trace_dir: str | Path | None = None,
+    ) -> "Fleet":
+        """Read and check a fleet file.
+
+        Args:
+            path: The TOML file; `bundled_fleet` gives those that come with the project.
+            devices: How many there are. Groups with shares need it; groups with counts must add up to it.
+            seed: 0 or more; devices, draws and trace offsets follow from it.
+            requirement: Width in (0, 1] -> (training memory, payload) in bytes of the sub-model of that width, asked
+                once for every `fits_width` of the file.
+            trace_dir: Folder that relative names of trace files start from, in place of the fleet file's own.
+
+        Raises:
+            ValueError: names the file, the group, the key, its value and what would be right.
+        """
+        path = Path(path).expanduser()
+        table = _read_table(path)
+        counts = _counts(path, table, devices)
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"seed = {seed}: must be from 0 to 2^63 - 1")
+        folder = path.parent if trace_dir is None else Path(trace_dir).expanduser()
+        groups = [_compile(path, group, folder, requirement) for group in table.group]
+        for group in groups:
+            where = f"{path}: group {group.name!r}: highest speed times reference"
+            check_number(group.speed.highest * table.reference, where, maximum=MAX_FLOP_PER_S)
+        return cls(
+            groups,
+            counts,
+            seed=seed,
+            reference_flop_per_s=table.reference,
+            transfer_seconds=table.transfer,
+            digest=_digest(path, table, folder),
+            counted=table.group[0].count is not None,
+            replaced=_replaced(path, table, sum(counts)),
+        )
+
+    @property
+    def most_bytes(self) -> dict[str, dict[str, int | None]]:
+        """The most training memory of a device of each tier, and its payload limit, whatever the links carry.
+
+        Under one file these differ between runs where it says `fits_width`.
+        """
+        return {
+            group.name: {"memory_bytes": group.memory_total_bytes, "payload_bytes": group.payload_limit_bytes}
+            for group in self._groups
+        }
+
+    def newcomers(self, exchanges: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which places among the present devices become free after a round, and the numbers of who takes them.
+
+        Args:
+            exchanges: How many times devices have been replaced before.
+        """
+        places = np.random.default_rng([self._seed, exchanges]).choice(self.size, self.replaced, replace=False)
+        first = self.size + exchanges * self.replaced
+        return places, np.arange(first, first + self.replaced)
+
+    def tier(self, device: int) -> str:
+        """Name of the device's group."""
+        return self._group_of(device).name
+
+    def report(self, device: int, simulated_seconds: float = 0.0) -> DeviceReport:
+        """What the device says of itself at that time."""
+        group = self._group_of(device)
+        memory_bytes = int(self._value(group.memory, "memory", device, simulated_seconds))
+        links = self.links(device, simulated_seconds)
+        down = None if links.down is None else links.down.at(simulated_seconds)
+        up = None if links.up is None else links.up.at(simulated_seconds)
+        return DeviceReport(
+            kind=group.kind,
+            memory_total_bytes=group.memory_total_bytes,
+            memory_available_bytes=memory_bytes,
+            down_mbit_per_s=down,
+            up_mbit_per_s=up,
+            flop_per_s=self.flop_per_s(device, simulated_seconds),
+            memory_limit_bytes=memory_bytes if group.memory_is_set_apart else None,
+            payload_limit_bytes=group.payload_limit_bytes,
+            transfer_limit_seconds=self._transfer_seconds,
+        )
+
+    def flop_per_s(self, device: int, simulated_seconds: float = 0.0) -> float:
+        """Floating point operations per second of the device's training: its speed times the reference."""
+        speed = self._value(self._group_of(device).speed, "speed", device, simulated_seconds)
+        return speed * self._reference_flop_per_s
+
+    def links(self, device: int, simulated_seconds: float = 0.0) -> Links:
+        """The device's links, for the clock.
+
+        A trace runs from simulated second 0 on, whatever `simulated_seconds` is; a link that is drawn is a constant,
+        and one that is drawn `every = "round"` is the constant of the round that starts at `simulated_seconds`.
+        """
+        group = self._group_of(device)
+        up_key = "down" if group.same_links else "up"
+        return Links(
+            down=self._link(group.down, "down", device, simulated_seconds, _shortest(group)),
+            up=self._link(group.up, up_key, device, simulated_seconds, _shortest(group)),
+        )
+
+    def _group_of(self, device: int) -> _Group:
+        if device < 0 or (device >= self.size and not self.replaced):
+            raise ValueError(f"device {device} is not in the fleet: it has devices 0 to {self.size - 1}")
+        # Newcomers are drawn from the groups in the first devices' proportions, whoever they come in place of.
+        place = device if device < self.size else int(self._draw("group", device) * self.size)
+        return self._groups[bisect_right(self._ends, place)]
+
+    def _draw(self, key: str, device: int, moment: bytes = b"") -> float:
+        """A number in [0, 1) that is the same for the same (seed, device, key, moment)."""
+        data = struct.pack("<qq", self._seed, device) + key.encode() + b"\0" + moment
+        return (int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 11) / 2**53
+
+    def _value(self, source: Quantity | Trace, key: str, device: int, simulated_seconds: float) -> float:
+        if isinstance(source, Trace):
+            return source.starting_at(self._offset(key, device, len(source.values))).at(simulated_seconds)
+        if isinstance(source, Fixed):
+            return source.value
+        moment = struct.pack("<d", simulated_seconds) if source.every == "round" else b""
+        return source.pick(self._draw(key, device, moment))
+
+    def _link(
+        self, source: Quantity | Trace | None, key: str, device: int, simulated_seconds: float, trace_seconds: int
+    ) -> Trace | None:
+        if source is None:
+            return None
+        if isinstance(source, Trace):
+            return source.starting_at(self._offset("link", device, trace_seconds))
+        return Trace.of([self._value(source, key, device, simulated_seconds)])
+
+    def _offset(self, key: str, device: int, seconds: int) -> int:
+        """Second of a trace at which this device starts."""
+        return int(self._draw(f"{key} offset", device) * seconds)
+
+
+def bundled_fleet(name: str) -> Path:
+    """Path of a fleet file that comes with the project; ValueError names the nearest one if there is none."""
+    path = FLEETS_DIR / f"{name}.toml"
+    names = [file.stem for file in FLEETS_DIR.glob("*.toml")]
+    if name not in names:
+        raise ValueError(f"no fleet {name!r} comes with the project, {nearest(name, names)}")
+    return path
+
+
+def replaced_devices(path: str | Path, devices: int) -> int:
+    """How many devices a fleet file replaces after every round; ValueError as `Fleet.load`."""
+    path = Path(path).expanduser()
+    table = _read_table(path)
+    return _replaced(path, table, sum(_counts(path, table, devices)))
+
+
+def _replaced(path: Path, table: FleetTable, size: int) -> int:
+    share = table.replaced_per_round
+    found = round(share * size)
+    if share and not 1 <= found <= size:
+        raise ValueError(
+            f"{path}: replaced_per_round = {share:g}: of {size} devices that is none: at least {1 / size:.2g}, or 0"
+        )
+    return found
+
+
+def _shortest(group: _Group) -> int:
+    """Length of the shorter link trace: both directions of a device start at the same second of their files."""
+    return min((len(link.values) for link in (group.down, group.up) if isinstance(link, Trace)), default=0)
+
+
+def _read_table(path: Path) -> FleetTable:
+    try:
+        if (nbytes := path.stat().st_size) > MAX_FILE_BYTES:
+            raise ValueError(f"{path}: {nbytes} bytes: a fleet file has at most {MAX_FILE_BYTES}")
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: cannot read this fleet file: it is not in UTF-8 (byte {error.start + 1}): save it so; "
+            "PowerShell's > writes UTF-16"
+        ) from error
+    except (OSError, tomllib.TOMLDecodeError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path}: cannot read this fleet file: {why}") from error
+    try:
+        table = FleetTable.model_validate(raw)
+    except ValidationError as error:
+        raise ValueError("\n".join(_explain(path, raw, one) for one in error.errors())) from None
+    repeated = [name for name, times in Counter(group.name for group in table.group).items() if times > 1]
+    if repeated:
+        raise ValueError(f"{path}: two groups have name = {repeated[0]!r}: every group needs a name of its own")
+    return table
+
+
+def _explain(path: Path, raw: dict[str, Any], error: Any) -> str:
+    """One line for one of pydantic's errors: file, group, key, value, what is wrong."""
+    location = list(error["loc"])
+    where, valid = f"{path}", FleetTable.model_fields
+    if len(location) > 1 and location[0] == "group":
+        index = location[1]
+        group = raw["group"][index]
+        name = group.get("name", f"number {index + 1}") if isinstance(group, dict) else f"number {index + 1}"
+        where, valid, location = f"{path}: group {name!r}", GroupTable.model_fields, location[2:]
+    message = error["msg"].removeprefix("Value error, ")
+    if not location:
+        return f"{where}: {message}"
+    key = str(location[0])
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown key {key!r}, {nearest(key, valid)}"
+    if error["type"] == "missing":
+        return f"{where}: key {key!r} is missing"
+    if message.startswith(f"{key} = "):
+        return f"{where}: {message}"
+    return f"{where}: {key} = {error['input']!r}: {message}"
+
+
+def _counts(path: Path, table: FleetTable, devices: int | None) -> list[int]:
+    """Number of devices of every group."""
+    shares = [group.share for group in table.group if group.share is not None]
+    counts = [group.count for group in table.group if group.count is not None]
+    if shares and counts:
+        raise ValueError(f"{path}: some groups have count and some share: use one of them in the whole file")
+    if devices is not None and devices < 1:
+        raise ValueError(f"devices = {devices}: must be at least 1")
+    if counts:
+        if devices is not None and devices != sum(counts):
+            raise ValueError(
+                f"{path}: the counts of the groups add up to {sum(counts)}, and devices = {devices}: "
+                f"set devices = {sum(counts)}, or give the groups shares in place of counts"
+            )
+        return counts
+    if abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(f"{path}: the shares of the groups add up to {sum(shares):g}: they must add up to 1")
+    if devices is None:
+        raise ValueError(f"{path}: the groups have shares: say how many devices there are (devices = ...)")
+    # Largest remainders: the counts add up to `devices`, and none is off by one or more.
+    counts = [int(share * devices) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda index: counts[index] - shares[index] * devices)
+    for index in by_remainder[: devices - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def _digest(path: Path, table: FleetTable, folder: Path) -> str:
+    """One hash of all files that the fleet is made of."""
+    names = [name for group in table.group for name in (group.memory_trace, group.down_trace, group.up_trace) if name]
+    files = [path, *(folder / Path(name).expanduser() for name in names)]
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+
+
+def _compile(path: Path, table: GroupTable, folder: Path, requirement: Requirement | None) -> _Group:
+    where = f"{path}: group {table.name!r}"
+
+    def trace(key: str, columns: dict[str, float]) -> Trace | None:
+        name = getattr(table, key)
+        if name is None:
+            return None
+        try:
+            found = read_trace(folder / Path(name).expanduser(), columns)
+            maximum = MAX_WHOLE if columns is MEMORY_COLUMNS else MAX_MBIT_PER_S
+            check_number(float(found.values.max()), "its highest value", maximum=maximum)
+            if columns is LINK_COLUMNS and table.link_range is not None:
+                return found.stretched(*table.link_range)
+            return found
+        except ValueError as error:
+            raise ValueError(f"{where}: {key} = {name!r}: {error}") from error
+
+    payload_limit_bytes = table.payload
+    memory: Quantity | Trace | None = table.memory or table.training_memory or trace("memory_trace", MEMORY_COLUMNS)
+    if table.fits_width is not None:
+        if requirement is None:
+            raise ValueError(f"{where}: fits_width = {table.fits_width}: needs a family with widths to measure")
+        memory_bytes, payload_limit_bytes = requirement(table.fits_width)
+        memory = Fixed(float(memory_bytes))
+    assert memory is not None  # GroupTable wants one of them
+    highest = float(memory.values.max()) if isinstance(memory, Trace) else memory.highest
+    return _Group(
+        name=table.name,
+        kind=table.kind,
+        memory=memory,
+        memory_total_bytes=int(highest),
+        memory_is_set_apart=table.memory is None and table.memory_trace is None,
+        payload_limit_bytes=payload_limit_bytes,
+        down=table.link or table.down or trace("down_trace", LINK_COLUMNS),
+        up=table.link or table.up or trace("up_trace", LINK_COLUMNS),
+        same_links=table.link is not None,
+        speed=table.speed,
+    )

@@ -1,0 +1,228 @@
+"""What a device knows of its links: measured by the probe now and then, kept in its state folder, averaged.
+
+The probe may spend a share of the weights' traffic. That share is saved up until it pays for a measurement. The first
+one, and one where the newest figure is a day old, are made on credit, so that the first round has figures already.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from wildflower.devices.resource_report import MAX_MBIT_PER_S, DeviceReport
+from wildflower.devices.validation import check_number, check_text, check_whole, json_object, one_line
+
+MIN_PROBE_BYTES = 64 * 1024  # of one direction, and what the service serves at least
+MAX_PROBE_BYTES = 2**20
+OLDEST_SECONDS = 24 * 3600.0  # what was measured before says little of the link now
+RETRY_SECONDS = 60.0  # after a probe that failed
+LONGEST_RETRY_SECONDS = 3600.0  # after several in a row that cost something, each of which doubles the wait
+ANOTHER_LINK = 2.0  # a figure that is off by this factor is of another link, and not averaged with the old one's
+SHARE = 0.01
+FILE = "links.json"
+BANDWIDTH_KEYS = tuple(f"bandwidth-{key}" for key in ("address", "ca", "insecure", "token-file", "share"))
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """What the owner of a device wrote in its node config about its links.
+
+    Attributes:
+        address: "host:port" of the bandwidth service; None: there is no probe.
+        ca_file: certificate of the authority that signed the service's; None: without TLS, as the owner asked.
+        token_file: holds the service's token.
+        share: the probe may spend this share of the weights' traffic.
+        down_mbit_per_s: what is taken where nothing was measured; None: unknown.
+        up_mbit_per_s: likewise.
+    """
+
+    address: str | None = None
+    ca_file: Path | None = None
+    token_file: Path | None = None
+    share: float = SHARE
+    down_mbit_per_s: float | None = None
+    up_mbit_per_s: float | None = None
+
+    @classmethod
+    def from_node_config(cls, config: Mapping[str, object]) -> "LinkSettings":
+        """Read `bandwidth-address`, `-ca`, `-insecure`, `-token-file`, `-share`, `down-mbit-per-s`, `up-mbit-per-s`.
+
+        Raises ValueError, which names the key.
+        """
+
+        def text(key: str) -> str | None:
+            return None if key not in config else check_text(config[key], f"node config {key}")
+
+        def path(key: str) -> Path | None:
+            value = text(key)
+            return None if value is None else Path(value).expanduser()
+
+        def speed(key: str) -> float | None:
+            value = config.get(key)
+            return None if value is None else check_number(value, f"node config {key}", maximum=MAX_MBIT_PER_S)
+
+        share = check_number(config.get("bandwidth-share", SHARE), "node config bandwidth-share", maximum=1.0)
+        insecure = config.get("bandwidth-insecure", False)
+        if not isinstance(insecure, bool):
+            raise ValueError(f"node config bandwidth-insecure = {insecure!r}: must be true or false")
+        if "bandwidth-address" in config and insecure == ("bandwidth-ca" in config):
+            raise ValueError(
+                "node config bandwidth-address: give either bandwidth-ca, the certificate of the service's authority, "
+                "or bandwidth-insecure=true"
+            )
+        address, token_file = text("bandwidth-address"), path("bandwidth-token-file")
+        if address is not None and token_file is None:
+            raise ValueError("node config bandwidth-address without bandwidth-token-file: the service wants a token")
+        down, up = speed("down-mbit-per-s"), speed("up-mbit-per-s")
+        return cls(address, path("bandwidth-ca"), token_file, share, down, up)
+
+
+@dataclass(frozen=True)
+class LinkHistory:
+    """What the probe has found so far; times are seconds since 1970.
+
+    `credit_bytes` is what the probe may still spend; below 0 after the first measurement. `failures` counts those in a
+    row that cost something.
+    """
+
+    down_mbit_per_s: float | None = None
+    up_mbit_per_s: float | None = None
+    measured_at: float = 0.0
+    failed_at: float = 0.0
+    problem: str | None = None
+    credit_bytes: int = 0
+    failures: int = 0
+
+    @classmethod
+    def load(cls, folder: Path) -> "LinkHistory":
+        """What a state folder holds; a file that is damaged is worth no more than none."""
+        try:
+            value = json_object(json.loads((folder / FILE).read_text()), FILE, list(cls.__dataclass_fields__))
+            for key in ("down_mbit_per_s", "up_mbit_per_s"):
+                if value[key] is not None:
+                    check_number(value[key], key, positive=True, maximum=MAX_MBIT_PER_S)
+            for key in ("measured_at", "failed_at"):
+                check_number(value[key], key)
+            if value["problem"] is not None:
+                check_text(value["problem"], "problem")
+            check_whole(value["credit_bytes"], "credit_bytes", minimum=-(2**40))
+            check_whole(value["failures"], "failures")
+        except (OSError, ValueError):
+            return cls()
+        return cls(**value)
+
+    def save(self, folder: Path) -> None:
+        """Write it beside, then rename."""
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f"{FILE}.{os.getpid()}.part"
+        beside.write_text(json.dumps(asdict(self)))
+        os.replace(beside, folder / FILE)
+
+
+def update_links(settings: LinkSettings, folder: Path, *, traffic_bytes: int) -> LinkHistory:
+    """Book the weights' traffic since the last call, and measure the links if that pays for it.
+
+    Args:
+        settings: of the device.
+        folder: the device's state folder.
+        traffic_bytes: weights that came and went.
+    """
+    history = LinkHistory.load(folder)
+    if settings.address is None:
+        return history
+    now = time.time()
+    credit = min(history.credit_bytes + int(settings.share * traffic_bytes), 2 * MAX_PROBE_BYTES)
+    before, history = history, replace(history, credit_bytes=credit)
+    # A time that lies in the future is of a clock that was set back since, as on boards without one of their own.
+    due = history.down_mbit_per_s is None or not 0 <= now - history.measured_at <= OLDEST_SECONDS
+    wait_seconds = min(RETRY_SECONDS * 2 ** min(max(history.failures - 1, 0), 10), LONGEST_RETRY_SECONDS)
+    waiting = 0 <= now - history.failed_at < wait_seconds
+    try:
+        if (due or credit >= 2 * MIN_PROBE_BYTES) and not waiting:
+            # Kept before as one that failed: where nothing can be kept, every message would measure.
+            before = replace(history, failed_at=now, problem="the measurement was broken off")
+            before.save(folder)
+            history = _measure(settings, history, _probe_bytes(history), now)
+        if history != before:
+            history.save(folder)
+    except OSError as error:  # a full disk must not cost the device its work
+        history = replace(history, problem=one_line(f"what is known of the links cannot be kept: {error}"))
+    return history
+
+
+def _probe_bytes(history: LinkHistory) -> int:
+    """How much to send each way: what has been saved up, but on a slow link what passes in a second."""
+    slower = min(history.down_mbit_per_s or 0.0, history.up_mbit_per_s or 0.0)
+    max_bytes = min(history.credit_bytes // 2, MAX_PROBE_BYTES, int(slower * 1e6 / 8))
+    return MIN_PROBE_BYTES if history.failed_at else max(MIN_PROBE_BYTES, max_bytes)
+
+
+def _measure(settings: LinkSettings, history: LinkHistory, nbytes: int, now: float) -> LinkHistory:
+    # grpc is not small, and most messages do without it.
+    from wildflower.devices.bandwidth import BandwidthError, measure_links, read_token
+
+    assert settings.address is not None
+    assert settings.token_file is not None
+    try:
+        ca = None if settings.ca_file is None else settings.ca_file.read_bytes()
+        down, up = measure_links(settings.address, read_token(settings.token_file), ca, nbytes=nbytes)
+    except (BandwidthError, OSError, ValueError) as error:
+        spent_bytes = error.spent_bytes if isinstance(error, BandwidthError) else 0
+        return replace(
+            history,
+            failed_at=now,
+            problem=one_line(str(error)) or type(error).__name__,
+            credit_bytes=_less(history, spent_bytes),
+            failures=history.failures + 1 if spent_bytes else 0,
+        )
+    return replace(
+        history,
+        down_mbit_per_s=averaged(history.down_mbit_per_s, down.mbit_per_s),
+        up_mbit_per_s=averaged(history.up_mbit_per_s, up.mbit_per_s),
+        measured_at=now,
+        failed_at=0.0,
+        problem=None,
+        credit_bytes=_less(history, 2 * nbytes),
+        failures=0,
+    )
+
+
+def _less(history: LinkHistory, spent_bytes: int) -> int:
+    """The credit that is left; a debt is bounded, so that a link is measured again soon after long trouble with it."""
+    return max(history.credit_bytes - spent_bytes, -2 * MAX_PROBE_BYTES)
+
+
+def averaged(before: float | None, now: float) -> float:
+    """A link's speed by the past and one new measurement.
+
+    The mean of the times that a bit takes, half of it the new one's, so that old figures fade; a new one that is off by
+    `ANOTHER_LINK` replaces them.
+    """
+    now = min(now, MAX_MBIT_PER_S)
+    if before is None or not 1 / ANOTHER_LINK < now / before < ANOTHER_LINK:
+        return now
+    return 2 / (1 / before + 1 / now)
+
+
+def with_links(report: DeviceReport, settings: LinkSettings, history: LinkHistory) -> DeviceReport:
+    """The report with the links: as measured within a day, as the owner wrote them down, or as measured before."""
+    age = max(0.0, time.time() - history.measured_at)  # a board without a clock of its own may wake up in 1970
+    links: dict[str, Any]
+    written_down = settings.down_mbit_per_s is not None or settings.up_mbit_per_s is not None
+    measured = settings.address is not None and history.down_mbit_per_s is not None
+    if measured and (age <= OLDEST_SECONDS or not written_down):
+        links = {
+            "down_mbit_per_s": history.down_mbit_per_s,
+            "up_mbit_per_s": history.up_mbit_per_s,
+            "down_age_seconds": age,
+            "up_age_seconds": age,
+            "links_from": "probe",
+        }
+    else:
+        links = {"down_mbit_per_s": settings.down_mbit_per_s, "up_mbit_per_s": settings.up_mbit_per_s}
+        if written_down:
+            links["links_from"] = "node config"
+    return replace(report, **links, links_problem=history.problem if settings.address is not None else None)

@@ -1,0 +1,119 @@
+"""How fast a device trains: measured once by a short training, and kept in its state folder.
+
+A round's training time is predicted as its floating point operations over this figure. It is that of convolutions of
+middling width; layers of few channels, and other layers, reach less of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wildflower.devices.resource_report import MAX_FLOP_PER_S, DeviceReport
+from wildflower.devices.validation import check_number, check_text, json_object
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "speed.json"
+OLDEST_SECONDS = 30 * 24 * 3600.0  # after which it is measured again: systems and libraries are updated
+WARM_UP_SECONDS, MEASURED_SECONDS = 0.05, 0.25  # of a container with a CPU quota this is more than two of its periods
+BATCH, CHANNELS, SIDE, KERNEL = 16, 32, 16, 3  # of the convolution; its tensors have half a megabyte each
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured, when (seconds since 1970), and on which machine."""
+
+    flop_per_s: float
+    measured_at: float
+    machine: str
+
+    @classmethod
+    def load(cls, folder: Path) -> Speed | None:
+        """What a state folder holds; a file that is damaged is worth no more than none."""
+        try:
+            value = json_object(json.loads((folder / FILE).read_text()), FILE, list(cls.__dataclass_fields__))
+            check_number(value["flop_per_s"], "flop_per_s", positive=True, maximum=MAX_FLOP_PER_S)
+            check_number(value["measured_at"], "measured_at")
+            check_text(value["machine"], "machine")
+        except (OSError, ValueError):
+            return None
+        return cls(**value)
+
+    def save(self, folder: Path) -> None:
+        """Write it beside, then rename."""
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f"{FILE}.{os.getpid()}.part"
+        beside.write_text(json.dumps(asdict(self)))
+        os.replace(beside, folder / FILE)
+
+
+def with_speed(report: DeviceReport, config: Mapping[str, object], folder: Path) -> DeviceReport:
+    """The report with the speed of training: as the owner wrote it down, or as measured here once.
+
+    Args:
+        report: of this machine.
+        config: the node config. `flop-per-s` is what the owner wrote down; with `gpu-trainer` nothing is measured, as
+            training happens elsewhere.
+        folder: the device's state folder.
+
+    Raises:
+        ValueError: `flop-per-s` is no speed.
+    """
+    own = own_speed(config)
+    if own is not None:
+        return replace(report, flop_per_s=own)
+    if "gpu-trainer" in config:
+        return report
+    now, machine = time.time(), f"{report.kind}, {report.cpus:g} CPUs, {report.accelerator or 'no accelerator'}"
+    speed = Speed.load(folder)
+    # A time that lies in the future is of a clock that was set back since, as on boards without one of their own.
+    if speed is None or speed.machine != machine or not 0 <= now - speed.measured_at <= OLDEST_SECONDS:
+        speed = Speed(min(measure(), MAX_FLOP_PER_S), now, machine)
+        with suppress(OSError):  # a full disk must not cost the device its work; the next report measures again
+            speed.save(folder)
+    return replace(report, flop_per_s=speed.flop_per_s, speed_age_seconds=max(0.0, now - speed.measured_at))
+
+
+def own_speed(config: Mapping[str, object]) -> float | None:
+    """The speed that the owner wrote down: `flop-per-s` in the node config. ValueError where that is no speed."""
+    if "flop-per-s" not in config:
+        return None
+    return check_number(config["flop-per-s"], "node config flop-per-s", positive=True, maximum=MAX_FLOP_PER_S)
+
+
+def measure() -> float:
+    """Floating point operations per second of training, on the GPU where PyTorch has one; takes a third of a second."""
+    import torch  # not small, and `wildflower --help` does without it
+
+    on_gpu = torch.cuda.is_available()
+    layer = torch.nn.Conv2d(CHANNELS, CHANNELS, KERNEL, padding=KERNEL // 2, device="cuda" if on_gpu else "cpu")
+    inputs = torch.ones(BATCH, CHANNELS, SIDE, SIDE, device=layer.weight.device, requires_grad=True)
+    # A multiplication and an addition for every weight and position, once forward and twice backward.
+    flops = 3 * 2 * BATCH * SIDE**2 * CHANNELS**2 * KERNEL**2
+    steps = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        _step(layer, inputs)
+    start = time.perf_counter()
+    while time.perf_counter() - start < MEASURED_SECONDS or not steps:
+        _step(layer, inputs)
+        steps += 1
+    return steps * flops / (time.perf_counter() - start)
+
+
+def _step(layer: torch.nn.Module, inputs: torch.Tensor) -> None:
+    import torch
+
+    torch.autograd.backward(layer(inputs).sum())
+    inputs.grad = None
+    layer.zero_grad()
+    if inputs.is_cuda:
+        torch.cuda.synchronize()

@@ -1,0 +1,148 @@
+"""Before round 1: whether the two halves of a method agree about what travels, on the smallest architecture."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from wildflower.messages.error import MessageError
+from wildflower.messages.orders import MAX_BESIDE
+from wildflower.messages.packing import Layout
+from wildflower.messages.parcels import STATISTICS, Parcel, Weights, digest
+from wildflower.models.family import Family
+from wildflower.rounds.requests import parcels_of
+from wildflower.strategies.method import Group, Local, Method, Order, local_half
+
+
+class RehearsalError(ValueError):
+    """The halves of a method do not go together; the text says what differs."""
+
+
+def rehearse_parcels(method: Method) -> None:
+    """Raise RehearsalError unless a method's device half can travel, and lists parcels as both sides derive them."""
+    order = Order(0, method.smallest_architecture)
+    local = method.local(order)
+    if not isinstance(local, Local):
+        raise RehearsalError(
+            f"lacks a device half: `local` returns {local!r}, and must return a value of a class of "
+            "wildflower.strategies.method.Local"
+        )
+    name = local.reference().name
+    try:
+        there = local_half(type(local.reference()).model_validate_json(local.reference().model_dump_json()))
+    except (MessageError, ValueError) as error:
+        raise RehearsalError(f"its device half {name} cannot travel: {error}") from error
+    beside = local.scored_beside
+    if len(set(beside)) != len(beside) or len(beside) > MAX_BESIDE or not all(isinstance(n, str) and n for n in beside):
+        raise RehearsalError(
+            f"`scored_beside` of {name} must be at most {MAX_BESIDE} different names of networks, not {beside!r}"
+        )
+    mine, theirs = (parcels_of(half, method.family, order.architecture) for half in (local, there))
+    for function, parcels in zip(("sent", "returned"), mine, strict=True):
+        if not isinstance(parcels, dict) or not all(isinstance(parcel, Parcel) for parcel in parcels.values()):
+            raise RehearsalError(f"`{function}` of {name} must return parcels by name, not {parcels!r}")
+    if digest(*mine) != digest(*theirs):
+        raise RehearsalError(f"server and device derive other parcels of {name} from the same settings {there!r}")
+    try:
+        method.family.place(order.architecture, method.selection(order.device, order.architecture).select)
+    except ValueError as error:
+        raise RehearsalError(str(error)) from error
+
+
+def rehearse_payload(method: Method) -> None:
+    """Raise RehearsalError unless a method's payload holds the parcels and tensors that its device half expects."""
+    order = Order(0, method.smallest_architecture)
+    local = method.local(order)
+    sent, returned = parcels_of(local, method.family, order.architecture)
+    if not sent:
+        return
+    selection = method.selection(order.device, order.architecture)
+    placement = method.family.place(order.architecture, selection.select)
+    with same_chance():
+        contents = method.payload(Group(order.architecture, selection, sent, returned, placement))
+    name = local.reference().name
+    if contents.keys() != sent.keys():
+        raise RehearsalError(
+            f"`payload` holds the parcels {sorted(contents)}, and `sent` of {name} lists {sorted(sent)}"
+        )
+    for parcel, tensors in contents.items():
+        layout = sent[parcel].layout
+        if difference := layout.difference(Layout.of(without_unlisted_frozen(tensors, layout, method.family))):
+            raise RehearsalError(
+                f"the parcel {parcel!r} of `payload` is not the one that `sent` of {name} lists: {difference}"
+            )
+
+
+def without_unlisted_frozen(tensors: Weights, layout: Layout, family: Family) -> Weights:
+    """A parcel's tensors as they travel: what is frozen stays behind, unless the parcel's layout lists it."""
+    listed = {entry.name for entry in layout.entries}
+    return {name: tensor for name, tensor in tensors.items() if name in listed or not family.is_frozen(name)}
+
+
+def rehearse_privacy(method: Method) -> None:
+    """Raise RehearsalError where a differentially private run's devices would tell what no noise is added to."""
+    if method.settings.privacy is None:
+        return
+    told: list[str] = []
+    for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
+        local = method.local(Order(0, architecture))
+        _, returned = parcels_of(local, method.family, architecture)
+        if len(returned) != 1 or any(parcel.merge is None for parcel in returned.values()):
+            told.append(f"the parcels {sorted(returned)} in place of one that is added up")
+        told += [f"the fact {name!r}" for name in local.facts(method.family)]
+    if method.first_question is not None:
+        told.append("an answer to its first question")
+    if method.scored_on_devices() is not None:
+        told.append("scores of models of their own")
+    families = [method.family, *(model.family for model in method.models([method.scored_architecture]).values())]
+    if any(name.endswith(STATISTICS) for f in families for name in f.tensors(method.scored_architecture)):
+        told.append(
+            "batch norm's statistics (a family without batch norm has none, and in fedavg and its kin those with "
+            "family-arguments = \"norm = 'static'\")"
+        )
+    if told:
+        raise RehearsalError(
+            f"differential privacy (dp-epsilon, dp-noise-multiplier) adds noise to the mean of devices' changes, and "
+            f"under {method.name()} devices also return {told[0]}: see docs/privacy.md"
+        )
+
+
+def rehearse_secure(method: Method) -> None:
+    """Raise RehearsalError where devices would tell more than sums of what they return."""
+    if not method.settings.secure_minimum:
+        return
+    told: list[str] = []
+    for architecture in dict.fromkeys([method.smallest_architecture, method.scored_architecture]):
+        local = method.local(Order(0, architecture))
+        _, returned = parcels_of(local, method.family, architecture)
+        told += [f"the parcel {name!r} by itself" for name, parcel in returned.items() if parcel.merge is None]
+        told += [f"the fact {name!r}" for name in local.facts(method.family)]
+    if method.first_question is not None:
+        told.append("an answer to its first question")
+    if method.scored_on_devices() is not None:
+        told.append("scores of models of their own")
+    for model in method.models([method.scored_architecture]).values():
+        names = model.family.tensors(model.architecture)
+        if any(name.endswith(STATISTICS) and name not in model.weights for name in names):
+            told.append("batch norm's statistics, which they take after training")
+    if told:
+        raise RehearsalError(
+            f"secure-aggregation lets the server see sums only, and under {method.name()} every device returns "
+            f"{told[0]}: see docs/privacy.md"
+        )
+
+
+@contextmanager
+def same_chance() -> Iterator[None]:
+    """A `with` block after which all sources of chance of this process are as they were before."""
+    own, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(numpy)

@@ -1,0 +1,142 @@
+"""Before a run begins: whether it may, as far as this machine can know. `wildflower check` shows the same on a page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wildflower.plugins.extras import check_installed
+from wildflower.plugins.reference import is_reference
+from wildflower.server_app.journal import check_writers
+from wildflower.server_app.resuming import (
+    check_folder,
+    check_resumable,
+    check_same_data,
+    check_same_fleet,
+    check_same_initial,
+    check_same_plugins,
+)
+from wildflower.server_app.run_folder import JournalError, is_held
+from wildflower.server_app.units import bytes_text
+from wildflower.runs.experiment_file import SettingsError
+from wildflower.runs.starting import loading_modules
+
+if TYPE_CHECKING:
+    from wildflower.rounds.engine import Engine, Scorer
+    from wildflower.server_app.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A SuperLink with real devices: its address, and the certificate to trust (None: without TLS)."""
+
+    address: str
+    root_certificates: Path | None
+
+
+def check_start(config: RunConfig, run_dir: Path, deployment: Deployment | None) -> None:
+    """Raise unless a run may begin or go on in its folder, as far as nothing need be built to know it."""
+    for step in steps_of_start(config, run_dir, deployment):
+        step()
+
+
+def steps_of_start(config: RunConfig, run_dir: Path, deployment: Deployment | None) -> list[Callable[[], None]]:
+    """Return the steps of `check_start`. None needs another, so that a page can show all that fail."""
+    steps: list[Callable[[], None]] = [partial(_check_folder, config, run_dir), partial(check_free, run_dir)]
+    if deployment is None:  # a ServerApp may run elsewhere
+        steps.append(check_writers)
+        if config.tracker:
+            steps.append(partial(check_installed, config.tracker, f"tracker = {config.tracker!r}"))
+        if config.engine == "flower":
+            steps.append(partial(check_installed, "ray", "engine = 'flower'"))
+    return [*steps, partial(check_population, config, deployment)]
+
+
+def _check_folder(config: RunConfig, run_dir: Path) -> None:
+    """Raise JournalError unless a run may begin or go on in its folder with this configuration."""
+    from wildflower.server_app.config import digests_of
+
+    check_folder(run_dir, config.resume)
+    if config.resume:
+        check_resumable(run_dir, config.to_dict())
+        check_same_plugins(run_dir, digests_of(config))
+
+
+def check_same_files(run_dir: Path, config: RunConfig, engine: Engine | None) -> None:
+    """Raise JournalError unless fleet, first weights and data are those that a run to be resumed began with.
+
+    Args:
+        engine: as built here; None where the devices are real.
+    """
+    from wildflower.server_app.app import data_of, initial_digest
+
+    check_same_fleet(run_dir, config.to_dict(), engine.population.fleet_digest if engine else "")
+    check_same_initial(run_dir, initial_digest(config))
+    if engine is not None:
+        check_same_data(run_dir, data_of(engine))
+
+
+def check_free(run_dir: Path) -> None:
+    """Raise JournalError where another process writes the run."""
+    if is_held(run_dir):
+        raise JournalError(f"the run in {run_dir} goes on in another process: wait for its end, or stop that one")
+
+
+def check_population(config: RunConfig, deployment: Deployment | None) -> None:
+    """SettingsError unless simulated devices have a fleet and workers."""
+    if deployment is None and not config.fleet:
+        raise SettingsError(
+            "fleet = '': devices are simulated here and need a fleet; real devices are reached with --superlink "
+            "HOST:PORT, the SuperLink that they are connected to"
+        )
+    if deployment is not None and config.fleet and config.engine != "nodes":
+        raise SettingsError(
+            f"fleet = {config.fleet!r} describes simulated devices, --superlink {deployment.address} has real ones: "
+            "--set fleet= leaves the fleet out, and --set engine=nodes makes the nodes there workers of simulated "
+            "devices"
+        )
+    if deployment is None and config.engine == "nodes":
+        raise SettingsError(
+            "engine = 'nodes': the workers of simulated devices are nodes of a deployment: --superlink HOST:PORT names "
+            "the SuperLink that they are connected to"
+        )
+
+
+def check_buildable(config: RunConfig) -> tuple[Engine, Scorer | None]:
+    """Build what the run stands on, so that missing data or a wrong fleet show before anything is started.
+
+    A method from outside is begun and rehearsed too, on an engine of its own.
+    """
+    with loading_modules():
+        from wildflower.server_app.app import agreed_data, build, run_folder, start
+
+    try:
+        own = agreed_data(None, config, run_folder(config)) if config.resume else None
+        if is_reference(config.strategy):
+            start(build(config, own)[0], config)
+        return build(config, own)
+    except (ValueError, OSError) as error:
+        raise SettingsError(str(error)) from None
+
+
+def check_disk(engine: Engine, config: RunConfig, run_dir: Path) -> Iterator[str]:
+    """Say where a run's folder has less room than its checkpoints and models need, as its method begins.
+
+    OSError where nothing can be written there.
+    """
+    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"output-dir: nothing can be written in {there}: name a folder of your own")
+    state_bytes = sum(tensor.nbytes for tensor in engine.state().tensors.values())
+    # One more checkpoint while the newest is written, and the models of all tiers.
+    needed_bytes = (config.keep_checkpoints + 2) * state_bytes
+    if (free_bytes := shutil.disk_usage(there).free) < needed_bytes:
+        yield (
+            f"{there} has {bytes_text(free_bytes)} free, and the run's checkpoints and models take about "
+            f"{bytes_text(needed_bytes)}: make room, set a smaller keep-checkpoints, or another output-dir"
+        )

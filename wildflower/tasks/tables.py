@@ -1,0 +1,182 @@
+"""Rows of numbers in files of one's own: CSV, TSV or JSON lines, with the columns named in task-arguments."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from wildflower.tasks.data import (
+    DECODED_VERSION,
+    Data,
+    DataSet,
+    decoded_once,
+    describe_files,
+    digest,
+    find_file,
+    make_data_set,
+    no_file,
+    refuse_unread_test_file,
+    split,
+    unread,
+)
+from wildflower.tasks.device_data import MAX_CHANNELS, OwnArguments, made
+from wildflower.tasks.hub import existing_folder
+from wildflower.tasks.texts import (
+    Name,
+    as_float32,
+    as_name,
+    check_columns,
+    check_size,
+    csv_rows,
+    files_behind,
+    json_rows,
+    saved,
+    saved_rows,
+    tsv_rows,
+)
+
+READERS = {".csv": csv_rows, ".tsv": tsv_rows, ".jsonl": json_rows, ".arrow": saved_rows}
+FORMATS = (".csv", ".tsv", ".jsonl")
+MANY_NAMES = 10  # of labels that are numbers; more of them than half of the rows are no classes
+EXPECTED = "the files that task-arguments name"
+
+Column = Annotated[Name, Field(min_length=1)]
+
+
+class TableArguments(OwnArguments):
+    """What the task `table` takes."""
+
+    columns: Annotated[tuple[Column, ...], Field(min_length=1, max_length=MAX_CHANNELS)] = Field(
+        description="Columns of numbers that a model reads, in their order"
+    )
+    label: Column = Field("label", description="Column of the label")
+    labels: Literal["classes", "numbers"] = Field(
+        "classes", description="What labels are: names of classes, or numbers"
+    )
+    decimal: Literal[".", ","] = Field(
+        ".", description="What stands in front of a number's decimals in CSV and TSV; other separators are refused"
+    )
+    train: str = Field("train.csv", description=f"File to train on ({', '.join(FORMATS)})")
+    test: str = Field("", description="File to test on, with the same columns; empty: a part of that to train on")
+    test_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="Share of each class that is kept for testing where there is no test file"
+    )
+
+    @model_validator(mode="after")
+    def _columns_and_files(self) -> TableArguments:
+        twice = [column for column in self.columns if self.columns.count(column) > 1]
+        if twice or self.label in self.columns:
+            raise ValueError(f"columns: {twice[0] if twice else self.label!r} is there twice, or is the label")
+        for name in (self.train, *([self.test] if self.test else [])):
+            if Path(name).name != name or Path(name).suffix not in FORMATS:
+                raise ValueError(f"{name!r} is no file name that ends in {', '.join(FORMATS)}")
+        return self
+
+
+def load(data_dir: str, arguments: TableArguments) -> DataSet:
+    """The rows of the files in `data_dir`, which must be given.
+
+    FileNotFoundError where a file is not there, ValueError with file and line where something in it is wrong.
+    """
+    if not data_dir:
+        raise ValueError("the task 'table' needs data-dir: the folder of your files")
+    folder = existing_folder("table", data_dir)
+    refuse_unread_test_file(folder, FORMATS, [arguments.train], arguments)
+    names = [arguments.train, *([arguments.test] if arguments.test else [])]
+    files = [find_file(folder, name, "table", EXPECTED) for name in names]
+    found = _read([*files], arguments)
+    train, test = found.train, found.test
+    _check_names(found.label_names, len(train) + len(test), arguments, folder)
+    if not len(test):
+        train, test = split(train, arguments.test_share, folder)
+    _check_varied(train, arguments, folder)
+    measured = make_data_set(train, test)
+    return replace(measured, classes=found.classes, label_names=found.label_names, remarks=unread(files, FORMATS))
+
+
+def _check_names(names: Sequence[str], rows: int, arguments: TableArguments, folder: Path) -> None:
+    """ValueError where what is taken for names of classes are rather numbers: most rows have one of their own."""
+    if len(names) <= max(MANY_NAMES, rows / 2):
+        return
+    try:
+        for name in names:
+            as_float32(name)
+    except ValueError:
+        return
+    raise ValueError(
+        f"{folder}: {arguments.label} has {len(names)} different numbers in {rows} rows, such as {names[0]}, too many "
+        "for classes: say labels = 'numbers' in task-arguments"
+    )
+
+
+def _check_varied(train: Data, arguments: TableArguments, folder: Path) -> None:
+    """ValueError where a column has one value, by which a model could tell nothing."""
+    constant = (train.inputs == train.inputs[:1]).all(dim=0).flatten()
+    if bool(constant.any()):
+        number = int(constant.nonzero()[0])
+        raise ValueError(
+            f"{folder}: {arguments.columns[number]} is {float(train.inputs[0, number, 0]):g} in all training rows, so "
+            "that nothing can be learned of it: leave it out of columns"
+        )
+
+
+def own(data_dir: str, arguments: TableArguments) -> DataSet:
+    """The rows of a device's folder, in the files that `load` reads; either file may be missing.
+
+    In place of files train/ and test/ may be what `save_to_disk` of `datasets` wrote.
+    """
+    folder = existing_folder("table", data_dir)
+    train, test = (
+        [folder / name] if name and (folder / name).is_file() else saved(folder / part)
+        for name, part in ((arguments.train, "train"), (arguments.test, "test"))
+    )
+    if not train and not test:
+        raise no_file(folder, arguments.train, "table", EXPECTED)
+    files: list[Path | None] = [train[0] if train else None, *test]
+    return replace(_read(files, arguments), remarks=unread([*train, *test], FORMATS))
+
+
+def _read(files: list[Path | None], arguments: TableArguments) -> DataSet:
+    """The rows to train on and, where there is a second file, those to test on; None stands for no rows."""
+    key = digest(
+        decoded=DECODED_VERSION,
+        files=[None if file is None else describe_files(files_behind(file)) for file in files],
+        columns=arguments.columns,
+        label=(arguments.label, arguments.labels, arguments.decimal),
+    )
+    return decoded_once("table", key, lambda: made([_rows(file, arguments) for file in files]))
+
+
+def _rows(file: Path | None, arguments: TableArguments) -> tuple[torch.Tensor, list[object]]:
+    """(rows, columns, 1), and a label per row. ValueError names file and line of what is wrong.
+
+    In 64 bits: 32 would round Unix seconds to steps of 128, before the mean is taken away.
+    """
+    columns, labels = arguments.columns, list[object]()
+    values = array("d")
+    if file is not None:
+        check_size(file.stat().st_size, file)
+        number_of = partial(as_float32, decimal=arguments.decimal) if file.suffix in (".csv", ".tsv") else as_float32
+        label_of: Callable[[object], object] = number_of if arguments.labels == "numbers" else as_name
+        for line, row in READERS[file.suffix](file):
+            check_columns(row, (*columns, arguments.label), file, line)
+            column = arguments.label
+            try:
+                labels.append(label_of(row[column]))
+                for column in columns:
+                    values.append(number_of(row[column]))
+            except ValueError as error:
+                fraction = column == arguments.label and isinstance(row[column], float)
+                hint = "; labels that are numbers need labels = 'numbers' in task-arguments" if fraction else ""
+                raise ValueError(f"{file}:{line}: {column} {error}{hint}") from None
+        if not labels:
+            raise ValueError(f"{file}: holds no rows")
+    inputs = torch.tensor(values, dtype=torch.float64)
+    return inputs.view(len(labels), len(columns), 1), labels
